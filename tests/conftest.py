@@ -181,7 +181,11 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 
 @asynccontextmanager
 async def serving(**sections: Any) -> AsyncIterator[str]:
-    """Run a server on a free port of loopback; yield its ``host:port`` when it is ready."""
+    """Run a server on a free port of loopback; yield its ``host:port`` when it is ready.
+
+    ``extension`` adds routes, see ``app.serve``. All other arguments are sections of the settings.
+    """
+    extension = sections.pop("extension", None)
     server = {"port": 0, **sections.pop("server", {})}
     ready = asyncio.Event()
     address = ""
@@ -191,7 +195,8 @@ async def serving(**sections: Any) -> AsyncIterator[str]:
         if url.startswith("http"):  # not the address of gRPC
             address = url.removeprefix("http://")
 
-    task = asyncio.create_task(serve(tone_settings(server=server, **sections), on_listening, ready.set))
+    settings = tone_settings(server=server, **sections)
+    task = asyncio.create_task(serve(settings, on_listening, ready.set, extension=extension))
     waiting = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -38,7 +38,7 @@ from tts_worker.server.connections import (
     Listener,
     limit_by_descriptors,
 )
-from tts_worker.server.http import create_app
+from tts_worker.server.http import Extension, create_app
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
@@ -337,9 +337,9 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
 # -- serving ----------------------------------------------------------------------------------------------------------
 
 
-def create_application(worker: Worker) -> ASGIApp:
+def create_application(worker: Worker, extension: Extension | None = None) -> ASGIApp:
     """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
-    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys)
+    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys, extension)
 
 
 _SHUTDOWN_S = 13.0
@@ -405,6 +405,7 @@ async def serve(
     on_ready: Callable[[], None],
     *,
     ends_process: bool = False,
+    extension: Extension | None = None,
 ) -> None:
     """Run the servers until SIGINT or SIGTERM.
 
@@ -413,6 +414,7 @@ async def serve(
         on_listening: Called with every address, before the engines are warm.
         on_ready: Called when the worker accepts sessions.
         ends_process: The process has no other purpose: a signal ends it even if the drain hangs.
+        extension: Adds routes to the HTTP application.
 
     Raises:
         ConfigError: A setting is invalid or a port is taken.
@@ -441,7 +443,7 @@ async def serve(
         finally:  # also after an error, such as running out of memory
             server.should_exit = True
 
-    server = _create_server(worker, listener, tls, begin_drain)
+    server = _create_server(worker, listener, tls, begin_drain, extension)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stack = AsyncExitStack()
     try:
@@ -474,13 +476,17 @@ async def serve(
 
 
 def _create_server(
-    worker: Worker, listener: socket.socket, tls: ssl.SSLContext | None, on_exit: Callable[[], None]
+    worker: Worker,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    on_exit: Callable[[], None],
+    extension: Extension | None,
 ) -> _Server:
     server = worker.settings.server
     table = ConnectionTable(_connection_limits(server), worker.metrics)
     worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
     config = uvicorn.Config(
-        create_application(worker),
+        create_application(worker, extension),
         log_config=None,
         access_log=False,
         ws_max_size=server.max_request_bytes,

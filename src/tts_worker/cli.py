@@ -25,6 +25,7 @@ from tts_worker.errors import DeviceLost, ErrorCode, TTSWorkerError
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
     "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
+    "agent": "serve a page on which one speaks with an agent, and interrupts it",
     "up": "run a small fleet on this machine: Redis and two CPU workers",
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
@@ -55,6 +56,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "serve --open",
         "serve --port 9000 --config worker.yaml",
         "serve --set session.max_sessions=100",
+    ),
+    "agent": (
+        "agent --open",
+        "agent --whisper base.en --whisper-download",
+        "agent --chat-url http://127.0.0.1:11434/v1 --chat-model llama3.2",
     ),
     "up": ("up", "up --gpus all --config gpu.yaml"),
     "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),

@@ -55,6 +55,8 @@ EXTRAS = (
     "grpc",
     "redis",
     "ray",
+    "httpx",
+    "faster_whisper",
 )
 """Third-party packages that are not in the base install."""
 
@@ -252,6 +254,7 @@ BASE_MODULES = (
     "engine.tone",
     "commands.say",
     "commands.serve",
+    "commands.agent",
     "commands.doctor",
 )
 

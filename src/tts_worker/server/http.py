@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,21 @@ from tts_worker.settings import Settings, is_loopback
 
 log = logging.getLogger(__name__)
 
-_PAGE = Path(__file__).parent / "web"
-_PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
+WEB = Path(__file__).parent / "web"
+PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
 
 
-def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyRing | None = None) -> ASGIApp:
+Extension = Callable[[FastAPI, SessionHub, ApiLimits], None]
+"""Adds routes to the application."""
+
+
+def create_app(
+    hub: SessionHub,
+    metrics: Metrics,
+    settings: Settings,
+    keys: KeyRing | None = None,
+    extension: Extension | None = None,
+) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     server = settings.server
@@ -54,6 +65,8 @@ def create_app(hub: SessionHub, metrics: Metrics, settings: Settings, keys: KeyR
         app.include_router(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
     if settings.telephony.enabled:
         telephony.add_routes(app, hub, limits, settings.telephony, keys or KeyRing())
+    if extension is not None:
+        extension(app, hub, limits)
     api_docs.describe(app)
     if server.web_page:
         _add_page(app)
@@ -105,7 +118,12 @@ def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
 
 def transport_of(path: str) -> str:
     """Return the API of a path as metrics and logs name it: one of a small fixed set."""
-    own = {"/v1/stream": "websocket", "/webrtc": "webrtc", **dict.fromkeys(telephony.PATHS, "telephony")}
+    own = {
+        "/v1/stream": "websocket",
+        "/v1/agent": "websocket",
+        "/webrtc": "webrtc",
+        **dict.fromkeys(telephony.PATHS, "telephony"),
+    }
     name = next((name for prefix, name in own.items() if path.startswith(prefix)), "http")
     return name if (api := apis.api_of_path(path)) is None else api.name
 
@@ -113,16 +131,21 @@ def transport_of(path: str) -> str:
 def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(_PAGE / "index.html", headers={"Content-Security-Policy": _PAGE_POLICY})
+        return FileResponse(WEB / "index.html", headers={"Content-Security-Policy": PAGE_POLICY})
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return FileResponse(_PAGE / "docs.html", headers={"Content-Security-Policy": _PAGE_POLICY})
+        return FileResponse(WEB / "docs.html", headers={"Content-Security-Policy": PAGE_POLICY})
 
-    app.mount("/static", _RevalidatedFiles(directory=_PAGE), name="static")
+    add_static_files(app)
 
 
-class _RevalidatedFiles(StaticFiles):
+def add_static_files(app: FastAPI) -> None:
+    """Serve the files of the web pages."""
+    app.mount("/static", RevalidatedFiles(directory=WEB), name="static")
+
+
+class RevalidatedFiles(StaticFiles):
     """Static files that browsers revalidate on each use, so an upgrade never mixes old and new modules."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:

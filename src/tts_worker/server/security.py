@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 
-PUBLIC_PATHS = ("/", "/docs", "/webrtc", "/health", "/health/live", "/health/ready")
+PUBLIC_PATHS = ("/", "/agent", "/docs", "/webrtc", "/health", "/health/live", "/health/ready")
 PUBLIC_PREFIX = "/static/"
 """Paths served without a key; they hold no user data."""
 

@@ -1,8 +1,9 @@
 /**
- * The microphone: asks for it, listens while it is on, and reports when the user begins to speak.
+ * The microphone: asks for it, listens while it is on, and reports when the user begins and ends to speak.
  *
- * The input stays on the browser's audio thread (microphone-worklet.js) and is neither stored nor sent. The browser's
- * echo cancellation removes the page's own playback. What an interruption does is decided elsewhere.
+ * The input stays on the browser's audio thread (microphone-worklet.js) and is neither stored nor sent, unless a listener
+ * takes the audio of the user's speech. The browser's echo cancellation removes the page's own playback. What an
+ * interruption does is decided elsewhere.
  */
 
 const REASONS = {
@@ -17,9 +18,17 @@ export class Microphone {
   #context = null;
   #stream = null;
 
-  /** @param {{speech(atMs: number): void, level(aboveDb: number): void, lost(text: string): void}} listener */
+  /**
+   * @param {{speech(atMs: number): void, silence?(): void, audio?(pcm: ArrayBuffer): void, level(aboveDb: number): void,
+   *   lost(text: string): void}} listener `audio` takes the user's speech as s16le mono at `sampleRate`
+   */
   constructor(listener) {
     this.#listener = listener;
+  }
+
+  /** The rate of the audio, in Hz; 0 while it is off. */
+  get sampleRate() {
+    return this.#context?.sampleRate ?? 0;
   }
 
   /** Switch on; call it from a click. Rejects with an Error whose message says why it is not possible. */
@@ -50,7 +59,11 @@ export class Microphone {
       throw new Error("This browser cannot listen: it needs an AudioWorklet.");
     }
     if (generation !== this.#generation) return;
-    const node = new AudioWorkletNode(context, "microphone", { channelCount: 1, channelCountMode: "explicit" });
+    const node = new AudioWorkletNode(context, "microphone", {
+      channelCount: 1,
+      channelCountMode: "explicit",
+      processorOptions: { sendsAudio: Boolean(this.#listener.audio) },
+    });
     node.port.onmessage = ({ data }) => this.#onMessage(data);
     context.createMediaStreamSource(stream).connect(node).connect(context.destination); // it renders silence
     stream.getAudioTracks()[0].onended = () => {
@@ -70,6 +83,8 @@ export class Microphone {
 
   #onMessage(message) {
     if (message.type === "begin") this.#listener.speech(message.atMs);
+    else if (message.type === "end") this.#listener.silence?.();
+    else if (message.type === "audio") this.#listener.audio(message.pcm);
     else if (message.type === "level") this.#listener.level(message.db - message.floorDb);
   }
 }

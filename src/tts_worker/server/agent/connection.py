@@ -1,0 +1,349 @@
+"""``/v1/agent``: one conversation on one WebSocket. It carries out what ``conversation`` decides.
+
+The model writes, the speech session speaks, the page plays and reports how far it has played. Text of the conversation
+is never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.websockets import WebSocket
+
+from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError
+from tts_worker.protocol.json_codec import dumps
+from tts_worker.protocol.messages import CloseMessage, Message, PingMessage, PongMessage
+from tts_worker.protocol.session import Session
+from tts_worker.server.agent.conversation import (
+    Ask,
+    Conversation,
+    Effect,
+    EndText,
+    Hold,
+    Interrupt,
+    Phase,
+    Release,
+    Settled,
+    Speak,
+    UserTurn,
+)
+from tts_worker.server.agent.listener import SpeechListener
+from tts_worker.server.agent.messages import (
+    AgentReadyMessage,
+    AgentWordsMessage,
+    AnswerMessage,
+    AskedMessage,
+    CutMessage,
+    InterruptMessage,
+    PageMessage,
+    PhaseMessage,
+    PlaybackMessage,
+    ProblemMessage,
+    RefusedMessage,
+    SayMessage,
+    SentMessage,
+    SettledMessage,
+    SpeakingMessage,
+    SpeechMessage,
+    TranscriptMessage,
+    UserMessage,
+    parse_page_message,
+)
+from tts_worker.server.agent.service import AgentService
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.message_socket import MessageSocket
+from tts_worker.server.security import SUBPROTOCOL
+from tts_worker.text.spoken_words import split_spoken
+from tts_worker.types import Ended, Outcome, Output, PcmFrame, Started, UtteranceKey, Word, Words, WordTiming
+
+
+@dataclass(slots=True)
+class _Utterance:
+    """The speech of one answer.
+
+    Attributes:
+        text: What was passed to the session.
+        words: Its word timestamps so far.
+        played_samples: Playback position of the page.
+        is_sent: The session has ended it: all of its audio was sent.
+    """
+
+    answer: int
+    key: UtteranceKey | None = None
+    text: str = ""
+    words: list[Word] = field(default_factory=list)
+    played_samples: int = 0
+    is_sent: bool = False
+
+    @property
+    def heard(self) -> str:
+        """The text up to the playback position."""
+        timings = [
+            WordTiming(each.start_char, each.end_char, each.start_sample, each.end_sample) for each in self.words
+        ]
+        return self.text[: split_spoken(self.text, timings, self.played_samples, fully_played=False)]
+
+
+class AgentConnection:
+    """A conversation with the user of one page.
+
+    Args:
+        websocket: The connection, not accepted yet.
+        service: Speech, model and recognizer.
+        limits: Limits on messages.
+    """
+
+    def __init__(self, websocket: WebSocket, service: AgentService, limits: ApiLimits) -> None:
+        self._socket = MessageSocket(websocket, limits, "agent")
+        self._service = service
+        self._conversation = Conversation(service.instructions)
+        self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
+        self._session: Session | None = None
+        self._opened = asyncio.Event()
+        self._outbox: asyncio.Queue[Message | bytes] = asyncio.Queue()
+        self._utterance: _Utterance | None = None
+        self._model = anyio.CancelScope()
+        self._phase = Phase.LISTENING
+        self._reason = ""  # why the last answer ended
+        self._listener = (
+            None
+            if service.recognizer is None
+            else SpeechListener(service.recognizer, self._on_words, lambda: self._conversation.phase is Phase.HELD)
+        )
+
+    async def run(self) -> None:
+        """Serve the connection from handshake to close."""
+        jobs = [self._read, self._write, self._speak]
+        if self._listener is not None:
+            jobs.append(self._listener.run)
+        await self._socket.run(
+            *jobs,
+            on_end=self._end,
+            encode_error=lambda error: dumps(ProblemMessage.of(error)),
+            subprotocol=self._subprotocol,
+        )
+
+    def _end(self, reason: str) -> None:
+        self._model.cancel()
+        if self._session is not None:
+            self._session.close(reason)
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        await self._opened.wait()
+        while True:
+            raw = await self._socket.receive()
+            try:
+                if isinstance(raw, bytes):
+                    self._hear(raw)
+                    continue
+                message = parse_page_message(raw)
+                if isinstance(message, CloseMessage):
+                    return
+                self._receive(message)
+            except TTSWorkerError as error:
+                self._send(ProblemMessage.of(error.info))
+
+    async def _write(self) -> None:
+        while True:
+            item = await self._outbox.get()
+            await self._socket.send(item if isinstance(item, bytes) else dumps(item))
+
+    async def _speak(self) -> None:
+        """Open the speech session and pass its audio on."""
+        try:
+            session = await self._service.open_session()
+        except TTSWorkerError as error:
+            await self._socket.send(dumps(RefusedMessage(code=error.code.value, message=error.message)))
+            raise
+        self._session = session
+        self._send(
+            AgentReadyMessage(
+                sample_rate=session.sample_rate_hz,
+                format=session.encoding.value,
+                channels=1,
+                model=self._service.model.name,
+                recognizer=self._listener is not None,
+            )
+        )
+        self._opened.set()
+        while (item := await session.next()) is not None:
+            self._on_output(item)
+        raise ConnectionLost("the speech session has ended")
+
+    async def _answer(self, answer: int, ask: Ask, scope: anyio.CancelScope) -> None:
+        """Let the model answer."""
+        with scope:
+            try:
+                async with aclosing(self._service.model.reply(ask.messages)) as reply:
+                    async for text in reply:
+                        self._send(AnswerMessage(turn=answer, text=text))
+                        self._apply(self._conversation.delta(answer, text))
+            except TTSWorkerError as error:
+                self._send(ProblemMessage.of(error.info))
+            self._apply(self._conversation.answer_ended(answer))
+
+    # -- inputs -------------------------------------------------------------------------------------------------------
+
+    def _receive(self, message: PageMessage) -> None:
+        conversation = self._conversation
+        match message:
+            case SayMessage(text, played_samples):
+                self._note_position(played_samples)
+                if not text.strip():
+                    raise InvalidRequest("text must not be blank")
+                self._apply(conversation.say(text.strip()))
+            case TranscriptMessage(text, final):
+                self._on_words(text, final)
+            case SpeechMessage():
+                self._on_speech(message)
+            case PlaybackMessage(turn, samples, complete):
+                if self._utterance is not None and self._utterance.answer == turn:
+                    self._note_position(samples)
+                    if complete and self._utterance.is_sent:
+                        self._reason = "finished"
+                        self._apply(conversation.played(turn))
+            case InterruptMessage(played_samples):
+                self._note_position(played_samples)
+                self._apply(conversation.stop())
+            case PingMessage():
+                self._send(PongMessage(id=message.id))
+
+    def _on_speech(self, message: SpeechMessage) -> None:
+        self._note_position(message.played_samples)
+        if message.active:
+            self._apply(self._conversation.speech_began())
+            if self._listener is not None:
+                self._listener.begin(message.sample_rate)
+        elif self._listener is not None:
+            self._listener.end()
+
+    def _hear(self, pcm: bytes) -> None:
+        if self._listener is None:
+            raise InvalidRequest("this server does not recognize speech")
+        self._listener.add(pcm)
+
+    def _on_words(self, text: str, is_final: bool) -> None:
+        if text.strip() and not is_final:
+            self._send(UserMessage(turn=0, text=text.strip()))
+        self._apply(self._conversation.transcribed(text, is_final=is_final))
+        if is_final:
+            self._send(UserMessage(turn=0, text=""))
+
+    def _note_position(self, samples: int | None) -> None:
+        utterance = self._utterance
+        if samples is not None and utterance is not None:
+            utterance.played_samples = max(utterance.played_samples, samples)
+            if not utterance.is_sent and utterance.key is not None and self._session is not None:
+                self._session.played(utterance.played_samples)
+
+    def _on_output(self, item: Output) -> None:
+        utterance = self._utterance
+        if utterance is None or getattr(item, "key", None) != utterance.key:
+            return  # of an answer that has ended
+        match item:
+            case PcmFrame():
+                if self._conversation.phase is not Phase.INTERRUPTED:
+                    self._conversation.audio_started(utterance.answer)
+                    self._send(item.pcm)
+                    self._send_phase()
+            case Started():
+                self._send(SpeakingMessage(turn=utterance.answer))
+            case Words(_, words):
+                utterance.words += words
+                self._send(AgentWordsMessage(turn=utterance.answer, words=words))
+            case Ended():
+                self._on_ended(utterance, item)
+
+    def _on_ended(self, utterance: _Utterance, event: Ended) -> None:
+        report = event.receipt
+        is_complete = event.outcome is Outcome.DONE and report.reason != "nothing_to_speak"
+        if is_complete and self._conversation.phase is not Phase.INTERRUPTED:
+            utterance.is_sent = True
+            self._send(SentMessage(turn=utterance.answer))
+            return
+        if event.error is not None:
+            self._send(ProblemMessage.of(event.error))
+        self._model.cancel()
+        self._reason = report.reason
+        self._send(CutMessage(turn=utterance.answer))
+        heard = utterance.heard if is_complete else report.text_spoken
+        self._apply(self._conversation.reported(utterance.answer, heard))
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ask(answer, messages):
+                    self._utterance = _Utterance(answer)
+                    self._send(AskedMessage(turn=answer, messages=messages))
+                    self._model = anyio.CancelScope()
+                    self._socket.spawn(self._answer(answer, effect, self._model), "agent answer")
+                case UserTurn(turn, text):
+                    self._send(UserMessage(turn=turn, text=text))
+                case Settled(answer, heard, unheard):
+                    self._send(SettledMessage(turn=answer, heard=heard, unheard=unheard, reason=self._reason))
+                    self._utterance = None
+                case Interrupt(answer, reason):
+                    self._interrupt(answer, reason)
+                case Speak() | EndText() | Hold() | Release():
+                    self._control_speech(effect)
+        self._send_phase()
+
+    def _control_speech(self, effect: Speak | EndText | Hold | Release) -> None:
+        session, utterance = self._session, self._utterance
+        assert session is not None
+        assert utterance is not None
+        try:
+            match effect:
+                case Speak(_, text):
+                    utterance.text += text
+                    utterance.key = session.speak(text)
+                case EndText():
+                    session.end_text()
+                case Hold() if utterance.key is not None:
+                    session.pause()
+                case Release() if utterance.key is not None:
+                    session.resume()
+        except TTSWorkerError as error:
+            # The utterance ended by itself (its report is on its way), or its text is too long.
+            if not isinstance(effect, EndText):
+                self._send(ProblemMessage.of(error.info))
+
+    def _interrupt(self, answer: int, reason: str) -> None:
+        session, utterance = self._session, self._utterance
+        assert session is not None
+        assert utterance is not None
+        self._model.cancel()
+        self._reason = reason
+        self._drop_audio()
+        self._send(CutMessage(turn=answer))
+        if utterance.key is None:
+            self._apply(self._conversation.reported(answer, ""))
+        elif utterance.is_sent:
+            self._apply(self._conversation.reported(answer, utterance.heard))
+        else:
+            session.stop(reason, utterance.played_samples)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Message | bytes) -> None:
+        self._outbox.put_nowait(message)
+
+    def _send_phase(self) -> None:
+        phase = self._conversation.phase
+        if phase is not self._phase:
+            self._phase = phase
+            self._send(PhaseMessage(phase=phase.value))
+
+    def _drop_audio(self) -> None:
+        """Remove unsent audio; the order of messages stays."""
+        unsent = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
+        for item in unsent:
+            if not isinstance(item, bytes):
+                self._outbox.put_nowait(item)

@@ -1,0 +1,313 @@
+"""The turns of a conversation, sans-IO: no socket, no clock, no model.
+
+Every input returns the effects that the caller carries out, in order. The history that the model is sent holds what the
+user heard: an interrupted answer is cut at the position of the playback report.
+
+The user's voice holds the answer at once. Words end it; a cough, a word of assent ("uh-huh") or nothing recognizable
+lets it continue at the next sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+MAX_TURNS = 200
+"""Turns that are kept; the oldest are forgotten."""
+
+ASSENTS = frozenset(
+    ("ah", "aha", "hm", "hmm", "huh", "mhm", "mm", "oh", "ok", "okay", "right", "uh", "um", "yeah", "yes")
+)
+"""Words of a listener. While an answer is spoken they do not end it."""
+
+Message = dict[str, str]
+"""A message of the chat API: ``role`` and ``content``."""
+
+
+class Phase(str, Enum):
+    LISTENING = "listening"  # the agent is silent
+    THINKING = "thinking"  # the model was asked, no audio so far
+    SPEAKING = "speaking"
+    HELD = "held"  # the user's voice was detected, its words are not known yet
+    INTERRUPTED = "interrupted"  # the answer was stopped, its playback report is on its way
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn.
+
+    Attributes:
+        number: Counts the turns of the conversation from 1.
+        role: Who speaks.
+        text: What the user said, or the answer of the model so far.
+        heard: The part of an answer that the user heard.
+        is_settled: ``heard`` is final. A turn of the user always is.
+    """
+
+    number: int
+    role: Literal["user", "assistant"]
+    text: str = ""
+    heard: str = ""
+    is_settled: bool = False
+
+    @property
+    def unheard(self) -> str:
+        """The part of the answer that the user did not hear."""
+        return self.text[len(self.heard) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the model; pass its text to ``delta``, ``answer_ended`` or ``answer_failed`` with this number."""
+
+    answer: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """Add text to the utterance of this answer."""
+
+    answer: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndText:
+    """The text of this utterance is complete."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Pause the audio of this answer."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Resume the audio of this answer."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Stop the model and the audio of this answer, then call ``reported``.
+
+    Attributes:
+        reason: For the playback report: "barge_in" or "stop".
+    """
+
+    answer: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """The user said this."""
+
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An answer has ended; ``heard + unheard`` is all of its text. Without text there was no answer."""
+
+    answer: int
+    heard: str
+    unheard: str
+
+
+Effect = Ask | Speak | EndText | Hold | Release | Interrupt | UserTurn | Settled
+
+
+class Conversation:
+    """A conversation of one user with one model.
+
+    At most one answer is in progress. The model is asked only after the previous answer is settled, so its history is
+    exact.
+
+    Args:
+        system: Instructions for the model, sent before the turns.
+    """
+
+    def __init__(self, system: str = "") -> None:
+        self.turns: list[Turn] = []
+        self._system = system
+        self._count = 0
+        self._answer: Turn | None = None  # in progress
+        self._is_audible = False
+        self._is_held = False
+        self._is_stopping = False
+        self._is_owed = False  # the user has spoken, and the model was not asked yet
+        self._withheld = ""  # text of the model that arrived while the answer was held
+        self._text_ended = False
+        self._interim = ""  # words that interrupted the answer, as long as they are not final
+
+    @property
+    def phase(self) -> Phase:
+        """What the agent is doing."""
+        if self._answer is None:
+            return Phase.LISTENING
+        if self._is_stopping:
+            return Phase.INTERRUPTED
+        if self._is_held:
+            return Phase.HELD
+        return Phase.SPEAKING if self._is_audible else Phase.THINKING
+
+    @property
+    def answer(self) -> int | None:
+        """The number of the answer in progress."""
+        return None if self._answer is None else self._answer.number
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return the history for the model. Of an answer it holds what was heard, and nothing of one not heard."""
+        history = [{"role": "system", "content": self._system}] if self._system else []
+        for turn in self.turns:
+            content = turn.text if turn.role == "user" else turn.heard.strip()
+            if turn.is_settled and content:
+                history.append({"role": turn.role, "content": content})
+        return tuple(history)
+
+    # -- the user -----------------------------------------------------------------------------------------------------
+
+    def speech_began(self) -> list[Effect]:
+        """The user's voice was detected."""
+        if self._answer is None or self._is_stopping or self._is_held:
+            return []
+        self._is_held = True
+        return [Hold(self._answer.number)]
+
+    def transcribed(self, text: str, *, is_final: bool) -> list[Effect]:
+        """Words of the user were recognized; ``text`` is all of them since the last final result."""
+        text = text.strip()
+        while_speaking = self._answer is not None and not self._is_stopping
+        if not _has_words(text, while_speaking=while_speaking):
+            text = ""
+        if not is_final:
+            effects = self._interrupt("barge_in") if text else []
+            if effects or self._interim:
+                self._interim = text or self._interim
+            return effects
+        # A recognizer that takes back the words for which the answer was stopped would leave both sides silent.
+        text, self._interim = text or self._interim, ""
+        return self.say(text) if text else self._release()
+
+    def say(self, text: str) -> list[Effect]:
+        """The user has said or typed this."""
+        turn = self._add_turn("user", text)
+        turn.is_settled = True
+        self._is_owed = True
+        return [UserTurn(turn.number, text), *self._interrupt("barge_in"), *self._ask()]
+
+    def stop(self) -> list[Effect]:
+        """The user wants silence."""
+        return self._interrupt("stop")
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def delta(self, answer: int, text: str) -> list[Effect]:
+        """The model has written this."""
+        turn = self._current(answer)
+        if turn is None or not text:
+            return []
+        turn.text += text
+        if self._is_held:
+            self._withheld += text
+            return []
+        return [Speak(answer, text)]
+
+    def answer_ended(self, answer: int) -> list[Effect]:
+        """The model's answer is complete, or it failed and writes no more."""
+        turn = self._current(answer)
+        if turn is None:
+            return []
+        if not turn.text.strip():
+            return self._settle("")
+        self._text_ended = True
+        return [] if self._is_held else [EndText(answer)]
+
+    # -- the audio ----------------------------------------------------------------------------------------------------
+
+    def audio_started(self, answer: int) -> None:
+        """The first audio of the answer is on its way."""
+        if self._current(answer) is not None:
+            self._is_audible = True
+
+    def played(self, answer: int) -> list[Effect]:
+        """All audio of the answer was played."""
+        turn = self._current(answer)
+        return [] if turn is None else self._settle(turn.text)
+
+    def reported(self, answer: int, heard: str) -> list[Effect]:
+        """The answer was stopped, or ended early; ``heard`` is the beginning of its text that was heard."""
+        turn = self._answer
+        if turn is None or turn.number != answer:
+            return []
+        return self._settle(turn.text[: len(heard)])
+
+    # -- transitions --------------------------------------------------------------------------------------------------
+
+    def _current(self, answer: int) -> Turn | None:
+        """The answer in progress if it has this number and was not stopped."""
+        turn = self._answer
+        return turn if turn is not None and turn.number == answer and not self._is_stopping else None
+
+    def _add_turn(self, role: Literal["user", "assistant"], text: str = "") -> Turn:
+        self._count += 1
+        turn = Turn(self._count, role, text)
+        self.turns.append(turn)
+        del self.turns[:-MAX_TURNS]
+        return turn
+
+    def _ask(self) -> list[Effect]:
+        if not self._is_owed or self._answer is not None:
+            return []
+        self._is_owed = False
+        self._is_audible = self._is_held = self._is_stopping = self._text_ended = False
+        self._withheld = ""
+        messages = self.messages()
+        self._answer = self._add_turn("assistant")
+        return [Ask(self._answer.number, messages)]
+
+    def _interrupt(self, reason: str) -> list[Effect]:
+        if self._answer is None or self._is_stopping:
+            return []
+        self._is_stopping = True
+        self._is_held = False
+        return [Interrupt(self._answer.number, reason)]
+
+    def _release(self) -> list[Effect]:
+        if self._answer is None or not self._is_held:
+            return []
+        self._is_held = False
+        number = self._answer.number
+        effects: list[Effect] = [Release(number)]
+        if self._withheld:
+            effects.append(Speak(number, self._withheld))
+            self._withheld = ""
+        if self._text_ended:
+            effects.append(EndText(number))
+        return effects
+
+    def _settle(self, heard: str) -> list[Effect]:
+        turn = self._answer
+        assert turn is not None
+        turn.heard = heard
+        turn.is_settled = True
+        self._answer = None
+        if not turn.text:
+            self.turns = [other for other in self.turns if other is not turn]
+        return [Settled(turn.number, turn.heard, turn.unheard), *self._ask()]
+
+
+def _has_words(text: str, *, while_speaking: bool) -> bool:
+    words = "".join(each if each.isalnum() else " " for each in text.lower()).split()
+    if while_speaking:
+        words = [word for word in words if word not in ASSENTS]
+    return bool(words)

@@ -1,0 +1,264 @@
+/**
+ * The page of the talking agent: connects its elements to the session (agent-session.js) and the recognition.
+ */
+import { isSendable, keyStore } from "../api.js";
+import { Microphone } from "../microphone.js";
+import { AgentSession } from "./agent-session.js";
+import { BrowserRecognition, browserRecognizes, NoRecognition, ServerRecognition } from "./recognition.js";
+import { TurnsView } from "./turns-view.js";
+
+const CONNECTION_LABELS = {
+  connecting: "Connecting",
+  ready: "Connected",
+  unresponsive: "Not answering",
+  reconnecting: "Reconnecting",
+  gone: "Server gone",
+  full: "Server full",
+  starting: "Server starting",
+  draining: "Server shutting down",
+  locked: "API key needed",
+  refused: "Refused",
+  unsupported: "Not available",
+};
+const PHASE_TEXTS = {
+  listening: "Your turn.",
+  thinking: "Thinking.",
+  speaking: "Speaking. Interrupt whenever you like.",
+  held: "Waiting: was that you?",
+  interrupted: "Interrupted.",
+};
+const RECOGNITION_TEXTS = {
+  server: "Speech is recognized by this server.",
+  browser: "Speech is recognized by your browser, which may send it to its vendor.",
+  none: "Nothing here recognizes speech: your voice interrupts, but its words stay unknown. Type, or start the agent with --whisper.",
+};
+
+const byId = (id) => document.getElementById(id);
+const turns = new TurnsView(byId("turns"));
+
+let connected = false;
+let serverRecognizes = false;
+let browserFailed = false;
+let microphone = null;
+let recognition = null;
+
+const session = new AgentSession({
+  connection: showConnection,
+  ready({ model, recognizer }) {
+    turns.clear(); // a connection is a conversation
+    showMessages([]);
+    serverRecognizes = recognizer;
+    byId("model").textContent = model === "script" ? "It answers from a script." : `It answers with ${model}.`;
+    showRecognition();
+  },
+  phase: showPhase,
+  user(turn, text) {
+    turns.user(turn, text);
+    showEmpty();
+  },
+  asked(turn, messages) {
+    showProblem("");
+    showMessages(messages);
+  },
+  answer: (turn, text) => turns.answer(turn, text),
+  words: (turn, words) => turns.words(turn, words),
+  heard: (turn, count) => turns.heard(turn, count),
+  settled(turn, outcome) {
+    turns.settled(turn, outcome);
+    byId("report").textContent = explain(outcome);
+  },
+  silentAfter(ms) {
+    byId("silent-after").textContent = `${Math.round(ms)} ms`;
+  },
+  answeredAfter(ms) {
+    byId("answered-after").textContent = `${Math.round(ms)} ms`;
+  },
+  problem: showProblem,
+});
+
+function explain({ heard, unheard }) {
+  if (!unheard.trim()) return "";
+  const words = (text) => text.split(/\s+/).filter(Boolean).length;
+  return `Heard: ${words(heard)} of ${words(heard) + words(unheard)} words. The others are not in its memory.`;
+}
+
+// -- the user ----------------------------------------------------------------------------------------------------------
+
+byId("say-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = byId("say").value.trim();
+  if (!text || !connected) return;
+  session.prepareAudio();
+  session.say(text);
+  byId("say").value = "";
+});
+
+byId("stop").addEventListener("click", () => {
+  if (isEnabled(byId("stop"))) session.interrupt();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && isEnabled(byId("stop"))) session.interrupt();
+});
+
+byId("microphone").addEventListener("change", async ({ target }) => {
+  showProblem("");
+  if (!target.checked) {
+    closeMicrophone();
+    return;
+  }
+  session.prepareAudio();
+  try {
+    await openMicrophone();
+  } catch (error) {
+    microphoneFailed(error.message);
+  }
+});
+
+async function openMicrophone() {
+  const opening = createRecognition();
+  recognition = opening;
+  microphone = new Microphone({
+    speech: (atMs) => recognition?.voice.speech(atMs),
+    silence: () => recognition?.voice.silence(),
+    ...(opening.takesAudio && { audio: (pcm) => session.audio(pcm) }),
+    level(aboveDb) {
+      byId("microphone-level").value = aboveDb;
+    },
+    lost: microphoneFailed,
+  });
+  await microphone.open();
+  if (recognition !== opening) return; // switched off meanwhile
+  byId("microphone-level").hidden = false;
+  opening.start();
+}
+
+function createRecognition() {
+  const sampleRate = () => microphone.sampleRate;
+  switch (recognitionKind()) {
+    case "server":
+      return new ServerRecognition(session, sampleRate);
+    case "browser":
+      return new BrowserRecognition(session, sampleRate, browserRecognitionFailed);
+  }
+  return new NoRecognition(session, sampleRate);
+}
+
+function recognitionKind() {
+  if (serverRecognizes) return "server";
+  return browserRecognizes && !browserFailed ? "browser" : "none";
+}
+
+/** The microphone stays on, and the voice still interrupts. */
+function browserRecognitionFailed(reason) {
+  browserFailed = true;
+  recognition = createRecognition();
+  showProblem(reason);
+  showRecognition();
+}
+
+function closeMicrophone() {
+  recognition?.stop();
+  microphone?.close();
+  recognition = microphone = null;
+  byId("microphone-level").hidden = true;
+}
+
+function microphoneFailed(problem) {
+  closeMicrophone();
+  byId("microphone").checked = false;
+  showProblem(problem);
+}
+
+byId("restart").addEventListener("click", () => {
+  session.close();
+  session.connect();
+  byId("say").focus();
+});
+
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const key = byId("key").value.trim();
+  if (!isSendable(key)) {
+    showProblem("An API key has only letters, digits and punctuation.");
+    return;
+  }
+  keyStore.key = key;
+  session.connect();
+});
+
+addEventListener("pagehide", () => session.close());
+addEventListener("pageshow", (event) => {
+  if (event.persisted) session.connect();
+});
+
+// -- what is shown -----------------------------------------------------------------------------------------------------
+
+function showConnection(state, problem) {
+  connected = state === "ready" || state === "unresponsive";
+  byId("connection").textContent = CONNECTION_LABELS[state];
+  byId("connection").dataset.state = state;
+  if (state === "ready") {
+    showProblem("");
+    if (!byId("key-form").hidden) byId("say").focus();
+    byId("key-form").hidden = true;
+    byId("key").value = "";
+  }
+  if (problem) {
+    showProblem(problem.final ? problem.text : `${problem.text} Trying again …`);
+    closeMicrophone();
+    byId("microphone").checked = false;
+    if (state === "locked" && byId("key-form").hidden) {
+      byId("key-form").hidden = false;
+      byId("key").focus();
+    }
+  }
+  byId("send").setAttribute("aria-disabled", String(!connected));
+  showPhase(session.phase);
+}
+
+function showPhase(phase) {
+  byId("conversation").dataset.phase = connected ? phase : "none";
+  const text = connected ? PHASE_TEXTS[phase] : "";
+  if (byId("status").textContent !== text) byId("status").textContent = text;
+  byId("stop").setAttribute("aria-disabled", String(!connected || phase === "listening" || phase === "interrupted"));
+  if (phase !== "listening" && phase !== "interrupted") byId("report").textContent = "";
+  byId("restart").hidden = turns.isEmpty || !connected;
+  showEmpty();
+}
+
+function showEmpty() {
+  byId("turns").hidden = turns.isEmpty;
+  byId("empty").hidden = !turns.isEmpty;
+}
+
+function showRecognition() {
+  byId("recognition").textContent = RECOGNITION_TEXTS[recognitionKind()];
+}
+
+/** The messages that the model was sent last: of its turns, only what was heard. */
+function showMessages(messages) {
+  byId("messages-empty").hidden = messages.length > 0;
+  byId("messages").replaceChildren(
+    ...messages.map(({ role, content }) => {
+      const item = document.createElement("li");
+      const name = document.createElement("code");
+      name.append(role);
+      const text = document.createElement("span");
+      text.dir = "auto";
+      text.append(content);
+      item.append(name, " ", text);
+      return item;
+    }),
+  );
+}
+
+function showProblem(text) {
+  byId("problem").textContent = text;
+}
+
+function isEnabled(button) {
+  return button.getAttribute("aria-disabled") !== "true";
+}
+
+session.connect();

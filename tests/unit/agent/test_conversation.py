@@ -1,0 +1,202 @@
+"""The turns of the talking agent: what it does on each input, and what the model is sent."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tts_worker.server.agent.conversation import (
+    Ask,
+    Conversation,
+    Effect,
+    EndText,
+    Hold,
+    Interrupt,
+    Phase,
+    Release,
+    Settled,
+    Speak,
+    UserTurn,
+)
+
+
+def speaking(text: str = "One two three.") -> Conversation:
+    """A conversation whose answer, number 2, is being spoken."""
+    conversation = Conversation()
+    conversation.say("Hello.")
+    conversation.delta(2, text)
+    conversation.audio_started(2)
+    return conversation
+
+
+def test_answer_is_spoken_while_it_is_written() -> None:
+    conversation = Conversation("Be brief.")
+    sent = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."})
+    assert conversation.say("Hello.") == [UserTurn(1, "Hello."), Ask(2, sent)]
+    assert conversation.phase is Phase.THINKING
+    assert conversation.delta(2, "Hi ") == [Speak(2, "Hi ")]
+    conversation.audio_started(2)
+    assert conversation.phase is Phase.SPEAKING
+    assert conversation.delta(2, "there.") == [Speak(2, "there.")]
+    assert conversation.answer_ended(2) == [EndText(2)]
+    assert conversation.played(2) == [Settled(2, "Hi there.", "")]
+    assert conversation.phase is Phase.LISTENING
+
+
+def test_words_cut_the_history_to_what_was_heard() -> None:
+    conversation = speaking("One two three.")
+    assert conversation.speech_began() == [Hold(2)]
+    assert conversation.phase is Phase.HELD
+    assert conversation.transcribed("wait", is_final=False) == [Interrupt(2, "barge_in")]
+    assert conversation.delta(2, " Four.") == [], "text of the stopped answer is dropped"
+    assert conversation.transcribed("Wait, what?", is_final=True) == [UserTurn(3, "Wait, what?")], (
+        "the report is awaited"
+    )
+    settled, ask = conversation.reported(2, "One two")
+    assert settled == Settled(2, "One two", " three.")
+    assert isinstance(ask, Ask)
+    assert [message["content"] for message in ask.messages] == ["Hello.", "One two", "Wait, what?"]
+
+
+def test_noise_resumes_with_the_text_that_arrived_meanwhile() -> None:
+    conversation = speaking("One ")
+    conversation.speech_began()
+    assert conversation.delta(2, "two.") == []
+    assert conversation.answer_ended(2) == []
+    assert conversation.transcribed("", is_final=True) == [Release(2), Speak(2, "two."), EndText(2)]
+    assert conversation.phase is Phase.SPEAKING
+
+
+def test_assent_resumes_but_answers_a_question() -> None:
+    conversation = speaking()
+    conversation.speech_began()
+    assert conversation.transcribed("Uh-huh, yeah.", is_final=True) == [Release(2)]
+    conversation.answer_ended(2)
+    conversation.played(2)
+    assert UserTurn(3, "Yes.") in conversation.transcribed("Yes.", is_final=True)
+
+
+def test_withdrawn_words_that_interrupted_are_kept() -> None:
+    conversation = speaking()
+    conversation.transcribed("stop please", is_final=False)
+    assert UserTurn(3, "stop please") in conversation.transcribed("", is_final=True)
+
+
+def test_withdrawn_words_that_interrupted_nothing_are_dropped() -> None:
+    conversation = Conversation()
+    assert conversation.transcribed("hello", is_final=False) == []
+    assert conversation.transcribed("", is_final=True) == []
+
+
+def test_unheard_answer_is_not_in_the_history() -> None:
+    conversation = speaking()
+    conversation.stop()
+    assert conversation.reported(2, "") == [Settled(2, "", "One two three.")]
+    assert [message["content"] for message in conversation.messages()] == ["Hello."]
+
+
+def test_answer_without_text_leaves_no_turn() -> None:
+    conversation = Conversation()
+    conversation.say("Hello.")
+    assert conversation.answer_ended(2) == [Settled(2, "", "")]
+    assert [turn.role for turn in conversation.turns] == ["user"]
+
+
+class ConversationMachine(RuleBasedStateMachine):
+    """Any order of inputs, also late ones: the effects fit together, and the history is what was heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conversation = Conversation()
+        self.texts: dict[int, str] = {}  # written by the model, as far as it was accepted
+        self.spoken: dict[int, str] = {}  # passed to the speech session
+        self.settled: dict[int, Settled] = {}
+        self.held: int | None = None
+        self.interrupted: int | None = None
+        self.last = 0
+
+    def apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Ask(answer, messages):
+                    assert self.last in (0, *self.settled), "the previous answer is settled"
+                    heard = [each["content"] for each in messages if each["role"] == "assistant"]
+                    assert heard == [s.heard.strip() for s in self.settled.values() if s.heard.strip()]
+                    self.last = answer
+                    self.texts[answer] = self.spoken[answer] = ""
+                case Speak(answer, text):
+                    assert answer == self.last
+                    assert answer not in (self.interrupted, self.held)
+                    self.spoken[answer] += text
+                case EndText(answer):
+                    assert answer not in (self.interrupted, self.held)
+                    assert self.spoken[answer] == self.texts[answer]
+                case Hold(answer):
+                    assert self.held is None
+                    self.held = answer
+                case Release(answer):
+                    assert self.held == answer
+                    self.held = None
+                case Interrupt(answer, _):
+                    assert self.interrupted != answer, "once"
+                    self.interrupted, self.held = answer, None
+                case Settled(answer, heard, unheard):
+                    assert answer not in self.settled
+                    assert heard + unheard == self.texts[answer]
+                    self.settled[answer] = effect
+                    self.held = None
+
+    @rule(text=st.sampled_from(["", "yeah", "wait", "wait a moment"]), final=st.booleans())
+    def transcribe(self, text: str, final: bool) -> None:
+        self.apply(self.conversation.transcribed(text, is_final=final))
+
+    @rule()
+    def begin_speech(self) -> None:
+        self.apply(self.conversation.speech_began())
+
+    @rule()
+    def type(self) -> None:
+        self.apply(self.conversation.say("Hello."))
+
+    @rule()
+    def stop(self) -> None:
+        self.apply(self.conversation.stop())
+
+    @rule(late=st.booleans(), text=st.sampled_from(["one ", "two.", " "]))
+    def write(self, late: bool, text: str) -> None:
+        answer = self.last - 1 if late else self.last
+        accepted = self.conversation.answer == answer and self.interrupted != answer
+        if accepted:
+            self.texts[answer] += text
+        self.apply(self.conversation.delta(answer, text))
+
+    @rule()
+    def end_text(self) -> None:
+        self.apply(self.conversation.answer_ended(self.last))
+
+    @rule()
+    def play(self) -> None:
+        self.conversation.audio_started(self.last)
+
+    @precondition(lambda self: self.conversation.phase in (Phase.SPEAKING, Phase.HELD))
+    @rule()
+    def play_all(self) -> None:
+        self.apply(self.conversation.played(self.last))
+
+    @precondition(lambda self: self.last)
+    @rule(share=st.floats(0, 1))
+    def report(self, share: float) -> None:
+        spoken = self.spoken[self.last]
+        self.apply(self.conversation.reported(self.last, spoken[: round(share * len(spoken))]))
+
+    @invariant()
+    def phase_follows_effects(self) -> None:
+        conversation = self.conversation
+        assert (conversation.phase is Phase.HELD) == (self.held is not None and self.held == conversation.answer)
+        if conversation.phase is Phase.LISTENING:
+            assert self.last in (0, *self.settled)
+
+
+TestConversation = ConversationMachine.TestCase
+TestConversation.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
