@@ -207,6 +207,16 @@ class Metrics:
             buckets=_AUDIO_S,
             registry=registry,
         )
+        self.converted_s = Histogram(
+            "tts_conversion_first_audio_seconds",
+            "From the first window of source audio of a conversion until its first converted frame is sent.",
+            _SESSION_LABELS,
+            buckets=_AUDIO_S,
+            registry=registry,
+        )
+        self.source_s = Counter(
+            "tts_source_audio_seconds_total", "Source audio of conversions.", _SESSION_LABELS, registry=registry
+        )
         self.queue_wait_s = Histogram(
             "tts_queue_wait_seconds",
             "From the first speakable text of an utterance until the engine starts with it.",
@@ -381,6 +391,12 @@ class SessionMetrics:
 
     def first_audio(self, seconds: float) -> None:
         self._metrics.first_audio_s.labels(*self._labels).observe(seconds)
+
+    def converted(self, seconds: float) -> None:
+        self._metrics.converted_s.labels(*self._labels).observe(seconds)
+
+    def source(self, seconds: float) -> None:
+        self._metrics.source_s.labels(*self._labels).inc(seconds)
 
     def queue_wait(self, seconds: float) -> None:
         self._metrics.queue_wait_s.labels(*self._labels).observe(seconds)

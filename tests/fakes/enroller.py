@@ -14,6 +14,7 @@ from tests.conftest import tone_settings
 from tts_worker.app import Worker, create_application
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
+from tts_worker.audio.source import Window
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest
@@ -47,6 +48,9 @@ class ToneEnroller:
 
     def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
         raise InvalidRequest("tones are not stored")
+
+    def speech_tokens(self, window: Window) -> tuple[int, ...]:
+        raise InvalidRequest("tones have no speech tokens")
 
     def forget(self, name: str) -> None:
         del self.tones[name]

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import shutil
-import threading
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.fakes.enroller import serving_worker
+from tests.fakes.threaded_worker import worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
-from tts_worker.app import Worker
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.errors import (
@@ -33,9 +31,6 @@ from tts_worker.errors import (
     Unauthenticated,
     UnknownVoice,
 )
-from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.server import PortConfig, running_server, worker_services
-from tts_worker.server.grpc.service import ServiceConfig
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 from tts_worker.voicepack.voice_file import load_voice, save_voice
@@ -92,34 +87,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "voices": {"watch_interval_s": 0.05},
         }
     )
-    address: list[str] = []
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    done = asyncio.Event()
-
-    async def run() -> None:
-        try:
-            worker = Worker(settings)
-            catalog = ModelCatalog(worker, {"cosy": "cosyvoice"}, {})
-            services = worker_services(worker.hub, catalog, ServiceConfig())
-            async with (
-                serving_worker(worker) as where,
-                running_server(worker.hub, services, PortConfig(port=0, keys=worker.keys)) as grpc_server,
-            ):
-                address.extend((where, grpc_server.address))
-                ready.set()
-                await done.wait()
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-    thread.start()
-    ready.wait(120)
-    with httpx.Client(base_url=f"http://{address[0]}", headers=key("studio"), timeout=60) as client:
-        yield Served(address[0], address[1], bundle / "voices", client)
-    loop.call_soon_threadsafe(done.set)
-    thread.join(60)
-    loop.close()
+    with (
+        worker_in_thread(settings) as worker,
+        httpx.Client(base_url=f"http://{worker.address}", headers=key("studio"), timeout=60) as client,
+    ):
+        yield Served(worker.address, worker.grpc_address, bundle / "voices", client)
 
 
 @pytest.fixture(autouse=True)

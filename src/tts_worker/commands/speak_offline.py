@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.audio.source import recording_windows
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
@@ -205,11 +206,12 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
     if not SPEED_RANGE[0] <= args.speed <= SPEED_RANGE[1]:
         raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
     segments: list[Segment] = []
-    tokens: list[list[int]] = []
+    tokens: list[tuple[int, ...]] = []
     if args.source is None:
         segments = _segments(args, speaker)
     else:
-        tokens = [PromptFrontend(bundle).tokens(read_recording(args.source)).tolist()]
+        frontend = PromptFrontend(bundle)
+        tokens = [frontend.window_tokens(window) for window in recording_windows(args.source)]
     starts = [segment.start for segment in segments]
     params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
 

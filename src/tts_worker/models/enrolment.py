@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tts_worker.audio.decode import Recording, check_container, needs_av, read_recording
 from tts_worker.audio.prompt import PromptFigures
+from tts_worker.audio.source import Window
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 from tts_worker.voicepack.voice_file import Voice
 
@@ -29,7 +30,7 @@ _RETRY_AFTER_S = 2.0
 
 
 class Enroller(Protocol):
-    """Creates voices for one engine. All methods run on one worker thread, never concurrently."""
+    """Analyzes recordings for one engine. All methods but one run on one thread, never concurrently."""
 
     def enrol(self, name: str, recording: Recording, transcript: str) -> None:
         """Compute the voice and make it available to the engine under ``name``. Takes up to a second.
@@ -41,6 +42,14 @@ class Enroller(Protocol):
 
     def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
         """Compute a voice without making it available, and what was measured of the recording. Raises as ``enrol``."""
+        ...
+
+    def speech_tokens(self, window: Window) -> tuple[int, ...]:
+        """Return the speech tokens of the new audio of a window. Unlike the others, it runs on a separate thread.
+
+        Raises:
+            InvalidRequest: The audio is unsuitable; the message says why.
+        """
         ...
 
     def forget(self, name: str) -> None:
@@ -73,6 +82,8 @@ class Enrolment:
         self._pending: dict[str, asyncio.Task[None]] = {}
         self._computing: set[asyncio.Future[tuple[Voice, PromptFigures]]] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="enrolment")
+        # Not behind an enrolment, which may take a second: conversions are heard while they run.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="conversion")
 
     @property
     def pending(self) -> int:
@@ -128,6 +139,19 @@ class Enrolment:
             raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
         return future.result()
 
+    async def speech_tokens(self, window: Window) -> tuple[int, ...]:
+        """Return the speech tokens of a window of source audio. Windows of all conversions take turns.
+
+        Raises:
+            InvalidRequest: The audio is unsuitable; the message says why.
+            NotReady: The engine is being unloaded.
+        """
+        future = asyncio.wrap_future(self._tokenizing.submit(self._enroller.speech_tokens, window))
+        await asyncio.wait({future})  # a cancelled caller does not stop the computation
+        if future.cancelled():
+            raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
+        return future.result()
+
     def _on_computed(self, future: asyncio.Future[tuple[Voice, PromptFigures]]) -> None:
         self._computing.discard(future)
         if not future.cancelled():
@@ -160,7 +184,8 @@ class Enrolment:
         """Cancel pending enrolments without waiting for the one that runs."""
         for task in self._pending.values():
             task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._tokenizing):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def voice_name(recording: bytes, transcript: str) -> str:

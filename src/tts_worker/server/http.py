@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, voices
+from tts_worker.server import api_docs, conversions, voices
 from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
@@ -61,6 +61,7 @@ def create_app(
     app.include_router(openai.router(hub, limits, voice_names=voice_names))
     for api in (apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
         app.include_router(api.router(hub, limits))
+    app.include_router(conversions.router(hub, limits))
     if settings.webrtc.enabled:
         app.include_router(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
     if settings.telephony.enabled:
@@ -78,7 +79,7 @@ def create_app(
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS,
+        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | {conversions.PATH},
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
     )

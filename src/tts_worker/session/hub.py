@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import anyio
@@ -32,6 +32,7 @@ from tts_worker.errors import (
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.models.voice_library import VoiceLibrary
+from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.lexicons import LexiconCache
@@ -347,6 +348,20 @@ class SessionHub:
         if caller.key is not None and lease is not None:
             self.quotas.release_session(caller.key, lease)
 
+    async def convert(self, options: SessionOptions, source: Source) -> Conversion:
+        """Open a session that speaks like ``source`` in the voice of ``options``. The caller reads its outputs.
+
+        Raises:
+            InvalidRequest: The engine of the voice does not convert.
+            TTSWorkerError: As ``admit``.
+        """
+        session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
+        enrolment = self._enrolments.get(session.model)
+        if enrolment is None:
+            session.close("refused")
+            raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
+        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_speech, session.id))
+
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         """Choose a voice; another process may have stored it a moment ago."""
         try:
@@ -492,6 +507,9 @@ class SessionHub:
         caller = self._caller_of.get(session)
         if caller is not None and caller.key is not None and caller.characters_per_minute is not None:
             self.quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
+
+    def _charge_speech(self, session: str, seconds: float) -> None:
+        """Charge source audio to the key of its caller. Raises QuotaExceeded."""
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())

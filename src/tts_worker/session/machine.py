@@ -46,7 +46,7 @@ from tts_worker.types import (
     Output,
     PcmFrame,
     Release,
-    Segment,
+    Speech,
     Started,
     State,
     SynthesisParams,
@@ -195,6 +195,26 @@ class SessionMachine:
         writing.write(text)
         return writing.key
 
+    def add_speech(self, tokens: tuple[int, ...]) -> UtteranceKey:
+        """Add speech tokens to the open utterance, or begin one; ``end_text`` ends it, too.
+
+        Args:
+            tokens: Tokens of the engine's speech tokenizer.
+
+        Raises:
+            SessionClosed: The session is closed.
+            IllegalCommand: The open utterance has text, or too many utterances are queued.
+        """
+        self._require_open()
+        writing = self._utterances[-1] if self.writing is not None else None
+        if writing is not None and writing.text_chars:
+            raise IllegalCommand("the open utterance has text: end it before speech tokens")
+        if writing is None:
+            writing = self._begin_utterance()
+        writing.segments += 1
+        self._post(writing, [Speech(writing.key, tokens)])
+        return writing.key
+
     def flush(self) -> None:
         """Speak the pending text without ending the utterance. Does nothing without pending text."""
         self._require_open()
@@ -223,7 +243,8 @@ class SessionMachine:
         """Process the next portion of text. A long text must not delay others, so the caller decides when to go on."""
         utterance = next((u for u in self._utterances if u.unread), None)
         if utterance is not None:
-            self._post_segments(utterance, utterance.read(self._config.read_chars))
+            segments = utterance.read(self._config.read_chars)
+            self._post(utterance, [Text(utterance.key, segment) for segment in segments])
             if utterance.text_read:
                 self._end_of_text(utterance)
 
@@ -259,11 +280,8 @@ class SessionMachine:
         self._advance()
         return utterance
 
-    def _post_segments(self, utterance: Utterance, segments: Sequence[Segment]) -> None:
-        if utterance.is_opened:
-            self._commands.extend(Text(utterance.key, segment) for segment in segments)
-        else:
-            utterance.pending_segments.extend(segments)
+    def _post(self, utterance: Utterance, commands: Sequence[Text | Speech]) -> None:
+        (self._commands if utterance.is_opened else utterance.pending_commands).extend(commands)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -426,8 +444,8 @@ class SessionMachine:
         self._commands.append(
             Open(utterance.key, utterance.params, config.window_samples, config.paced, config.buffered)
         )
-        self._commands.extend(Text(utterance.key, segment) for segment in utterance.pending_segments)
-        utterance.pending_segments = []
+        self._commands.extend(utterance.pending_commands)
+        utterance.pending_commands = []
         if utterance.text_read:
             self._commands.append(EndText(utterance.key))
 

@@ -46,6 +46,8 @@ class SessionObserver(Protocol):
     def underrun(self, seconds: float) -> None: ...
     def control(self, command: ControlName, seconds: float) -> None: ...
     def ended(self, event: Ended) -> None: ...
+    def source(self, seconds: float) -> None: ...
+    def converted(self, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +192,7 @@ class LocalSession:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:
-        if self._next_timeouts is not None and self._machine.writing is None:
-            self._timeouts, self._next_timeouts = self._next_timeouts, None
-            self._cancel_text_timers()  # armed with the limits of the previous utterance
+        self._apply_timeouts()
         error = self._activate()
         try:
             key = self._machine.speak(text, withhold=error is not None)
@@ -203,15 +203,53 @@ class LocalSession:
             self._loop.call_soon(self._refuse, error)
         else:
             self._hooks.on_text(self.id, len(text))
-        self._text_at_s = self._loop.time()
+        self._note_input()
         self._record.text(key, len(text), lambda: self.params.voice, self._text_at_s)
-        if self._text_timer is None:
-            self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
-        self._flushes = 0
         if self._flush_timer is None and self._timeouts.flush_after_s > 0:
             self._flush_timer = self._loop.call_later(self._timeouts.flush_after_s, self._on_flush_due)
         self._changed()
         return key
+
+    def add_speech(self, tokens: tuple[int, ...]) -> UtteranceKey:
+        """Add speech tokens to the open utterance, or begin one (voice conversion); ``end_text`` ends it.
+
+        Raises:
+            SessionClosed: The session is closed.
+            IllegalCommand: The open utterance has text, or too many utterances are queued.
+            TTSWorkerError: The utterance may not begin.
+        """
+        self._apply_timeouts()
+        error = self._activate()
+        if error is not None:
+            raise as_exception(error)
+        try:
+            key = self._machine.add_speech(tokens)
+        finally:
+            self._note_activity()
+        self._note_input()
+        self._record.text(key, 0, lambda: self.params.voice, self._text_at_s)
+        self._changed()
+        return key
+
+    def note_source(self, seconds: float) -> None:
+        """Record source audio of a conversion."""
+        self._observer.source(seconds)
+
+    def note_converted(self, key: UtteranceKey, seconds: float) -> None:
+        """Record the time from the first window of source audio to the first converted audio."""
+        self._observer.converted(seconds)
+        self._record.first_frame(key, seconds, self._loop.time())
+
+    def _apply_timeouts(self) -> None:
+        if self._next_timeouts is not None and self._machine.writing is None:
+            self._timeouts, self._next_timeouts = self._next_timeouts, None
+            self._cancel_text_timers()  # armed with the limits of the previous utterance
+
+    def _note_input(self) -> None:
+        self._text_at_s = self._loop.time()
+        if self._text_timer is None:
+            self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
+        self._flushes = 0
 
     def flush(self) -> None:
         self._machine.flush()

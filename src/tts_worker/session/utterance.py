@@ -19,7 +19,9 @@ from tts_worker.types import (
     PcmFrame,
     Receipt,
     Segment,
+    Speech,
     SynthesisParams,
+    Text,
     UtteranceKey,
     Word,
     Words,
@@ -81,7 +83,7 @@ class Utterance:
         is_announced: ``Started`` was emitted.
         is_opened: The engine has received ``Open``.
         is_generated: The engine has finished the utterance.
-        pending_segments: Segments read before the utterance was opened on the engine.
+        pending_commands: Text and speech received before the utterance was opened on the engine.
         granted_engine_samples: Credit given to the engine so far.
         engine_samples: Samples received from the engine.
         uncredited_engine_samples: Sent samples for which no credit was returned yet, at the engine's rate.
@@ -99,7 +101,7 @@ class Utterance:
         self._output = output
         self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
-        self.pending_segments: list[Segment] = []
+        self.pending_commands: list[Text | Speech] = []
         self.is_announced = False
         self.is_opened = False
         self.is_generated = False

@@ -7,6 +7,7 @@ between releases. Whether a prompt is usable is decided in audio/prompt.py.
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.decode import Recording
+from tts_worker.audio.source import UNITS_PER_S, Window
 from tts_worker.engine.cosyvoice.backends.onnx_providers import (
     CUDA,
     create_session,
@@ -27,6 +29,8 @@ from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, Me
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
 log = logging.getLogger(__name__)
+
+_OPENING = threading.Lock()  # enrolment and conversion share the models
 
 MIN_RATE_HZ = 16_000
 MAX_TOKENIZER_S = 30.0  # limit of the speech tokenizer
@@ -65,16 +69,17 @@ class PromptFrontend:
         self.fbank = KaldiFbank()
         self._sessions: dict[Path, Any] = {}
 
-    def resample(self, recording: Recording, rate_hz: int) -> Tensor:
+    def resample(self, recording: Recording, rate_hz: int, *, checked: bool = True) -> Tensor:
         """Resample to ``[1, n]`` at ``rate_hz``.
 
         Raises:
-            InvalidRequest: The rate is below 16 kHz; the voice would sound like a telephone.
+            InvalidRequest: With ``checked``, the rate is below 16 kHz; the voice would sound like a telephone.
         """
         samples = torch.from_numpy(recording.samples)[None]
         if recording.rate_hz == rate_hz:
             return samples
-        check_rate(recording.rate_hz)
+        if checked:
+            check_rate(recording.rate_hz)
         return self._resample(samples, recording.rate_hz, rate_hz)
 
     def _resample(self, samples: Tensor, from_hz: int, to_hz: int) -> Tensor:
@@ -90,8 +95,16 @@ class PromptFrontend:
         samples = _check_length(self.resample(recording, self.sample_rate_hz), self.mel_spectrogram.least_samples)
         return self.mel_spectrogram(samples)[0]
 
-    def tokens(self, recording: Recording) -> Tensor:
-        """Speech tokens ``[N]`` int32, about 25 per second.
+    def window_tokens(self, window: Window) -> tuple[int, ...]:
+        """Speech tokens of the new audio of a window of source audio. Raises as ``tokens``."""
+        tokens_per_unit = self._bundle.config.token_rate_hz // UNITS_PER_S
+        first = window.first_unit * tokens_per_unit
+        end = None if window.units is None else first + window.units * tokens_per_unit
+        ids: list[int] = self.tokens(window.recording, checked=False)[first:end].tolist()
+        return tuple(ids)
+
+    def tokens(self, recording: Recording, *, checked: bool = True) -> Tensor:
+        """Speech tokens ``[N]`` int32, about 25 per second. ``checked``: as for ``resample``.
 
         Raises:
             InvalidRequest: The audio is longer than 30 s.
@@ -101,7 +114,7 @@ class PromptFrontend:
             raise InvalidRequest(
                 f"the audio is {recording.seconds:.1f} s long; at most {MAX_TOKENIZER_S:g} s can be tokenized"
             )
-        samples = _check_length(self.resample(recording, WHISPER_RATE_HZ), WhisperMel.least_samples)
+        samples = _check_length(self.resample(recording, WHISPER_RATE_HZ, checked=checked), WhisperMel.least_samples)
         features = self.whisper_mel(samples)
         length = np.array([features.shape[2]], dtype=np.int32)
         file = self._bundle.speech_tokenizer
@@ -131,8 +144,9 @@ class PromptFrontend:
 
     def _run(self, file: Path, *inputs: np.ndarray) -> np.ndarray:
         """Run the model in ``file`` on positional ``inputs`` and return its first output."""
-        if file not in self._sessions:
-            self._sessions[file] = self._open(file, self._cuda_device)
+        with _OPENING:
+            if file not in self._sessions:
+                self._sessions[file] = self._open(file, self._cuda_device)
         session = self._sessions[file]
         names = [value.name for value in session.get_inputs()]
         if len(names) != len(inputs):

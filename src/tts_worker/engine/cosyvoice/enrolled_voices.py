@@ -8,6 +8,7 @@ engine in a process of its own has a copy, to which changes are sent (``tts_work
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
+from tts_worker.audio.source import Window
 from tts_worker.errors import BundleError, SynthesisFailed
 from tts_worker.voicepack.voice_file import Voice
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
 
 log = logging.getLogger(__name__)
+
+_LOADING = threading.Lock()  # voices are enrolled on one thread and converted on another
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,29 @@ class EnrolledVoices:
             log.error("voice enrolment is unavailable: %s", error.message)
             raise SynthesisFailed("the model cannot enrol voices: its prompt models do not work") from None
 
+    def speech_tokens(self, window: Window) -> tuple[int, ...]:
+        """Return the speech tokens of the new audio of a window. Called on the conversion thread.
+
+        Raises:
+            InvalidRequest: The audio is unsuitable; the message says why.
+            SynthesisFailed: The speech tokenizer is missing or damaged; the log says which.
+        """
+        try:
+            _, frontend = self._load_prompt_models()
+            return frontend.window_tokens(window)
+        except BundleError as error:
+            log.error("voice conversion is unavailable: %s", error.message)
+            raise SynthesisFailed("the model cannot convert voices: its speech tokenizer does not work") from None
+
     def forget(self, name: str) -> None:
         """Remove a voice. Unknown names are ignored."""
         self.apply(VoiceChange(name, None))
 
     def _load_prompt_models(self) -> tuple[Bundle, PromptFrontend]:
+        with _LOADING:
+            return self._prompt_models_of_bundle()
+
+    def _prompt_models_of_bundle(self) -> tuple[Bundle, PromptFrontend]:
         if self._prompt_models is None:
             from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
             from tts_worker.engine.cosyvoice.bundle import Bundle

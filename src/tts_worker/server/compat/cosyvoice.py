@@ -11,25 +11,28 @@ and synthesis stops when the client disconnects. A recording needs an engine tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
+from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import TextTooLong
 from tts_worker.models.routing import INSTRUCT
-from tts_worker.server.compat.rendering import download
+from tts_worker.server.compat.rendering import converted, download
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.validation import request_body, validate
+from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
+_HEADERS = {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"}
 _MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded", "application/json")
 
 
@@ -121,6 +124,18 @@ class InstructRequest(TtsRequest):
     instruct: str = Field(alias="instruction", min_length=1, max_length=2_000)
 
 
+class InferenceVcRequest(BaseModel):
+    """Voice conversion for CosyVoice clients, to a stored voice or that of a recording."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    source: ClassVar[str] = "source_wav"
+    recording: ClassVar[str] = "prompt_wav"
+
+    voice: str | None = Field(None, alias="spk_id", max_length=128)
+    speed: float = Field(1.0, ge=0.5, le=2.0)
+
+
 _BASE = "/v1/model/cosyvoice"
 _HEALTH = f"{_BASE}/healthcheck"
 _ROUTES: dict[str, type[_CosyVoiceRequest]] = {
@@ -138,7 +153,8 @@ _ROUTES: dict[str, type[_CosyVoiceRequest]] = {
     f"{_BASE}/instruct": InstructRequest,
     "/instruct_tts": InstructRequest,
 }
-PATHS = frozenset(_ROUTES)
+_CONVERSION = "/inference_vc"
+PATHS = frozenset((*_ROUTES, _CONVERSION))
 """Paths whose requests may contain a recording."""
 
 
@@ -146,7 +162,21 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Build the routes over ``hub``."""
     routes = APIRouter()
 
-    def add(path: str, kind: type[_CosyVoiceRequest]) -> None:
+    def add(path: str, kind: type[BaseModel], answer: Callable[[Request], Awaitable[Response]]) -> None:
+        name = path.strip("/").replace("/", "_")
+        for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
+            extra = request_body(kind, *_MEDIA_TYPES) if method == "POST" else None
+            routes.add_api_route(
+                path,
+                answer,
+                methods=[method],
+                name=name,
+                summary=(kind.__doc__ or "").rstrip("."),
+                operation_id=f"{name}_{method.lower()}",
+                openapi_extra=extra,
+            )
+
+    def add_speech(path: str, kind: type[_CosyVoiceRequest]) -> None:
         async def speech(request: Request) -> Response:
             body = await read_body(request)
             fields = validate(kind, body.fields)
@@ -158,21 +188,26 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
             )
             return _response(hub, options, fields, limits.send_timeout_s)
 
-        name = path.strip("/").replace("/", "_")
-        for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
-            extra = request_body(kind, *_MEDIA_TYPES) if method == "POST" else None
-            routes.add_api_route(
-                path,
-                speech,
-                methods=[method],
-                name=name,
-                summary=(kind.__doc__ or "").rstrip("."),
-                operation_id=f"{name}_{method.lower()}",
-                openapi_extra=extra,
-            )
+        add(path, kind, speech)
+
+    async def conversion(request: Request) -> Response:
+        body = await read_body(request, max_files=2, max_file_bytes=MAX_AUDIO_BYTES)
+        fields = validate(InferenceVcRequest, body.fields)
+        source = RecordedSource(body.recording(fields.source))
+        voice = fields.voice
+        if voice is None:
+            voice = await hub.enrol(body.recording(fields.recording))
+        encoder = open_encoder(AudioFormat.PCM)
+        return LiveStream(
+            converted(hub, speech_options(voice, speed=fields.speed), source, encoder),
+            _TYPES["pcm"],
+            _HEADERS,
+            send_timeout_s=limits.send_timeout_s,
+        )
 
     for path, kind in _ROUTES.items():
-        add(path, kind)
+        add_speech(path, kind)
+    add(_CONVERSION, InferenceVcRequest, conversion)
 
     @routes.post(_HEALTH, include_in_schema=False)
     @routes.get(_HEALTH, summary="Whether the worker accepts sessions")
@@ -213,7 +248,7 @@ def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceReques
     return LiveStream(
         audio if stream else _collect(audio, as_wav=as_wav),
         _TYPES[audio_format],
-        {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"},
+        _HEADERS,
         send_timeout_s=send_timeout_s,
     )
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import Draining, ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
+from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 
@@ -46,6 +47,26 @@ async def download(
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data
+    if data := encoder.finish():
+        yield data
+
+
+async def converted(
+    hub: SessionHub, options: SessionOptions, source: Source, encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded audio of a voice conversion, at the rate of ``options``. Closing it frees the session.
+
+    Raises:
+        TTSWorkerError: The session was not admitted, the source cannot be converted, or the error that ended the
+            utterance.
+    """
+    conversion = await hub.convert(options, source)
+    async with aclosing(conversion.outputs()) as items:
+        async for item in items:
+            if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
+                yield data
+            elif isinstance(item, Ended) and (error := failure(item)) is not None:
+                raise RemoteError(error)
     if data := encoder.finish():
         yield data
 

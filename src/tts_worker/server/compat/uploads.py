@@ -57,8 +57,13 @@ class Body:
             ) from None
 
 
-async def read_body(request: Request) -> Body:
+async def read_body(request: Request, *, max_files: int = 1, max_file_bytes: int = MAX_PROMPT_BYTES) -> Body:
     """Parse a body by its content type: a form, otherwise JSON.
+
+    Args:
+        request: The request.
+        max_files: Files of a form.
+        max_file_bytes: Size of each.
 
     Raises:
         InvalidRequest: The body is not valid.
@@ -67,10 +72,10 @@ async def read_body(request: Request) -> Body:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return await _read_form(request)
+        return await _read_form(request, max_files, max_file_bytes)
     # curl -d calls JSON a form as well.
     if kind == "application/x-www-form-urlencoded" and not (await request.body()).lstrip().startswith(b"{"):
-        return await _read_form(request)
+        return await _read_form(request, max_files, max_file_bytes)
     try:
         data = json.loads(await request.body())
     except (ValueError, RecursionError):
@@ -80,28 +85,28 @@ async def read_body(request: Request) -> Body:
     return Body(data)
 
 
-async def _read_form(request: Request) -> Body:
+async def _read_form(request: Request, max_files: int, max_file_bytes: int) -> Body:
     # Starlette raises HTTPException(400) for a malformed form; the application answers it like a worker error.
     try:
-        return await _parse_form(request)
+        return await _parse_form(request, max_files, max_file_bytes)
     except OSError as error:  # Starlette stores large files in a temporary file
         log.error("cannot store an upload: %s", error.strerror)
         raise OverCapacity("the worker cannot store the upload", retry_after_s=_RETRY_AFTER_S) from None
 
 
-async def _parse_form(request: Request) -> Body:
+async def _parse_form(request: Request, max_files: int, max_file_bytes: int) -> Body:
     body = Body()
-    async with request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES) as form:
+    async with request.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES) as form:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                body.files[name] = await _read_file(value)
+                body.files[name] = await _read_file(value, max_file_bytes)
             else:
                 body.fields[name] = value
     return body
 
 
-async def _read_file(upload: UploadFile) -> bytes:
-    data = await upload.read(MAX_PROMPT_BYTES + 1)
-    if len(data) > MAX_PROMPT_BYTES:
-        raise TextTooLong(f"a recording may have at most {MAX_PROMPT_BYTES >> 20} MiB")
+async def _read_file(upload: UploadFile, max_bytes: int) -> bytes:
+    data = await upload.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise TextTooLong(f"a recording may have at most {max_bytes >> 20} MiB")
     return data

@@ -1,0 +1,91 @@
+"""``POST /v1/audio/conversions``: the speech of a recording in another voice, streamed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from tts_worker.audio.decode import MAX_AUDIO_BYTES
+from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.server.compat.rendering import converted
+from tts_worker.server.compat.uploads import read_body
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.responses import LiveStream
+from tts_worker.server.validation import request_body, validate
+from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.hub import SessionHub
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+
+PATH = "/v1/audio/conversions"
+SOURCE_FIELD = "audio"
+
+
+class ConversionRequest(BaseModel):
+    """Body of ``POST /v1/audio/conversions``, besides the recording."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    voice: str | None = Field(None, max_length=128)
+    model: str | None = Field(None, max_length=128)
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm", "mulaw", "alaw"] = "mp3"
+    speed: float = 1.0
+    seed: int = 0
+    sample_rate: int | None = Field(None, ge=8_000, le=48_000)
+    realtime: bool = False
+    """Schedule it as a call and send at playback pace."""
+
+    def options(self) -> SessionOptions:
+        """Return the options of its session."""
+        return SessionOptions(
+            voice=self.voice or None,
+            model=self.model or None,
+            speed=self.speed,
+            seed=self.seed,
+            realtime=self.realtime,
+            raw_chunks=not self.realtime,
+            sample_rate=self.sample_rate_hz,
+        )
+
+    @property
+    def sample_rate_hz(self) -> int:
+        if self.sample_rate is not None:
+            return self.sample_rate
+        return 8_000 if self.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
+
+
+def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+    """Build the route over ``hub``."""
+    routes = APIRouter()
+
+    @routes.post(PATH, summary="The speech of a recording in another voice, streamed", openapi_extra=_body())
+    async def convert(request: Request) -> Response:
+        body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
+        fields = {key: value for key, value in body.fields.items() if key != SOURCE_FIELD}
+        conversion = validate(ConversionRequest, fields)
+        encoder = open_encoder(AudioFormat(conversion.response_format), conversion.sample_rate_hz)
+        source = RecordedSource(next(iter(body.files.values())) if body.files else body.recording(SOURCE_FIELD))
+        return LiveStream(
+            converted(hub, conversion.options(), source, encoder),
+            encoder.content_type,
+            {"x-sample-rate": str(conversion.sample_rate_hz), "x-synthetic": "true"},
+            send_timeout_s=limits.send_timeout_s,
+        )
+
+    return routes
+
+
+def _body() -> dict[str, Any]:
+    described = request_body(ConversionRequest, "multipart/form-data", "application/json")
+    content = described["requestBody"]["content"]
+    for media_type, recording in (
+        ("multipart/form-data", {"type": "string", "format": "binary"}),
+        ("application/json", {"type": "string", "contentEncoding": "base64"}),
+    ):
+        schema = content[media_type]["schema"]
+        recording["description"] = "The speech to convert as WAV, FLAC, Ogg, MP3, M4A or WebM"
+        properties = {SOURCE_FIELD: recording, **schema["properties"]}
+        content[media_type] = {"schema": {**schema, "properties": properties, "required": [SOURCE_FIELD]}}
+    return described

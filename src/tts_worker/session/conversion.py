@@ -1,0 +1,114 @@
+"""Voice conversion: source audio in, the same speech in another voice out.
+
+The speech tokenizer turns the audio into speech tokens, window by window and on a separate thread, and the engine
+renders them as it renders those of its language model: in the same steps and within the same credit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from tts_worker.audio.source import Window, live_windows, recording_windows
+from tts_worker.errors import InvalidRequest, SessionClosed
+from tts_worker.session.session import LocalSession
+from tts_worker.types import Ended, Output, PcmFrame
+
+SPEECH_TOKENS = "speech_tokens"
+"""Capability of engines that convert."""
+
+Tokenize = Callable[[Window], Awaitable[tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """Source audio that is still being spoken: mono s16le."""
+
+    parts: AsyncIterator[bytes]
+    rate_hz: int
+
+    def windows(self) -> AsyncIterator[Window]:
+        return live_windows(self.parts, self.rate_hz)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSource:
+    """A whole WAV, FLAC, Ogg, MP3, M4A or WebM file."""
+
+    audio: bytes
+
+    async def windows(self) -> AsyncIterator[Window]:
+        if not self.audio:
+            raise InvalidRequest("the source audio is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
+        for window in await asyncio.to_thread(recording_windows, self.audio):
+            yield window
+
+
+Source = LiveSource | RecordedSource
+
+
+class Conversion:
+    """One conversion on a session, which it owns.
+
+    Args:
+        session: Speaks with the target voice. Nothing else writes to it.
+        source: What it converts.
+        tokenize: Returns the speech tokens of a window.
+        charge: Called with the seconds of source audio; raises the error of a caller that may convert no more.
+    """
+
+    def __init__(
+        self, session: LocalSession, source: Source, tokenize: Tokenize, charge: Callable[[float], None]
+    ) -> None:
+        self.session = session
+        self._source = source
+        self._tokenize = tokenize
+        self._charge = charge
+        self._error: Exception | None = None
+        self._began_at_s: float | None = None
+
+    async def outputs(self) -> AsyncGenerator[Output, None]:
+        """Convert the source; yield frames and notices up to the end of the utterance.
+
+        Closing the generator frees the session and stops the conversion.
+
+        Raises:
+            TTSWorkerError: The source cannot be converted.
+        """
+        feeding = asyncio.create_task(self._feed(), name=f"{self.session.id}-source")
+        try:
+            async for item in self.session:
+                if self._error is not None:
+                    raise self._error
+                if isinstance(item, PcmFrame) and item.index == 0:
+                    self._note_first_audio(item)
+                yield item
+                if isinstance(item, Ended):
+                    return
+            if self._error is not None:
+                raise self._error
+        finally:
+            feeding.cancel()
+            self.session.close("disconnected")
+            await asyncio.wait({feeding})
+
+    async def _feed(self) -> None:
+        try:
+            async for window in self._source.windows():
+                if self._began_at_s is None:
+                    self._began_at_s = asyncio.get_running_loop().time()
+                self._charge(window.new_s)
+                tokens = await self._tokenize(window)
+                self.session.add_speech(tokens)
+                self.session.note_source(window.new_s)
+            self.session.end_text()
+        except SessionClosed:
+            return  # stopped meanwhile: the report tells why
+        except Exception as error:
+            self._error = error
+            self.session.close("source_failed")
+
+    def _note_first_audio(self, frame: PcmFrame) -> None:
+        if self._began_at_s is not None:
+            self.session.note_converted(frame.key, asyncio.get_running_loop().time() - self._began_at_s)

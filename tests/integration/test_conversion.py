@@ -1,0 +1,156 @@
+"""Voice conversion by a running worker on the tiny model: every way in, equal to the offline one, nothing left."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
+from tests.unit.cosyvoice.bundles import copy_of
+from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tts_worker.cli import main
+from tts_worker.settings import load_settings
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.timeout(300)
+
+SOURCE = wav(speech(1.5, 16_000))
+SAMPLES_PER_TOKEN = 960
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("conversion")
+    path = copy_of("cosyvoice2", root)
+    (path / "spk2info.pt").unlink()
+    (root / "prompt.wav").write_bytes(wav(speech(4, 16_000)))
+    (root / "source.wav").write_bytes(SOURCE)
+    prompt = str(root / "prompt.wav")
+    assert main(["voice", "add", "anna", "--bundle", str(path), "--audio", prompt, "--text", SAID]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def worker(bundle: Path) -> Iterator[ThreadedWorker]:
+    engine = {"kind": "cosyvoice", "bundle": str(bundle), "device": "cpu", "threads": 1, "memory_gb": 0.1}
+    settings = load_settings(
+        flags={
+            "engines": {"cosy": {**engine, "max_utterances": 4}, "tone": {"kind": "tone"}},
+            "session": {"loudness": None},
+        }
+    )
+    with worker_in_thread(settings) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def offline(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The same conversion without a worker."""
+    out = tmp_path_factory.mktemp("offline") / "out.wav"
+    source = str(bundle.parent / "source.wav")
+    command = ["say", "--bundle", str(bundle), "--voice", "anna", "--mode", "vc", "--source", source]
+    assert main([*command, "--quiet", "--out", str(out)]) == 0
+    return soundfile.read(out, dtype="int16")[0].tobytes()
+
+
+@pytest.fixture
+def http(worker: ThreadedWorker) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{worker.address}", timeout=60) as client:
+        yield client
+
+
+def converted(http: httpx.Client, source: bytes = SOURCE, **fields: str) -> httpx.Response:
+    data = {"voice": "anna", "response_format": "pcm", **fields}
+    return http.post("/v1/audio/conversions", data=data, files={"audio": ("a.wav", source)})
+
+
+def wait_until_idle(http: httpx.Client) -> None:
+    """Wait until no session is open; the test's time limit ends it."""
+    while "\ntts_sessions 0.0" not in http.get("/metrics").text:
+        pass
+
+
+def test_http_conversion_equals_the_offline_one(http: httpx.Client, offline: bytes) -> None:
+    response = converted(http)
+    assert (response.status_code, response.headers["x-sample-rate"]) == (200, "24000")
+    assert response.content == offline
+    assert len(offline) // 2 == pytest.approx(1.5 * 24_000, abs=SAMPLES_PER_TOKEN)
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "opus", "flac", "mulaw"])
+def test_conversion_is_sent_in_every_format(http: httpx.Client, kind: str) -> None:
+    response = converted(http, response_format=kind)
+    assert response.status_code == 200
+    if kind == "mulaw":
+        assert len(response.content) == pytest.approx(1.5 * 8_000, abs=400)
+    else:
+        samples, _ = soundfile.read(io.BytesIO(response.content), frames=24_000)
+        assert np.abs(samples).max() > 0
+
+
+def test_conversion_takes_json(http: httpx.Client, offline: bytes) -> None:
+    audio = base64.b64encode(SOURCE).decode()
+    response = http.post("/v1/audio/conversions", json={"voice": "anna", "response_format": "pcm", "audio": audio})
+    assert response.content == offline
+
+
+def test_inference_vc_takes_a_prompt_or_a_voice(http: httpx.Client, offline: bytes) -> None:
+    files = {"source_wav": ("s.wav", SOURCE), "prompt_wav": ("p.wav", wav(speech(4, 16_000)))}
+    with_prompt = http.post("/inference_vc", files=files)
+    with_voice = http.post("/inference_vc", files={"source_wav": ("s.wav", SOURCE)}, data={"spk_id": "anna"})
+    assert with_prompt.status_code == 200
+    assert with_prompt.content == with_voice.content == offline  # the same recording, without its text
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "status", "message"),
+    [
+        (b"not audio at all", {}, 400, "cannot be read"),
+        (b"", {}, 400, "empty"),
+        (wav(speech(0.01, 16_000)), {}, 400, "shorter than 0.1 s"),
+        (SOURCE, {"voice": "tone"}, 400, "lacks the capabilities speech_tokens"),
+        (SOURCE, {"voice": "absent"}, 404, "absent"),
+        (SOURCE, {"speed": "9"}, 400, "speed"),
+        (SOURCE, {"response_format": "aac"}, 400, "response_format"),
+    ],
+)
+def test_bad_requests_are_refused(
+    http: httpx.Client, source: bytes, fields: dict[str, str], status: int, message: str
+) -> None:
+    response = converted(http, source, **fields)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
+    wait_until_idle(http)
+
+
+def test_disconnect_releases_the_conversion(http: httpx.Client) -> None:
+    long = wav(speech(20, 16_000))
+    files = {"audio": ("a.wav", long)}
+    for _ in range(4):  # of which the engine has as many slots
+        with http.stream("POST", "/v1/audio/conversions", data={"voice": "anna"}, files=files) as response:
+            next(response.iter_raw())
+        wait_until_idle(http)
+    assert converted(http).status_code == 200
+
+
+def test_conversions_are_measured(http: httpx.Client) -> None:
+    converted(http)
+    lines = http.get("/metrics").text.splitlines()
+    assert any(line.startswith("tts_conversion_first_audio_seconds_count") for line in lines)
+    source_s = [float(line.split()[-1]) for line in lines if line.startswith("tts_source_audio_seconds_total")]
+    assert sum(source_s) >= 1.5
+
+
+def test_conversion_is_in_the_openapi_document(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    body = json.dumps(paths["/v1/audio/conversions"]["post"]["requestBody"])
+    assert '"audio"' in body
+    assert "post" in paths["/inference_vc"]
