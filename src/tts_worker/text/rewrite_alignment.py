@@ -11,10 +11,8 @@ from collections.abc import Iterator
 
 from tts_worker.text.characters import extends, is_opener, is_spoken, is_unspaced, spoken_weight
 
-# A gap with more cells is aligned by landmarks and blocks instead of exactly, which keeps hostile text linear.
-# Landmarks are searched recursively to this depth.
-_EXACT_CELLS = 64 * 64
-_LANDMARK_DEPTH = 4
+_BLOCK_WORDS = 64
+"""A gap of more words is aligned in blocks, which keeps hostile text linear; no segment has as many."""
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -149,63 +147,16 @@ def _anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator
         yield s0 + s_end + step, t0 + t_end + step
 
 
-def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int, depth: int = 0) -> Iterator[tuple[int, int]]:
-    if not source or not target:
-        return
-    if len(source) * len(target) <= _EXACT_CELLS:
-        yield from ((s0 + s, t0 + t) for s, t in _best_pairs(source, target))
-        return
-    unique = _unique_pairs(source, target) if depth < _LANDMARK_DEPTH else []
-    if not unique:
-        # Without landmarks, split both into the same number of blocks, of at most 32 words, and align block by block.
-        blocks = max(len(source), len(target)) // 32 + 1
-        s = t = 0
-        for number in range(1, blocks + 1):
-            s_cut = len(source) * number // blocks
-            t_cut = len(target) * number // blocks
-            yield from ((s0 + s + a, t0 + t + b) for a, b in _best_pairs(source[s:s_cut], target[t:t_cut]))
-            s = s_cut
-            t = t_cut
-        return
+def _inner_anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator[tuple[int, int]]:
+    # Long texts are split into the same number of blocks, of at most 64 words, and aligned block by block.
+    blocks = 1 if len(source) * len(target) <= _BLOCK_WORDS**2 else max(len(source), len(target)) // _BLOCK_WORDS + 1
     s = t = 0
-    for s_anchor, t_anchor in [*unique, (len(source), len(target))]:
-        yield from _inner_anchors(source[s:s_anchor], target[t:t_anchor], s0 + s, t0 + t, depth + 1)
-        if s_anchor < len(source):
-            yield s0 + s_anchor, t0 + t_anchor
-        s = s_anchor + 1
-        t = t_anchor + 1
-
-
-def _unique_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:
-    """Return the longest increasing sequence of words that occur exactly once on both sides (patience alignment)."""
-    once_source = _unique_words(source)
-    once_target = _unique_words(target)
-    pairs = [(index, once_target[word]) for word, index in once_source.items() if word in once_target]
-    tops: list[int] = []
-    chain: list[int] = []
-    previous = [-1] * len(pairs)
-    for number, (_, t) in enumerate(pairs):  # source indices already increase
-        pile = bisect_left(tops, t)
-        if pile == len(tops):
-            tops.append(t)
-            chain.append(number)
-        else:
-            tops[pile] = t
-            chain[pile] = number
-        previous[number] = chain[pile - 1] if pile else -1
-    longest: list[tuple[int, int]] = []
-    number = chain[-1] if chain else -1
-    while number >= 0:
-        longest.append(pairs[number])
-        number = previous[number]
-    return longest[::-1]
-
-
-def _unique_words(words: list[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for word in words:
-        counts[word] = counts.get(word, 0) + 1
-    return {word: index for index, word in enumerate(words) if counts[word] == 1}
+    for number in range(1, blocks + 1):
+        s_cut = len(source) * number // blocks
+        t_cut = len(target) * number // blocks
+        yield from ((s0 + s + a, t0 + t + b) for a, b in _best_pairs(source[s:s_cut], target[t:t_cut]))
+        s = s_cut
+        t = t_cut
 
 
 def _best_pairs(source: list[str], target: list[str]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from tts_worker.text.english_numbers import number_words
 from tts_worker.text.language import LanguageDetector, primary_tag
 from tts_worker.text.markup import letter_name
 from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
@@ -18,26 +19,6 @@ from tts_worker.types import Segment, Span
 
 _CONTEXT_CHARS = 60
 """Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
-
-_DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_TEENS = ["ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-
-
-def number_words(number: int) -> str:
-    """Return the English words of ``number`` (0 to 9999)."""
-    if number < 10:
-        return _DIGITS[number]
-    if number < 20:
-        return _TEENS[number - 10]
-    if number < 100:
-        tens = _TENS[number // 10 - 2]
-        return f"{tens}-{_DIGITS[number % 10]}" if number % 10 else tens
-    for unit, name in ((1000, "thousand"), (100, "hundred")):
-        if number >= unit:
-            words = f"{number_words(number // unit)} {name}"
-            return f"{words} {number_words(number % unit)}" if number % unit else words
-    raise AssertionError
 
 
 def spell(text: str) -> str:
@@ -47,7 +28,7 @@ def spell(text: str) -> str:
 
 
 def _spelled(char: str) -> str:
-    return _DIGITS[int(char)] if char.isdecimal() and char.isascii() else letter_name(char)
+    return number_words(char) if char.isdecimal() and char.isascii() else letter_name(char)
 
 
 def _digit_groups(digits: str) -> str:
@@ -59,7 +40,7 @@ def _digit_groups(digits: str) -> str:
 
 
 def _number(digits: str) -> str:
-    return number_words(int(digits)) if len(digits) <= 4 else spell(digits)
+    return number_words(digits) if len(digits) <= 4 else spell(digits)
 
 
 def _count(digits: str, unit: str) -> str:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tts_worker.text.english_numbers import number_words
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import SpokenForms, number_words, rewrites, spoken_forms
+from tts_worker.text.spoken_forms import SpokenForms, rewrites, spoken_forms
 from tts_worker.text.spoken_words import spoken_words
 
 CASES = [
@@ -82,7 +83,7 @@ def test_english_is_read_as_people_read_it(text: str, expected: str) -> None:
     ("number", "words"), [(0, "zero"), (19, "nineteen"), (40, "forty"), (2019, "two thousand nineteen")]
 )
 def test_number_words(number: int, words: str) -> None:
-    assert number_words(number) == words
+    assert number_words(str(number)) == words
 
 
 def test_words_keep_their_source_range() -> None:
