@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import soxr
 from playwright.async_api import Browser, Page, Playwright, expect
 
 from tests.browser.conftest import launch
 from tests.browser.demo_page import PATIENCE_MS
+from tests.browser.test_microphone import record
+from tests.browser.test_page_accessibility import LOW_CONTRAST, MIN_CONTRAST
 from tests.conftest import serving
 from tts_worker.commands.agent import agent_extension
 from tts_worker.server.agent.recognizer import Recognizer, WhisperRecognizer
@@ -64,20 +67,45 @@ async def agent(engine: str, recognizer: Recognizer | None = None) -> AsyncItera
 
 
 @asynccontextmanager
-async def opened(browser: Browser, address: str, **context: Any) -> AsyncIterator[Page]:
-    """The page, connected; fails if it reported an error."""
+async def opened(browser: Browser, address: str, script: str = "", **context: Any) -> AsyncIterator[Page]:
+    """The page, connected; fails if it reported an error. ``script`` runs before the page loads."""
     browser_context = await browser.new_context(reduced_motion="reduce", **context)
     errors: list[str] = []
     try:
         page = await browser_context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: errors.append(str(error)))
+        await page.add_init_script(script)
         await page.goto(f"http://{address}/agent")
         await expect(page.locator("#connection")).to_have_text("Connected")
         yield page
         assert not errors, errors
     finally:
         await browser_context.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def talker() -> AsyncIterator[str]:
+    """``host:port`` of an agent with the tone engine that leaves speech recognition to the browser."""
+    async with agent("tone") as address:
+        yield address
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def voiced(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    """A browser whose microphone hears a second of voice, and 1.5 s of silence, again and again."""
+    recording = tmp_path_factory.mktemp("microphone") / "voice.wav"
+    record(recording)
+    async with launch(playwright, *microphone_flags(str(recording))) as launched:
+        yield launched
+
+
+def microphone_flags(recording: str) -> tuple[str, ...]:
+    return (
+        "--use-fake-ui-for-media-stream",
+        "--use-fake-device-for-media-stream",
+        f"--use-file-for-fake-audio-capture={recording}",
+    )
 
 
 async def until_heard(page: Page, words: int) -> None:
@@ -97,14 +125,12 @@ async def test_recorded_caller_interrupts_and_is_answered(
     caplog.set_level(logging.INFO)
     recognizer = await asyncio.to_thread(WhisperRecognizer, str(models.get_model_path()), language="en")
     recording = tmp_path / "caller.wav"
-    flags = (
-        "--use-fake-ui-for-media-stream",
-        "--use-fake-device-for-media-stream",
-        f"--use-file-for-fake-audio-capture={recording}%noloop",
-    )
     async with agent("hibari", recognizer) as address:
         await asyncio.to_thread(record_caller, address, recording)
-        async with launch(playwright, *flags) as browser, opened(browser, address) as page:
+        async with (
+            launch(playwright, *microphone_flags(f"{recording}%noloop")) as browser,
+            opened(browser, address) as page,
+        ):
             await page.locator("#send").click()
             await until_heard(page, 5)
             await page.locator("#microphone").check()
@@ -130,11 +156,15 @@ async def test_recorded_caller_interrupts_and_is_answered(
     assert said not in caplog.text
 
 
-async def test_typed_words_interrupt_without_a_microphone(browser: Browser) -> None:
-    async with agent("tone") as address, opened(browser, address, viewport={"width": 320, "height": 700}) as page:
-        await page.keyboard.press("Tab")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talker: str, scheme: str) -> None:
+    """By keyboard, on a narrow screen, with enough contrast in every state."""
+    context = {"viewport": {"width": 320, "height": 700}, "color_scheme": scheme}
+    async with opened(browser, talker, **context) as page:
+        assert await page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "idle"
         await page.locator("#say").press("Enter")
         await until_heard(page, 3)
+        assert await page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "speaking"
         await page.locator("#say").fill("Wait.")
         await page.locator("#say").press("Enter")
         await expect(page.locator("li.assistant del")).to_have_count(1)
@@ -144,3 +174,50 @@ async def test_typed_words_interrupt_without_a_microphone(browser: Browser) -> N
         assert await page.evaluate("document.documentElement.scrollWidth") <= 320
         await page.keyboard.press("Escape")
         await expect(page.locator("li.assistant del")).to_have_count(2)
+        await expect(page.locator("#status")).to_have_text("Your turn.")
+        assert await page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "interrupted"
+
+
+FAKE_RECOGNITION = """
+window.SpeechRecognition = class {
+  start() { window.recognizer = this; }
+  abort() {}
+};
+window.recognize = (transcript, isFinal) => {
+  const result = Object.assign([{ transcript }], { isFinal });
+  window.recognizer.onresult({ resultIndex: 0, results: [result] });
+};
+"""
+
+
+async def test_words_of_the_browser_interrupt_and_assent_does_not(voiced: Browser, talker: str) -> None:
+    async with opened(voiced, talker, script=FAKE_RECOGNITION) as page:
+        await page.locator("#send").click()
+        await until_heard(page, 3)
+        await page.locator("#microphone").check()
+        status = page.locator("#status")
+        await expect(status).to_have_text("Waiting: was that you?")
+        await page.evaluate("recognize('uh-huh', true)")
+        await expect(status).to_have_text("Speaking. Interrupt whenever you like.")
+        assert await page.locator("del").count() == 0
+        await expect(status).to_have_text("Waiting: was that you?")  # the recording repeats
+        await page.evaluate("recognize('please stop', false)")
+        await expect(page.locator("li.assistant del")).to_have_count(1)
+        await expect(page.locator("li.interim p")).to_have_text("please stop")
+        await page.evaluate("recognize('Please stop it.', true)")
+        heard = await page.locator("li.assistant .heard").inner_text()
+        await expect(page.locator("#messages li")).to_have_count(3)
+        assert await last_messages(page) == ["Hello.", heard.strip(), "Please stop it."]
+
+
+async def test_voice_interrupts_without_any_recognition(voiced: Browser, talker: str) -> None:
+    nothing = "delete window.webkitSpeechRecognition; delete window.SpeechRecognition"
+    async with opened(voiced, talker, script=nothing) as page:
+        assert "its words stay unknown" in await page.locator("#recognition").inner_text()
+        await page.locator("#send").click()
+        await until_heard(page, 3)
+        await page.locator("#microphone").check()
+        await expect(page.locator("li.assistant del").first).to_be_attached()
+        heard = await page.locator("li.assistant .heard").first.inner_text()
+        await expect(page.locator("#messages li").nth(2)).to_be_attached()
+        assert (await last_messages(page))[:3] == ["Hello.", heard.strip(), "…"]

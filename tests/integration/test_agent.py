@@ -1,0 +1,190 @@
+"""The talking agent over its WebSocket: what the server sends on each input of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.conftest import serving
+from tts_worker.commands.agent import agent_extension
+from tts_worker.errors import ConnectionLost
+from tts_worker.server.agent.chat import ChatModel
+from tts_worker.server.agent.conversation import Message
+from tts_worker.server.agent.service import speech_options
+from tts_worker.types import SessionOptions
+
+ANSWER = "One two three four five six seven eight nine ten."
+
+
+class Writer:
+    """A model that writes ``ANSWER``, and then fails if it is told to."""
+
+    name = "writer"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[Sequence[Message]] = []
+
+    async def reply(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
+        self.asked.append(messages)
+        yield ANSWER[:7]
+        if self.error is not None:
+            raise self.error
+        yield ANSWER[7:]
+
+
+class FakeRecognizer:
+    """Recognizes as many words as there are seconds of audio."""
+
+    async def recognize(self, pcm: bytes, sample_rate_hz: int) -> str:
+        return " ".join(["word"] * (len(pcm) // 2 // sample_rate_hz))
+
+
+class AgentPage:
+    """What the page does, without a browser: it plays nothing, and reports the positions that it is told to."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self.samples = 0  # received since "speaking"
+        self.received: list[dict[str, Any]] = []
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self._socket.send(json.dumps({"type": kind, **fields}))
+
+    async def send_audio(self, seconds: float) -> None:
+        await self._socket.send(bytes(2 * round(16_000 * seconds)))
+
+    async def until(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Read until a message of this type with these fields."""
+        with anyio.fail_after(30):
+            while True:
+                message = await self._next()
+                if message["type"] == kind and fields.items() <= message.items():
+                    return message
+
+    async def until_samples(self, samples: int) -> None:
+        with anyio.fail_after(30):
+            while self.samples < samples:
+                await self._next()
+
+    async def _next(self) -> dict[str, Any]:
+        raw = await self._socket.recv()
+        if isinstance(raw, bytes):
+            self.samples += len(raw) // 2
+            return {"type": "audio"}
+        message: dict[str, Any] = json.loads(raw)
+        if message["type"] == "speaking":
+            self.samples = 0
+        self.received.append(message)
+        return message
+
+
+@asynccontextmanager
+async def talking(
+    model: ChatModel | None = None, recognizer: FakeRecognizer | None = None, options: SessionOptions | None = None
+) -> AsyncIterator[AgentPage]:
+    """A conversation with a worker whose tones last 40 ms per character."""
+    extension = agent_extension(options or speech_options(), model or Writer(), recognizer)
+    engines = {"tone": {"kind": "tone", "ms_per_char": 40}}
+    async with serving(engines=engines, extension=extension) as address, connect(f"ws://{address}/v1/agent") as socket:
+        yield AgentPage(socket)
+
+
+async def test_answer_is_spoken_and_its_words_are_timed() -> None:
+    async with talking() as page:
+        ready = await page.until("ready")
+        assert (ready["sample_rate"], ready["model"], ready["recognizer"]) == (24_000, "writer", False)
+        await page.send("say", text="Hello.")
+        asked = await page.until("asked")
+        assert asked["messages"] == [{"role": "user", "content": "Hello."}]
+        turn = asked["turn"]
+        await page.until("sent", turn=turn)
+        await page.send("playback", turn=turn, samples=page.samples, complete=True)
+        settled = await page.until("settled", turn=turn)
+        assert (settled["heard"], settled["unheard"]) == (ANSWER, "")
+        await page.until("phase", phase="listening")
+        words = [word["text"] for each in page.received if each["type"] == "words" for word in each["words"]]
+        assert words == ANSWER.split()
+        phases = [each["phase"] for each in page.received if each["type"] == "phase"]
+        assert phases == ["thinking", "speaking", "listening"]
+
+
+@pytest.mark.parametrize("all_sent", [False, True])
+async def test_interruption_cuts_at_the_played_position(all_sent: bool) -> None:
+    """Also when all audio was sent and the page still plays it: then the session has no report any more."""
+    model = Writer()
+    async with talking(model) as page:
+        await page.send("say", text="Hello.")
+        turn = (await page.until("asked"))["turn"]
+        await (page.until("sent", turn=turn) if all_sent else page.until_samples(12_000))
+        await page.send("say", text="Wait.", played_samples=7_200)
+        settled = await page.until("settled", turn=turn)
+        assert (settled["heard"], settled["reason"]) == ("One two", "barge_in")
+        assert settled["heard"] + settled["unheard"] == ANSWER
+        await page.until("asked")
+        assert [each["content"] for each in model.asked[1]] == ["Hello.", "One two", "Wait."]
+
+
+async def test_noise_holds_and_resumes_without_losing_audio() -> None:
+    async with talking(recognizer=FakeRecognizer()) as page:
+        assert (await page.until("ready"))["recognizer"] is True
+        await page.send("say", text="Hello.")
+        turn = (await page.until("asked"))["turn"]
+        await page.until_samples(4_800)
+        await page.send("speech", active=True, sample_rate=16_000, played_samples=2_400)
+        await page.until("phase", phase="held")
+        await page.send_audio(0.7)
+        await page.send("speech", active=False, sample_rate=16_000)
+        await page.until("phase", phase="speaking")
+        await page.until("sent", turn=turn)
+        assert page.samples == 24 * 40 * sum(letter.isalpha() for letter in ANSWER)
+        assert not [each for each in page.received if each["type"] == "cut"]
+
+
+async def test_interim_words_stop_and_final_words_are_answered() -> None:
+    model = Writer()
+    async with talking(model, FakeRecognizer()) as page:
+        await page.send("say", text="Hello.")
+        turn = (await page.until("asked"))["turn"]
+        await page.until_samples(12_000)
+        await page.send("speech", active=True, sample_rate=16_000, played_samples=7_200)
+        await page.send_audio(1.2)
+        assert (await page.until("settled", turn=turn))["heard"] == "One two"
+        await page.send_audio(1.0)
+        await page.send("speech", active=False, sample_rate=16_000)
+        await page.until("asked")
+        assert [each["content"] for each in model.asked[1]] == ["Hello.", "One two", "word word"]
+
+
+async def test_failure_of_the_model_is_shown_and_its_words_are_spoken() -> None:
+    async with talking(Writer(ConnectionLost("the chat model cannot be reached"))) as page:
+        await page.send("say", text="Hello.")
+        assert (await page.until("problem"))["message"] == "the chat model cannot be reached"
+        turn = (await page.until("sent"))["turn"]
+        await page.send("playback", turn=turn, samples=page.samples, complete=True)
+        assert (await page.until("settled"))["heard"] == ANSWER[:7]
+
+
+async def test_invalid_messages_change_nothing() -> None:
+    async with talking() as page:
+        await page.send("say", text=" ")
+        await page.send("say", text=5)
+        await page.send("dance")
+        await page.send_audio(0.1)
+        problems = [(await page.until("problem"))["message"] for _ in range(4)]
+        assert problems[0] == "text must not be blank"
+        assert problems[1] == "text must be text, not a whole number"
+        assert problems[3] == "this server does not recognize speech"
+        await page.send("ping", id="1")
+        assert (await page.until("pong"))["id"] == "1"
+
+
+async def test_conversation_without_a_session_is_refused() -> None:
+    async with talking(options=speech_options(voice="missing")) as page:
+        assert (await page.until("refused"))["code"] == "unknown_voice"
