@@ -77,6 +77,14 @@ def test_assent_resumes_but_answers_a_question() -> None:
     assert UserTurn(3, "Yes.") in conversation.transcribed("Yes.", is_final=True)
 
 
+def test_echo_of_the_answer_resumes_it() -> None:
+    conversation = speaking("You can stop me at any time, and I fall silent.")
+    conversation.speech_began()
+    assert conversation.transcribed("me at any time and I", is_final=False) == []
+    assert conversation.transcribed("Me at any time, and I.", is_final=True) == [Release(2)]
+    assert conversation.transcribed("Stop.", is_final=False) == [Interrupt(2, "barge_in")], "one word is no echo"
+
+
 def test_withdrawn_words_that_interrupted_are_kept() -> None:
     conversation = speaking()
     conversation.transcribed("stop please", is_final=False)

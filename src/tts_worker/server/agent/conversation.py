@@ -3,8 +3,8 @@
 Every input returns the effects that the caller carries out, in order. The history that the model is sent holds what the
 user heard: an interrupted answer is cut at the position of the playback report.
 
-The user's voice holds the answer at once. Words end it; a cough, a word of assent ("uh-huh") or nothing recognizable
-lets it continue at the next sample.
+The user's voice holds the answer at once. Words end it; a cough, a word of assent ("uh-huh"), an echo of the answer or
+nothing recognizable lets it continue at the next sample.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ ASSENTS = frozenset(
     ("ah", "aha", "hm", "hmm", "huh", "mhm", "mm", "oh", "ok", "okay", "right", "uh", "um", "yeah", "yes")
 )
 """Words of a listener. While an answer is spoken they do not end it."""
+
+ECHO_WORDS = 3
+"""So many words that the answer contains in this order are its echo: loudspeakers reach the microphone."""
 
 Message = dict[str, str]
 """A message of the chat API: ``role`` and ``content``."""
@@ -186,8 +189,11 @@ class Conversation:
     def transcribed(self, text: str, *, is_final: bool) -> list[Effect]:
         """Words of the user were recognized; ``text`` is all of them since the last final result."""
         text = text.strip()
-        while_speaking = self._answer is not None and not self._is_stopping
-        if not _has_words(text, while_speaking=while_speaking):
+        if self._answer is None or self._is_stopping:
+            is_speech = bool(_words(text))
+        else:
+            is_speech = _is_interruption(_words(text), _words(self._answer.text))
+        if not is_speech:
             text = ""
         if not is_final:
             effects = self._interrupt("barge_in") if text else []
@@ -306,8 +312,13 @@ class Conversation:
         return [Settled(turn.number, turn.heard, turn.unheard), *self._ask()]
 
 
-def _has_words(text: str, *, while_speaking: bool) -> bool:
-    words = "".join(each if each.isalnum() else " " for each in text.lower()).split()
-    if while_speaking:
-        words = [word for word in words if word not in ASSENTS]
-    return bool(words)
+def _words(text: str) -> list[str]:
+    return "".join(each if each.isalnum() else " " for each in text.lower()).split()
+
+
+def _is_interruption(words: list[str], answer: list[str]) -> bool:
+    """Whether words that were recognized while an answer is spoken end it: no mere assent, and no echo of it."""
+    count = len(words)
+    if count >= ECHO_WORDS and any(answer[at : at + count] == words for at in range(len(answer) - count + 1)):
+        return False
+    return any(word not in ASSENTS for word in words)

@@ -182,6 +182,8 @@ export class AgentSession {
     switch (message.type) {
       case "ready":
         if (!isPlayable(message)) this.#view.problem("The server sends audio in a format that this page does not play.");
+        this.#utterance = null;
+        this.#setPhase("listening");
         this.#view.ready(message);
         break;
       case "phase":
