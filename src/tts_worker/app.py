@@ -44,6 +44,7 @@ from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.session import SessionTimeouts
+from tts_worker.session.traces import open_traces
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
@@ -99,6 +100,7 @@ class Worker:
             _hub_config(settings),
             quotas,
         )
+        self.hub.traces = open_traces(settings.tracing)
         self.models = ModelManager(
             settings.engines,
             EngineActions(self._load, self.hub.remove_engine, self._unload, self.hub.count_sessions),
@@ -234,6 +236,8 @@ class Worker:
         await self.hub.quotas.aclose()
         if self.hub.config.normalizer is not None:
             self.hub.config.normalizer.close()
+        if self.hub.traces is not None:
+            await asyncio.to_thread(self.hub.traces.close)
         gc.unfreeze()
 
 

@@ -181,6 +181,7 @@ class SessionOptions:
         lexicon: Word -> spelling or /phonemes/.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
+        traceparent: W3C trace context of the later utterances; None takes that of the request.
     """
 
     voice: str | None = None
@@ -206,6 +207,7 @@ class SessionOptions:
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
     flush_after_ms: float | None = None
+    traceparent: str | None = None
 
 
 # -- session -> engine ------------------------------------------------------------------------------------------------

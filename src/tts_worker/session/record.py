@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tts_worker.callers import current_caller
 from tts_worker.logs import current_request_id, fields
+from tts_worker.tracing import current_traceparent, trace_id
 from tts_worker.types import ChunkMeta, Ended, UtteranceKey
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class UtteranceRecord:
         engine: Name of the engine.
         voice: Name of the voice.
         request_id: The request that brought its first text; empty outside a request.
+        traceparent: The W3C trace context that it belongs to; empty without one.
         text_at_s: Its first text arrived.
         text_chars: Length of its text.
         posted_at_s: Its first segment was given to the engine.
@@ -39,6 +41,7 @@ class UtteranceRecord:
     engine: str
     voice: str
     request_id: str
+    traceparent: str
     text_at_s: float
     text_chars: int = 0
     posted_at_s: float | None = None
@@ -65,6 +68,7 @@ class UtteranceRecord:
                 session=self.key.session,
                 utterance=self.key.generation,
                 request_id=self.request_id or None,
+                trace_id=trace_id(self.traceparent),
                 transport=self.transport,
                 voice=self.voice,
                 engine=self.engine or None,
@@ -82,12 +86,15 @@ class UtteranceRecord:
 @dataclass(slots=True)
 class SessionRecord:
     """Collects over the life of a session. ``outcome`` and ``code`` are the last utterance's; ``first_audio_ms`` is
-    the first utterance's, measured as the metric is; ``samples`` and ``text_chars`` are sums."""
+    the first utterance's, measured as the metric is; ``samples`` and ``text_chars`` are sums. ``own_traceparent`` is
+    the trace context that the client chose for later utterances; it goes before that of their requests."""
 
     session: str
     engine: str
     opened_at_s: float
     request_id: str = field(default_factory=current_request_id)
+    traceparent: str = field(default_factory=current_traceparent)
+    own_traceparent: str = ""
     transport: str = field(default_factory=lambda: current_caller().transport)
     utterances: int = 0
     outcome: str = "none"
@@ -102,7 +109,8 @@ class SessionRecord:
         utterance = self._open.get(key)
         if utterance is None:
             request_id = current_request_id() or self.request_id
-            utterance = UtteranceRecord(key, self.transport, self.engine, voice(), request_id, now_s)
+            traceparent = self.own_traceparent or current_traceparent() or self.traceparent
+            utterance = UtteranceRecord(key, self.transport, self.engine, voice(), request_id, traceparent, now_s)
             self._open[key] = utterance
         utterance.text_chars += chars
         self.text_chars += chars

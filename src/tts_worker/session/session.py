@@ -17,6 +17,8 @@ from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionRecord
+from tts_worker.session.traces import UtteranceTraces
+from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
     Acknowledged,
     Alignment,
@@ -108,6 +110,7 @@ class LocalSession:
         reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
         output_format: Format of the audio that is sent; None is that of the engine.
+        traces: Exports ended utterances; None exports none.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class LocalSession:
         reading: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
         output_format: OutputFormat | None = None,
+        traces: UtteranceTraces | None = None,
     ) -> None:
         self.id = machine.session
         output_format = output_format or OutputFormat()
@@ -153,6 +157,7 @@ class LocalSession:
         self._reading = False
         self._timestamps = _Timestamps()
         self._final_events: deque[Output] = deque()
+        self._traces = traces
         self._record = SessionRecord(self.id, engine_name, self._loop.time())
         engine.subscribe(self.id, self._on_engine)
 
@@ -302,6 +307,10 @@ class LocalSession:
         """
         self._machine.configure(params)
         self._next_timeouts = timeouts or self._next_timeouts
+
+    def join_trace(self, traceparent: str | None) -> None:
+        """Add later utterances to this W3C trace context; None or a malformed one: to that of their requests."""
+        self._record.own_traceparent = valid_traceparent(traceparent)
 
     def close(self, reason: str = "closed", error: TTSWorkerError | None = None) -> None:
         if self._machine.state is State.CLOSED:
@@ -502,7 +511,9 @@ class LocalSession:
                 self._timestamps.posted_at_s.pop(item.key, None)
                 self.pacer.expect_gap()
                 self._observer.ended(item)
-                self._record.ended(item, now_s)
+                utterance = self._record.ended(item, now_s)
+                if self._traces is not None and utterance is not None:
+                    self._traces.ended(utterance, item, now_s)
             case Started():
                 self.pacer.expect_gap()
 

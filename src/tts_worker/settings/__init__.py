@@ -18,6 +18,7 @@ from tts_worker.settings.sections import (
     ServerSettings,
     TelephonySettings,
     TextSettings,
+    TracingSettings,
     WebRtcSettings,
     is_loopback,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "TelephonySettings",
     "TextSettings",
     "ToneEngineSettings",
+    "TracingSettings",
     "WebRtcSettings",
     "find_config",
     "is_loopback",

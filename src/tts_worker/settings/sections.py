@@ -328,6 +328,21 @@ class TextSettings(Section):
     lexicon_file: Path | None = None
 
 
+class TracingSettings(Section):
+    """Export of OpenTelemetry traces (extra "otel").
+
+    Attributes:
+        endpoint: URL that receives OTLP over HTTP, such as ``http://127.0.0.1:4318/v1/traces``; None exports nothing.
+            The variable ``OTEL_EXPORTER_OTLP_HEADERS`` adds headers.
+        sample_ratio: Share of the traces without a sampled parent that is exported; with a parent, its choice holds.
+        service_name: Name of this service in the traces.
+    """
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    service_name: Annotated[str, Field(min_length=1)] = "tts-worker"
+
+
 class VoiceSettings(Section):
     """Voices.
 

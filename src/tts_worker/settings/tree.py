@@ -24,6 +24,7 @@ from tts_worker.settings.sections import (
     SessionSettings,
     TelephonySettings,
     TextSettings,
+    TracingSettings,
     VoiceSettings,
     WebRtcSettings,
     is_loopback,
@@ -54,6 +55,7 @@ class Settings(BaseSettings):
     webrtc: WebRtcSettings = WebRtcSettings()
     telephony: TelephonySettings = TelephonySettings()
     text: TextSettings = TextSettings()
+    tracing: TracingSettings = TracingSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     engine: EngineLoopSettings = EngineLoopSettings()

@@ -14,6 +14,7 @@ from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout
 from tts_worker.logs import current_request_id, set_request_id
 from tts_worker.protocol.proto_codec import encode_trailers
 from tts_worker.server.keys import KeyRing
+from tts_worker.tracing import TRACEPARENT, set_traceparent
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         request_id = metadata.get(REQUEST_ID)
         set_request_id(request_id if isinstance(request_id, str) else None)
+        set_traceparent(metadata.get(TRACEPARENT))
         if method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
         api_key = _api_key(handler_call_details.invocation_metadata) or None
