@@ -30,6 +30,7 @@ from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
 from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.models.voice_store import VoiceStore
+from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.connections import (
     Connection,
     ConnectionLimits,
@@ -120,10 +121,14 @@ class Worker:
                 max_stored=voices.max_stored,
                 on_change=self.hub.renew_loudness,
             )
+        self.batches: BatchRunner | None = None
+        if settings.batch.enabled:
+            self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
         self._voice_watch: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None
         self._key_watch: asyncio.Task[None] | None = None
         self._quota_exchange: asyncio.Task[None] | None = None
+        self._batch_runs: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
@@ -145,6 +150,8 @@ class Worker:
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             self._quota_exchange = asyncio.get_running_loop().create_task(self.hub.quotas.run(), name="quotas")
+            if self.batches is not None:
+                self._batch_runs = asyncio.get_running_loop().create_task(self.batches.run(), name="batches")
             if self.hub.library is not None:
                 watch = self.hub.library.watch(self.settings.voices.watch_interval_s)
                 self._voice_watch = asyncio.get_running_loop().create_task(watch, name="stored-voices")
@@ -228,6 +235,9 @@ class Worker:
         for task in (self._key_watch, self._voice_watch, self._quota_exchange):
             if task is not None:
                 task.cancel()
+        if self._batch_runs is not None:
+            self._batch_runs.cancel()
+            await asyncio.wait({self._batch_runs})
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
         await self.models.close()
@@ -343,7 +353,7 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
 
 def create_application(worker: Worker, extension: Extension | None = None) -> ASGIApp:
     """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
-    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys, extension)
+    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys, worker.batches, extension)
 
 
 _SHUTDOWN_S = 13.0

@@ -18,6 +18,8 @@ from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.server import api_docs, conversions, voices
+from tts_worker.server.batch import routes as batch
+from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
@@ -43,6 +45,7 @@ def create_app(
     metrics: Metrics,
     settings: Settings,
     keys: KeyRing | None = None,
+    batches: BatchRunner | None = None,
     extension: Extension | None = None,
 ) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
@@ -68,6 +71,8 @@ def create_app(
         telephony.add_routes(app, hub, limits, settings.telephony, keys or KeyRing())
     if extension is not None:
         extension(app, hub, limits)
+    if batches is not None:
+        app.include_router(batch.router(batches, limits))
     api_docs.describe(app)
     if server.web_page:
         _add_page(app)
@@ -79,7 +84,7 @@ def create_app(
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | {conversions.PATH},
+        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
     )
@@ -122,6 +127,7 @@ def transport_of(path: str) -> str:
     own = {
         "/v1/stream": "websocket",
         "/v1/agent": "websocket",
+        batch.PATH: "batch",
         "/webrtc": "webrtc",
         **dict.fromkeys(telephony.PATHS, "telephony"),
     }

@@ -100,6 +100,20 @@ class KeyRing:
             return None
         if counted:
             await self._count(valid_key, transport)
+        return self._caller(valid_key, transport)
+
+    def caller_named(self, name: str | None, transport: str) -> Caller | None:
+        """Return the caller of a key by its name; None if there is no such key now.
+
+        Without a name: the caller of a worker that requires no key.
+        """
+        if name is None:
+            return None if self.required else Caller(transport=transport)
+        key = next((key for _, key in self._keys if key.name == name), None)
+        return None if key is None else self._caller(key, transport)
+
+    @staticmethod
+    def _caller(valid_key: ApiKey, transport: str) -> Caller:
         return Caller(
             valid_key.name,
             frozenset(valid_key.scopes & ALL_SCOPES),

@@ -13,6 +13,7 @@ from tts_worker.settings.engines import (
 from tts_worker.settings.load import load_settings, read_yaml
 from tts_worker.settings.packaged import find_config, packaged
 from tts_worker.settings.sections import (
+    BatchSettings,
     GrpcSettings,
     RaySettings,
     ServerSettings,
@@ -25,6 +26,7 @@ from tts_worker.settings.sections import (
 from tts_worker.settings.tree import Settings
 
 __all__ = [
+    "BatchSettings",
     "CosyVoiceEngineSettings",
     "EngineSettings",
     "GrpcSettings",

@@ -285,6 +285,30 @@ class RegistrySettings(Section):
     secret: SecretStr | None = Field(None, min_length=16)
 
 
+class BatchSettings(Section):
+    """``/v1/batch``: many texts in one request.
+
+    Attributes:
+        directory: Where requests and results are kept: a batch then outlives the process, and workers that share the
+            directory continue each other's. None keeps them in a temporary directory until the process ends.
+        parallel: Items that are synthesized at the same time, over all batches.
+        max_items: Items of a batch.
+        max_chars: Text of a batch.
+        max_running: Unfinished batches.
+        max_bytes: Audio that is kept; beyond it the oldest finished batches are deleted.
+        keep_s: A batch is deleted after this time.
+    """
+
+    enabled: bool = True
+    directory: Path | None = None
+    parallel: int = Field(2, ge=1, le=1_000)
+    max_items: int = Field(1_000, ge=1, le=100_000)
+    max_chars: int = Field(1_000_000, ge=1)
+    max_running: int = Field(100, ge=1, le=10_000)
+    max_bytes: int = Field(1_073_741_824, ge=1)
+    keep_s: Seconds = 86_400.0
+
+
 class RaySettings(Section):
     """``serve --ray``: replicas of this worker behind one address.
 

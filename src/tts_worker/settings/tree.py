@@ -14,6 +14,7 @@ from tts_worker.settings.engines import (
     ToneEngineSettings,
 )
 from tts_worker.settings.sections import (
+    BatchSettings,
     EngineLoopSettings,
     GrpcSettings,
     ModelSettings,
@@ -60,6 +61,7 @@ class Settings(BaseSettings):
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     engine: EngineLoopSettings = EngineLoopSettings()
     models: ModelSettings = ModelSettings()
+    batch: BatchSettings = BatchSettings()
     ray: RaySettings = RaySettings()
     hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,0 +1,100 @@
+"""The body of ``POST /v1/batch``."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.settings import BatchSettings
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+
+
+class BatchItem(BaseModel):
+    """A text of a batch. What it leaves out is that of the batch.
+
+    Attributes:
+        id: Name of the item in the results; its number by default.
+        input: The text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")
+    input: str
+    voice: str | None = Field(None, max_length=128)
+    speed: float | None = None
+    seed: int | None = None
+    language: str | None = Field(None, max_length=35)
+    instructions: str | None = Field(None, max_length=4_096)
+
+
+class BatchRequest(BaseModel):
+    """Many texts; the other fields are the defaults of the items.
+
+    Attributes:
+        items: The texts.
+        response_format: Format of each item's audio.
+        sample_rate: 8000 to 48000 Hz; None selects 24000, and 8000 for mulaw and alaw.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    items: tuple[BatchItem, ...] = Field(min_length=1)
+    response_format: AudioFormat = AudioFormat.MP3
+    sample_rate: int | None = Field(None, ge=8_000, le=48_000)
+    voice: str | None = Field(None, max_length=128)
+    model: str | None = Field(None, max_length=128)
+    speed: float = 1.0
+    seed: int = 0
+    language: str | None = Field(None, max_length=35)
+    instructions: str | None = Field(None, max_length=4_096)
+
+    @model_validator(mode="after")
+    def _name(self) -> BatchRequest:
+        items = [
+            item if item.id else item.model_copy(update={"id": f"{number:05}"})
+            for number, item in enumerate(self.items, 1)
+        ]
+        if len({item.id for item in items}) < len(items):
+            raise ValueError("two items have the same id")
+        object.__setattr__(self, "items", tuple(items))
+        return self
+
+    @property
+    def rate_hz(self) -> int:
+        """The sample rate of the audio."""
+        if self.sample_rate is not None:
+            return self.sample_rate
+        return 8_000 if self.response_format in (AudioFormat.MULAW, AudioFormat.ALAW) else SAMPLE_RATE_HZ
+
+    @property
+    def chars(self) -> int:
+        return sum(len(item.input) for item in self.items)
+
+    def check(self, limits: BatchSettings) -> None:
+        """Check what concerns the whole batch.
+
+        Raises:
+            InvalidRequest: There are too many items, or the format does not support the sample rate.
+            TextTooLong: The items have too much text together.
+        """
+        if len(self.items) > limits.max_items:
+            raise InvalidRequest(f"a batch may have at most {limits.max_items} items")
+        if self.chars > limits.max_chars:
+            raise TextTooLong(f"a batch may have at most {limits.max_chars} characters")
+        open_encoder(self.response_format, self.rate_hz)
+
+    def options(self, item: BatchItem) -> SessionOptions:
+        """Return the options of an item's session: a download, which the scheduler serves behind calls."""
+        return SessionOptions(
+            voice=item.voice if item.voice is not None else self.voice,
+            model=self.model,
+            speed=item.speed if item.speed is not None else self.speed,
+            seed=item.seed if item.seed is not None else self.seed,
+            language=item.language if item.language is not None else self.language,
+            instruct=item.instructions if item.instructions is not None else self.instructions,
+            realtime=False,
+            raw_chunks=True,
+            sample_rate=self.rate_hz,
+        )

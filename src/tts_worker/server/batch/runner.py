@@ -1,0 +1,419 @@
+"""Runs batches: a few items at a time, batches in turn, in the class of downloads, within the quotas of their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.lowlevel
+
+from tts_worker.audio.encoders import open_encoder
+from tts_worker.callers import ApiScope, Caller, acting_as, current_caller
+from tts_worker.errors import (
+    ErrorCode,
+    ErrorInfo,
+    Forbidden,
+    OverCapacity,
+    TextTooLong,
+    TTSWorkerError,
+)
+from tts_worker.server.batch.request import BatchItem, BatchRequest
+from tts_worker.server.batch.store import BatchFolder, ItemResult, StoredBatch, is_id, new_id, stored_ids
+from tts_worker.server.compat.rendering import synthesize
+from tts_worker.session.hub import SessionHub
+from tts_worker.settings import BatchSettings
+from tts_worker.types import PcmFrame
+
+log = logging.getLogger(__name__)
+
+TRANSPORT = "batch"
+
+_MAINTENANCE_S = 5.0
+"""Interval at which expired batches are deleted, and those of crashed processes claimed."""
+_MAX_ATTEMPTS = 3
+"""How often an item is tried that fails with a retryable error of the engine."""
+_RETRY_S = 1.0
+_MAX_WAIT_S = 60.0
+_WRITE_BYTES = 262_144
+
+_WAITS = frozenset(
+    {ErrorCode.OVER_CAPACITY, ErrorCode.QUOTA_EXCEEDED, ErrorCode.RATE_LIMITED, ErrorCode.NOT_READY, ErrorCode.DRAINING}
+)
+"""Refusals that are over after a while: the item waits, calls go first."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch of this process.
+
+    Attributes:
+        stored: The accepted request.
+        folder: Its folder, claimed by this process.
+        results: Finished items by number.
+        is_cancelled: The batch was deleted.
+        resumes_at_s: Time of the event loop until which its key, or the worker, has refused it.
+        changed: Set and replaced whenever an item finishes.
+    """
+
+    stored: StoredBatch
+    folder: BatchFolder
+    results: dict[int, ItemResult] = field(default_factory=dict)
+    is_cancelled: bool = False
+    resumes_at_s: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set[asyncio.Task[object]] = field(default_factory=set)
+
+    @property
+    def request(self) -> BatchRequest:
+        return self.stored.request
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.results) == len(self.request.items)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the finished audio."""
+        return sum(result.size for result in self.results.values())
+
+    def notify(self) -> None:
+        """Wake those who wait for a result."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class BatchRunner:
+    """The batches of a worker.
+
+    Args:
+        hub: Opens the sessions of the items.
+        settings: Limits.
+        max_input_chars: Limit of an item's text.
+        caller_of: Returns the caller of a key by its name; None if the key is gone.
+    """
+
+    def __init__(
+        self,
+        hub: SessionHub,
+        settings: BatchSettings,
+        max_input_chars: int,
+        caller_of: Callable[[str | None, str], Caller | None],
+    ) -> None:
+        self.settings = settings
+        self._hub = hub
+        self._max_input_chars = max_input_chars
+        self._caller_of = caller_of
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._directory = settings.directory
+        self._batches: dict[str, Batch] = {}
+        self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
+        self._work = asyncio.Event()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: BatchRequest) -> Batch:
+        """Accept a batch for the current caller.
+
+        Raises:
+            InvalidRequest, TextTooLong: The batch exceeds a limit.
+            OverCapacity: Too many batches are running, or kept ones fill the disk.
+            Forbidden: The key lacks the scope ``speak``.
+        """
+        caller = current_caller()
+        caller.require(ApiScope.SPEAK)
+        request.check(self.settings)
+        running = sum(not batch.is_done for batch in self._batches.values())
+        if running >= self.settings.max_running:
+            raise OverCapacity(f"all {running} batches are running", retry_after_s=60.0)
+        await self._make_room()
+        if self._stored_bytes() >= self.settings.max_bytes:
+            raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0)
+        stored = StoredBatch(id=new_id(), owner=caller.key, created_at_s=_now_s(), request=request)
+        folder = BatchFolder(await self._open_directory(), stored.id)
+        batch = Batch(stored, folder)
+        self._batches[stored.id] = batch  # before it is written: maintenance must not claim it
+        try:
+            await asyncio.to_thread(folder.create, stored)
+        except BaseException:
+            del self._batches[stored.id]
+            raise
+        self._enqueue(batch)
+        return batch
+
+    async def find(self, name: str) -> Batch | None:
+        """Return a batch of the current caller, or any for a key with the scope ``admin``.
+
+        One that another process runs is a copy of its state.
+        """
+        batch = self._batches.get(name)
+        if batch is None and is_id(name) and self._directory is not None:
+            folder = BatchFolder(self._directory, name)
+            if (content := await asyncio.to_thread(folder.read)) is not None:
+                batch = Batch(content[0], folder, content[1])
+        caller = current_caller()
+        if batch is None or (batch.stored.owner != caller.key and ApiScope.ADMIN not in caller.scopes):
+            return None
+        return batch
+
+    async def list(self) -> list[Batch]:
+        """Return the batches of the current caller, the newest first."""
+        directory = self._directory
+        names = set(self._batches)
+        if directory is not None:
+            names.update(await asyncio.to_thread(stored_ids, directory))
+        found = [batch for name in names if (batch := await self.find(name)) is not None]
+        return sorted(found, key=lambda batch: batch.stored.created_at_s, reverse=True)
+
+    async def wait(self, batch: Batch, index: int) -> ItemResult | None:
+        """Wait until an item is finished; None if the batch is deleted before."""
+        while (result := batch.results.get(index)) is None and not batch.is_cancelled:
+            if batch.stored.id in self._batches:
+                await batch.changed.wait()
+                continue
+            await asyncio.sleep(_RETRY_S)  # another process runs it
+            if (found := await asyncio.to_thread(batch.folder.result, index)) is not None:
+                batch.results[index] = found
+            elif not await asyncio.to_thread(batch.folder.path.exists):
+                return None
+        return result
+
+    async def delete(self, batch: Batch) -> None:
+        """Cancel a batch and delete its results."""
+        batch.is_cancelled = True
+        self._batches.pop(batch.stored.id, None)
+        self._queue = [entry for entry in self._queue if entry[0] is not batch]
+        for task in batch.tasks:
+            task.cancel()
+        if batch.tasks:
+            await asyncio.wait(batch.tasks)
+        await asyncio.to_thread(batch.folder.delete)
+        batch.notify()
+
+    def expires_at_s(self, batch: Batch) -> float:
+        """The Unix time after which the batch is deleted, finished or not."""
+        return batch.stored.created_at_s + self.settings.keep_s
+
+    # -- execution ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run batches until cancelled; items in progress are then synthesized again by the next process."""
+        workers = [asyncio.create_task(self._run_items(), name="batch") for _ in range(self.settings.parallel)]
+        try:
+            while True:
+                try:
+                    await self._maintain()
+                except OSError as error:
+                    log.warning("batches: the directory cannot be read: %s", error.strerror)
+                await asyncio.sleep(_MAINTENANCE_S)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+            for batch in self._batches.values():
+                batch.folder.release()
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    def _enqueue(self, batch: Batch) -> None:
+        """Queue the unfinished items so that batches take turns."""
+        missing = [(batch, index) for index in range(len(batch.request.items)) if index not in batch.results]
+        turns: dict[str, int] = {}
+        ranked = []
+        for entry in [*self._queue, *missing]:
+            turn = turns[entry[0].stored.id] = turns.get(entry[0].stored.id, 0) + 1
+            ranked.append((turn, entry))
+        self._queue = [entry for _, entry in sorted(ranked, key=lambda each: each[0])]
+        self._work.set()
+
+    async def _run_items(self) -> None:
+        while True:
+            batch, index = await self._next_item()
+            # A task of its own, so that deleting the batch cancels the item only.
+            task = asyncio.create_task(self._run_item(batch, index), name=f"batch-{batch.stored.id}-{index}")
+            batch.tasks.add(task)
+            try:
+                await asyncio.wait({task})
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+                batch.tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("batch %s, item %d failed", batch.stored.id, index, exc_info=error)
+
+    async def _next_item(self) -> tuple[Batch, int]:
+        """Wait for an item; one whose batch was refused does not hold up the others."""
+        while True:
+            self._work.clear()
+            now_s = asyncio.get_running_loop().time()
+            for position, (batch, _) in enumerate(self._queue):
+                if batch.resumes_at_s <= now_s:
+                    return self._queue.pop(position)
+            resumes_at_s = min((batch.resumes_at_s for batch, _ in self._queue), default=now_s + _MAX_WAIT_S)
+            with anyio.move_on_after(resumes_at_s - now_s):
+                await self._work.wait()
+
+    async def _run_item(self, batch: Batch, index: int) -> None:
+        item = batch.request.items[index]
+        attempts = 0
+        while True:
+            try:
+                with acting_as(self._caller(batch)):
+                    result = await self._synthesize(batch, index, item)
+                break
+            except TTSWorkerError as error:
+                attempts += 1
+                if error.retryable and error.code in _WAITS:
+                    wait_s = min(error.retry_after_s or _RETRY_S, _MAX_WAIT_S)
+                    batch.resumes_at_s = asyncio.get_running_loop().time() + wait_s
+                    self._queue.insert(0, (batch, index))
+                    return
+                if not error.retryable or attempts == _MAX_ATTEMPTS:
+                    result = ItemResult(index, error=error.info)
+                    break
+                await asyncio.sleep(error.retry_after_s or _RETRY_S)
+            except FileNotFoundError:
+                await self.delete_lost(batch)
+                return
+            except OSError as error:
+                result = ItemResult(index, error=_storage_error(error))
+                break
+            except Exception:
+                log.exception("batch %s, item %d failed", batch.stored.id, index)
+                result = ItemResult(index, error=ErrorInfo(ErrorCode.INTERNAL, "internal error"))
+                break
+        try:
+            await asyncio.to_thread(batch.folder.finish, result)
+        except FileNotFoundError:
+            await self.delete_lost(batch)
+            return
+        except OSError as error:  # it is not recorded: the next process tries again
+            result = ItemResult(index, error=_storage_error(error))
+        batch.results[index] = result
+        batch.notify()
+        if batch.is_done:
+            failed = sum(each.error is not None for each in batch.results.values())
+            log.info("batch %s is done: %d items, %d failed", batch.stored.id, len(batch.results), failed)
+
+    def _caller(self, batch: Batch) -> Caller:
+        """The caller of a batch with its quotas of today."""
+        caller = self._caller_of(batch.stored.owner, TRANSPORT)
+        if caller is None:
+            raise Forbidden(f'the API key "{batch.stored.owner}" of the batch is no longer valid')
+        return caller
+
+    async def _synthesize(self, batch: Batch, index: int, item: BatchItem) -> ItemResult:
+        if len(item.input) > self._max_input_chars:
+            raise TextTooLong(f"input may have at most {self._max_input_chars} characters")
+        encoder = open_encoder(batch.request.response_format, batch.request.rate_hz)
+        stream = await asyncio.to_thread(batch.folder.open_audio, index)
+        pending = bytearray()
+        size = samples = 0
+        try:
+            async with aclosing(synthesize(self._hub, batch.request.options(item), item.input)) as parts:
+                async for part in parts:
+                    if not isinstance(part, PcmFrame):
+                        continue
+                    pending += encoder.encode(part.pcm)
+                    samples += part.samples
+                    if len(pending) >= _WRITE_BYTES:
+                        size += await _write(stream, pending)
+                        if self._stored_bytes() + size > self.settings.max_bytes:
+                            await self._make_room(size)
+            pending += encoder.finish()
+            size += await _write(stream, pending)
+        finally:
+            await asyncio.to_thread(stream.close)
+        await self._make_room(size)
+        return ItemResult(index, size, samples)
+
+    # -- maintenance --------------------------------------------------------------------------------------------------
+
+    async def _open_directory(self) -> Path:
+        if self._directory is None:
+            self._temporary = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="tts-worker-batch-")
+            self._directory = Path(self._temporary.name)
+        return self._directory
+
+    def _stored_bytes(self) -> int:
+        return sum(batch.size for batch in self._batches.values())
+
+    async def _make_room(self, size: int = 0) -> None:
+        """Delete the oldest finished batches until ``size`` bytes fit. Raises OverCapacity if they cannot."""
+        for batch in sorted(self._batches.values(), key=lambda each: each.stored.created_at_s):
+            if self._stored_bytes() + size < self.settings.max_bytes:
+                return
+            if batch.is_done:
+                log.info("batch %s is deleted to make room for others", batch.stored.id)
+                await self.delete(batch)
+        if self._stored_bytes() + size > self.settings.max_bytes:
+            raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
+
+    async def delete_lost(self, batch: Batch) -> None:
+        """Forget a batch whose folder another process has deleted."""
+        batch.is_cancelled = True
+        self._batches.pop(batch.stored.id, None)
+        self._queue = [entry for entry in self._queue if entry[0] is not batch]
+        batch.folder.release()
+        batch.notify()
+
+    async def _maintain(self) -> None:
+        now_s = _now_s()
+        for batch in list(self._batches.values()):
+            if now_s > self.expires_at_s(batch):
+                await self.delete(batch)
+        if self.settings.directory is None:
+            return
+        for name in await asyncio.to_thread(stored_ids, self.settings.directory):
+            if name not in self._batches:
+                await self._adopt(name, now_s)
+
+    async def _adopt(self, name: str, now_s: float) -> None:
+        """Continue a batch that no process runs."""
+        assert self.settings.directory is not None
+        folder = BatchFolder(self.settings.directory, name)
+        with suppress(OSError):  # deleted meanwhile
+            if not await asyncio.to_thread(folder.claim):
+                return
+            content = await asyncio.to_thread(folder.read)
+            if content is None:
+                if now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime > _MAINTENANCE_S:
+                    await asyncio.to_thread(folder.delete)  # its process crashed before it was accepted
+                folder.release()
+                return
+            batch = Batch(content[0], folder, content[1])
+            self._batches[name] = batch
+            if not batch.is_done:
+                log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
+                self._enqueue(batch)
+
+
+def _now_s() -> float:
+    """Return the Unix time, by which batches expire also after a restart."""
+    return datetime.now(timezone.utc).timestamp()
+
+
+class StorageFull(OverCapacity):
+    """Waiting does not help: running batches fill the storage."""
+
+    retryable = False
+
+
+def _storage_error(error: OSError) -> ErrorInfo:
+    return ErrorInfo(ErrorCode.INTERNAL, f"the audio cannot be stored: {error.strerror}", retryable=True)
+
+
+async def _write(stream: BinaryIO, pending: bytearray) -> int:
+    data = bytes(pending)
+    pending.clear()
+    await asyncio.to_thread(stream.write, data)
+    await anyio.lowlevel.checkpoint()
+    return len(data)

@@ -1,0 +1,175 @@
+"""Batches on disk: a folder with the request, and for each finished item its audio and a record.
+
+An item's record is written last, and files appear by one rename, so what is finished is whole also after a crash. A
+process that runs a batch holds a lock on its folder; when the process ends, another one that shares the directory can
+claim the folder and continue. All functions block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.server.batch.request import BatchRequest
+
+try:
+    import fcntl
+except ImportError:  # Windows: a directory must not be shared there
+    fcntl = None  # type: ignore[assignment]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{16}")
+_REQUEST, _LOCK = "batch.json", "lock"
+
+
+class StoredBatch(BaseModel):
+    """A batch as it was accepted.
+
+    Attributes:
+        owner: Name of the API key; None without one.
+        created_at_s: Unix time.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    owner: str | None
+    created_at_s: float
+    request: BatchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """What became of an item.
+
+    Attributes:
+        index: Number of the item, from 0.
+        size: Bytes of its audio; 0 with an error.
+        samples: Its length.
+        error: Why it has no audio.
+    """
+
+    index: int
+    size: int = 0
+    samples: int = 0
+    error: ErrorInfo | None = None
+
+
+def new_id() -> str:
+    """Return an id that cannot be guessed."""
+    return secrets.token_urlsafe(12)
+
+
+class BatchFolder:
+    """The folder of one batch in ``directory``. Raises FileNotFoundError once the batch was deleted."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.path = directory / name
+        self._lock: BinaryIO | None = None
+
+    def create(self, batch: StoredBatch) -> None:
+        """Write a new batch and claim it."""
+        self.path.mkdir(parents=True, mode=0o700)
+        self.claim()
+        self._write(_REQUEST, batch.model_dump_json().encode())
+
+    def claim(self) -> bool:
+        """Take the lock of the batch; return False if another process has it."""
+        lock = open(self.path / _LOCK, "ab")  # noqa: SIM115  (held until ``release``)
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return False
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Let another process continue the batch."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def read(self) -> tuple[StoredBatch, dict[int, ItemResult]] | None:
+        """Return the batch and its finished items; None if the folder holds none."""
+        try:
+            batch = StoredBatch.model_validate_json((self.path / _REQUEST).read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return batch, {index: result for index in range(len(batch.request.items)) if (result := self.result(index))}
+
+    def result(self, index: int) -> ItemResult | None:
+        """Return the record of an item; None if it is not finished."""
+        try:
+            record = json.loads((self.path / f"{index}.json").read_bytes())
+            error = record.pop("error")
+            if error is not None:
+                error = ErrorInfo(**{**error, "code": ErrorCode(error["code"])})
+            return ItemResult(**record, error=error)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # not written, or damaged: then the item is synthesized again
+
+    def open_audio(self, index: int) -> BinaryIO:
+        """Open the audio of an item for writing, under a name that no reader looks for."""
+        return open(self.path / f"{index}.part", "wb")
+
+    def finish(self, result: ItemResult) -> None:
+        """Publish an item: its audio, then its record."""
+        if result.error is None:
+            part = self.path / f"{result.index}.part"
+            with open(part, "rb") as stream:
+                os.fsync(stream.fileno())
+            part.replace(self.audio(result.index))
+        else:
+            (self.path / f"{result.index}.part").unlink(missing_ok=True)
+        record = asdict(result)
+        if result.error is not None:
+            record["error"]["code"] = result.error.code.value
+        self._write(f"{result.index}.json", json.dumps(record).encode())
+
+    def audio(self, index: int) -> Path:
+        """Return the file of a finished item's audio."""
+        return self.path / f"{index}.audio"
+
+    def delete(self) -> None:
+        """Delete the batch at once, also for the process that runs it."""
+        doomed = self.path.with_name(f".deleted-{self.path.name}")
+        with suppress(OSError):  # another process deletes it
+            self.path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        self.release()
+
+    def _write(self, name: str, content: bytes) -> None:
+        temporary = self.path / f".{name}.new"
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(self.path / name)
+
+
+def stored_ids(directory: Path) -> list[str]:
+    """Return the ids of the batches in a directory; remnants of deleted ones are removed."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    for name in names:
+        if name.startswith(".deleted-"):
+            shutil.rmtree(directory / name, ignore_errors=True)
+    return sorted(name for name in names if is_id(name))
+
+
+def is_id(name: str) -> bool:
+    """Whether a name can be that of a batch."""
+    return _NAME.fullmatch(name) is not None

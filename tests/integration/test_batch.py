@@ -1,0 +1,217 @@
+"""``/v1/batch`` over real sockets: results, errors of items, limits, keys, crashes and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.conftest import serving, tone_settings, until
+from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
+from tts_worker.app import running_worker
+from tts_worker.server.batch.request import BatchRequest
+from tts_worker.types import SessionOptions
+
+PCM: dict[str, Any] = {"response_format": "pcm", "voice": "tone"}
+
+
+def items(*texts: str) -> list[dict[str, Any]]:
+    return [{"input": text} for text in texts]
+
+
+async def submit(client: httpx.AsyncClient, texts: list[dict[str, Any]], **fields: Any) -> str:
+    answer = await client.post("/v1/batch", json={**PCM, "items": texts, **fields})
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/v1/batch/{answer.json()['id']}"
+    return str(answer.headers["location"])
+
+
+async def lines(client: httpx.AsyncClient, batch: str, query: str = "") -> list[dict[str, Any]]:
+    answer = await client.get(f"{batch}/results{query}", timeout=60)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def test_results_are_those_of_single_requests() -> None:
+    texts = ["One.", "Number two.", "And the third."]
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        single = [(await client.post("/v1/audio/speech", json={**PCM, "input": text})).content for text in texts]
+        batch = await submit(client, [{"input": texts[0], "id": "first"}, *items(*texts[1:])])
+        results = await lines(client, batch)
+        assert [base64.b64decode(result["audio"]) for result in results] == single
+        assert [(result["index"], result["id"]) for result in results] == [(0, "first"), (1, "00002"), (2, "00003")]
+        assert [round(result["duration_s"] * 48_000) for result in results] == [len(pcm) for pcm in single]
+        assert await lines(client, batch, "?start=1") == results[1:], "an interrupted download continues"
+        archive = zipfile.ZipFile(io.BytesIO((await client.get(f"{batch}/results?format=zip")).content))
+        assert archive.testzip() is None
+        assert [archive.read(f"{name}.pcm") for name in ("first", "00002", "00003")] == single
+        progress = (await client.get(batch)).json()
+        assert (progress["state"], progress["finished"], progress["failed"]) == ("done", 3, 0)
+        assert [each["id"] for each in (await client.get("/v1/batch")).json()["batches"]] == [progress["id"]]
+
+
+async def test_failed_items_are_typed_and_lose_no_others() -> None:
+    texts = [*items("One.", "x" * 100, "..."), {"input": "Two.", "voice": "missing"}, *items("Three.")]
+    limit = {"max_input_chars": 50}
+    async with (
+        serving(server=limit) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
+    ):
+        batch = await submit(client, texts)
+        codes = [result.get("error", {}).get("code") for result in await lines(client, batch)]
+        assert codes == [None, "text_too_long", "unspeakable_text", "unknown_voice", None]
+        progress = (await client.get(batch)).json()
+        assert (progress["state"], progress["failed"]) == ("done", 3)
+        assert [error["error"]["code"] for error in progress["errors"]] == codes[1:4]
+        archive = zipfile.ZipFile(io.BytesIO((await client.get(f"{batch}/results?format=zip")).content))
+        assert archive.namelist() == ["00001.pcm", "00005.pcm", "results.json"]
+
+
+async def test_unusable_batches_are_refused_whole() -> None:
+    bounds = {"max_items": 2, "max_chars": 20}
+    async with serving(batch=bounds) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        for body, code in (
+            ({"items": []}, "invalid_request"),
+            ({"items": items("a", "b", "c")}, "invalid_request"),
+            ({"items": items("a" * 21)}, "text_too_long"),
+            ({"items": [{"input": "a", "id": "x"}, {"input": "b", "id": "x"}]}, "invalid_request"),
+            ({"items": [{"input": "a", "id": "../x"}]}, "invalid_request"),
+            ({"items": items("a"), "response_format": "mp3", "sample_rate": 9_000}, "invalid_request"),
+            ({"items": items("a"), "another": 1}, "invalid_request"),
+        ):
+            answer = await client.post("/v1/batch", json=body)
+            assert answer.status_code < 500
+            assert answer.json()["error"]["code"] == code, body
+        for path in ("/v1/batch/nothing", "/v1/batch/AAAAAAAAAAAAAAAA", "/v1/batch/AAAAAAAAAAAAAAAA/results"):
+            assert (await client.get(path)).status_code == 404
+        batch = await submit(client, items("a"))
+        for query in ("?start=2", "?format=tar", "?start=-1", "?unknown=1"):
+            assert (await client.get(f"{batch}/results{query}")).status_code == 400
+        parameters = (await client.get("/openapi.json")).json()["paths"]["/v1/batch/{name}/results"]["get"][
+            "parameters"
+        ]
+        assert {"format", "start", "wait"} <= {parameter["name"] for parameter in parameters}
+
+
+async def test_batch_belongs_to_its_key_and_its_quota(tmp_path: Path) -> None:
+    file = key_file(tmp_path, characters_per_minute=600)
+    async with serving(server={"key_file": str(file)}) as address:
+
+        def client_of(key: str) -> httpx.AsyncClient:
+            return httpx.AsyncClient(base_url=f"http://{address}", headers=bearer(key), timeout=60)
+
+        async with client_of(APP) as app, client_of(READER) as reader, client_of(OPERATOR) as operator:
+            assert (await reader.post("/v1/batch", json={**PCM, "items": items("a")})).status_code == 403
+            # 605 characters are spoken at once, the debt of 5 and one more is refilled in 0.6 s.
+            batch = await submit(app, items("a" * 605, "b", "c"))
+            assert len(await lines(app, batch)) == 3, "items wait for the quota of their key"
+            metrics = (await operator.get("/metrics")).text
+            assert 'tts_refused_total{code="quota_exceeded",transport="batch"}' in metrics
+            assert (await reader.get(batch)).status_code == 404
+            assert (await operator.get(batch)).status_code == 200
+            assert (await reader.get("/v1/batch")).json() == {"batches": []}
+            assert (await app.delete(batch)).json()["deleted"]
+            assert (await app.get(batch)).status_code == 404
+
+
+async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "parallel": 1})
+    request = BatchRequest.model_validate({**PCM, "items": items("One.", "x" * 3_000, "Three.")})
+    async with running_worker(settings) as worker:
+        assert worker.batches is not None
+        stored = (await worker.batches.submit(request)).stored
+        folder = tmp_path / stored.id
+        await until(lambda: (folder / "1.part").exists())
+        async with running_worker(settings) as other:  # shares the directory
+            assert other.batches is not None
+            copy = await other.batches.find(stored.id)
+            assert copy is not None
+            assert not (await asyncio.to_thread(copy.folder.claim)), "a running batch has one owner"
+    assert not (folder / "1.json").exists()
+    assert (folder / "0.json").exists()
+    written = (folder / "0.audio").stat().st_mtime_ns
+    async with running_worker(settings) as worker:
+        assert worker.batches is not None
+        batch = await worker.batches.find(stored.id)
+        assert batch is not None
+        await until(lambda: worker.batches and stored.id in worker.batches._batches)
+        batch = await worker.batches.find(stored.id)
+        assert batch is not None
+        for index in range(3):
+            result = await worker.batches.wait(batch, index)
+            assert result is not None
+            assert result.error is None
+        assert (folder / "0.audio").stat().st_mtime_ns == written, "finished items are not synthesized again"
+
+
+async def test_damaged_record_is_synthesized_again(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path)})
+    async with running_worker(settings) as worker:
+        assert worker.batches is not None
+        batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")}))
+        await worker.batches.wait(batch, 1)
+        await worker.batches.wait(batch, 0)
+    (batch.folder.path / "0.json").write_bytes(b'{"index": 0, "si')
+    (tmp_path / "AAAAAAAAAAAAAAAA").mkdir()  # its process crashed before it wrote the request
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        await until(lambda: batch.stored.id in runner._batches and runner._batches[batch.stored.id].is_done)
+        assert (batch.folder.path / "0.json").read_bytes().endswith(b"}")
+
+
+async def test_cancelled_batch_frees_its_session_and_storage(tmp_path: Path) -> None:
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items(*["x" * 15_000] * 4)}))
+        await until(lambda: worker.hub.live_sessions == 2)
+        waiting = asyncio.create_task(runner.wait(batch, 3))
+        await runner.delete(batch)
+        assert await waiting is None
+        assert worker.hub.live_sessions == 0
+        assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
+
+
+async def test_old_results_make_room_and_full_storage_is_typed(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        sizes = []
+        for _ in range(2):  # 20 characters of 60 ms are 57600 bytes, 7 are 20160
+            batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefg")}))
+            result = await runner.wait(batch, 0)
+            assert result is not None
+            sizes.append(result.size)
+        assert 15_000 < sizes[0] < 30_000
+        assert [each.stored.id for each in await runner.list()] == [batch.stored.id]
+        full = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefghijklmnopqrst")}))
+        result = await runner.wait(full, 0)
+        assert result is not None
+        assert result.error is not None
+        assert (result.error.code.value, result.error.retryable) == ("over_capacity", False)
+
+
+async def test_calls_go_before_a_batch() -> None:
+    settings = tone_settings(session={"max_sessions": 4}, batch={"parallel": 8})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items(*["x" * 400] * 8)}))
+        await until(lambda: worker.hub.live_sessions == 3)
+        call = worker.hub.open(SessionOptions(realtime=True))
+        call.speak("Hello.")
+        call.end_text()
+        assert await call.next() is not None, "a quarter of the slots is left for calls"
+        call.close()
+        for index in range(8):
+            result = await runner.wait(batch, index)
+            assert result is not None
+            assert result.error is None, "items that found no slot wait for one"
