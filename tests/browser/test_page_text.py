@@ -123,6 +123,8 @@ async def test_report_of_a_long_text_is_complete(endless: DemoPage) -> None:
 
 async def test_keyboard_only_use(endless: DemoPage) -> None:
     await endless.page.keyboard.press("Tab")
+    await expect(endless.page.locator("[name=transport]:checked")).to_be_focused()
+    await endless.page.keyboard.press("Tab")
     await expect(endless.at("text")).to_be_focused()
     await endless.write("Hello there, my friend. " * 8)
     await endless.page.keyboard.press("Control+Enter")
@@ -139,9 +141,10 @@ async def test_keyboard_only_use(endless: DemoPage) -> None:
 
 
 async def test_every_control_has_an_accessible_name(demo: DemoPage) -> None:
-    tree = await demo.page.locator("main").aria_snapshot()
-    controls = re.findall(r"- (textbox|button|switch|combobox|slider|spinbutton)(?: \"([^\"]*)\")?", tree)
-    assert len(controls) == 11
+    await expect(demo.page.locator(".voice")).to_have_count(3)
+    tree = await demo.page.locator("body").aria_snapshot()
+    controls = re.findall(r"- (textbox|button|switch|radio|combobox|slider|spinbutton)(?: \"([^\"]*)\")?", tree)
+    assert len(controls) == 19
     assert all(name for _, name in controls), controls
 
 
@@ -199,6 +202,7 @@ async def test_page_obeys_its_content_policy(browser: Browser, address: str) -> 
 async def test_unpunctuated_text_is_spoken_while_typing_pauses(browser: Browser) -> None:
     async with serving(session={"flush_after_ms": 0}) as address, DemoPage.open(browser, address) as demo:
         await demo.until_state("Ready")
+        await demo.page.get_by_text("Advanced").click()
         await demo.at("flush-after").fill("20")
         await demo.write("")
         await demo.at("live").check()

@@ -334,8 +334,8 @@ async def test_stop_shows_the_playback_report(caller: Browser, address: str) -> 
 async def test_voice_and_speed_are_used(caller: Browser, address: str) -> None:
     async with open_webrtc_demo(caller, address) as demo:
         await demo.connected()
-        await expect(demo.at("voice").locator("option")).to_have_text(["tone", "tone-low", "tone-high"])
-        await demo.at("voice").select_option("tone-high")
+        await expect(demo.page.locator(".voice-name")).to_have_text(["tone", "tone-low", "tone-high"])
+        await demo.page.locator("[name=voice][value=tone-high]").check()
         await demo.at("speed").fill("1.5")
         await demo.speak("Ok.")
         await demo.shows("status", "Finished.")
@@ -432,7 +432,7 @@ async def test_key_form_is_shown_only_when_a_key_is_needed(caller: Browser, addr
 
 async def test_full_server_is_shown_and_used_when_free(caller: Browser) -> None:
     async with (
-        serving(session={"max_sessions": 1}) as address,
+        serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
         connect(f"ws://{address}/v1/stream") as holder,
         open_webrtc_demo(caller, address) as demo,
     ):
@@ -453,22 +453,34 @@ async def test_voice_interrupts(caller: Browser, address: str) -> None:
         await demo.quiet(300)
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-async def test_link_to_webrtc_is_shown_where_it_is_enabled(caller: Browser, enabled: bool) -> None:
-    async with serving(webrtc={"enabled": enabled}) as address, await caller.new_context() as context:
+async def test_switch_continues_over_the_other_transport(caller: Browser, address: str) -> None:
+    async with open_webrtc_demo(caller, address) as demo:
+        await demo.connected()
+        await demo.speak(LONG)
+        await demo.audible()
+        await demo.page.locator("[name=transport][value=websocket]").check(force=True)
+        await demo.shows("status", "Cut off. ")
+        await demo.connected()
+        assert demo.page.url == f"http://{address}/"
+        await demo.page.click("#rest")
+        await demo.page.wait_for_function("parseFloat(document.getElementById('spoken').textContent) > 0.3")
+        assert await demo.at("mirror").text_content() == LONG
+        await demo.page.click("#stop")
+        await demo.shows("status", "Stopped. ")
+        await demo.page.locator("[name=transport][value=webrtc]").check(force=True)
+        await demo.connected()
+        assert demo.page.url == f"http://{address}/webrtc"
+        await demo.speak("Ok.")
+        await demo.audible()
+        await demo.shows("status", "Finished.")
+
+
+async def test_switch_offers_webrtc_only_where_enabled(caller: Browser) -> None:
+    async with serving(webrtc={"enabled": False}) as address, await caller.new_context() as context:
         context.set_default_timeout(PATIENCE_MS)
         page = await context.new_page()
-        async with page.expect_response("**/webrtc"):
-            await page.goto(f"http://{address}/")
-        await page.evaluate("fetch('/webrtc').then(() => null)")  # the page has its answer by now too
-        link = page.locator("#other-transport")
-        if enabled:
-            await link.click()
-            await page.wait_for_url("**/webrtc")
-            await page.locator("#other-transport").click()
-            await page.wait_for_url(f"http://{address}/")
-        else:
-            assert await link.is_hidden()
+        await page.goto(f"http://{address}/")
+        await expect(page.locator("[name=transport][value=webrtc]")).to_be_disabled()
 
 
 async def test_webrtc_page_obeys_its_content_policy(caller: Browser, address: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, WebSocket
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -23,6 +22,7 @@ from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.page import FOLDER, page_response
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
 from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
@@ -31,10 +31,6 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings, is_loopback
 
 log = logging.getLogger(__name__)
-
-WEB = Path(__file__).parent / "web"
-PAGE_POLICY = "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; base-uri 'none'"
-
 
 Extension = Callable[[FastAPI, SessionHub, ApiLimits], None]
 """Adds routes to the application."""
@@ -138,18 +134,18 @@ def transport_of(path: str) -> str:
 def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(WEB / "index.html", headers={"Content-Security-Policy": PAGE_POLICY})
+        return page_response("index.html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return FileResponse(WEB / "docs.html", headers={"Content-Security-Policy": PAGE_POLICY})
+        return page_response("docs.html")
 
     add_static_files(app)
 
 
 def add_static_files(app: FastAPI) -> None:
     """Serve the files of the web pages."""
-    app.mount("/static", RevalidatedFiles(directory=WEB), name="static")
+    app.mount("/static", RevalidatedFiles(directory=FOLDER), name="static")
 
 
 class RevalidatedFiles(StaticFiles):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, WebSocket
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.server.agent.connection import AgentConnection
 from tts_worker.server.agent.service import AgentService
-from tts_worker.server.http import PAGE_POLICY, WEB, add_static_files
+from tts_worker.server.http import add_static_files
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.page import page_response
 from tts_worker.server.security import AuthMiddleware
 
 PAGE_PATH = "/agent"
@@ -21,7 +22,7 @@ def add_agent(app: FastAPI, service: AgentService, limits: ApiLimits) -> None:
 
     @app.get(PAGE_PATH, include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(WEB / "agent" / "index.html", headers={"Content-Security-Policy": PAGE_POLICY})
+        return page_response("agent/index.html")
 
     @app.websocket("/v1/agent")
     async def converse(websocket: WebSocket) -> None:

@@ -98,6 +98,25 @@ export async function fetchVoices() {
 }
 
 /**
+ * Synthesize a text over HTTP. Rejects with an Error for the user, also when `signal` aborts it.
+ * @param {object} request the fields of `POST /v1/audio/speech`
+ * @param {AbortSignal} signal
+ * @returns {Promise<Blob>} a WAV file
+ */
+export async function synthesize(request, signal) {
+  const headers = { "Content-Type": "application/json", ...authorization() };
+  const body = JSON.stringify({ ...request, response_format: "wav" });
+  let response;
+  try {
+    response = await fetch("/v1/audio/speech", { method: "POST", headers, body, signal });
+    if (response.ok) return await response.blob();
+  } catch (error) {
+    throw new Error(UNREACHABLE.text, { cause: error });
+  }
+  throw new Error(problemOf(response.status, await response.json().catch(() => null)).text);
+}
+
+/**
  * Why a WebSocket could not be opened.
  * @returns {Promise<{kind: "unreachable" | "starting" | "draining" | "key" | "refused" | "full", text: string}>}
  */

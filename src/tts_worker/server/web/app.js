@@ -1,33 +1,20 @@
 /**
  * The page: connects its elements to the session. Decisions are made in speech-session.js; this module shows them.
  *
- * The same page is served at `/`, over a WebSocket, and at `/webrtc`, over WebRTC with the parts of a stop's latency.
+ * One page for both transports, with a session for each: `/` opens it over a WebSocket, `/webrtc` over WebRTC.
  */
-import { isSendable, keyStore } from "./api.js";
+import { ConnectionView } from "./connection-view.js";
+import { Examples } from "./examples.js";
+import { languagesOf } from "./languages.js";
 import { LiveInput } from "./live-input.js";
 import { Microphone } from "./microphone.js";
-import { Player } from "./player.js";
 import { VoiceSettings } from "./settings.js";
 import { SpeechSession } from "./speech-session.js";
 import { TextView } from "./text-view.js";
+import { offersWebRtc, openedTransport, TRANSPORTS } from "./transports.js";
 import { Waveform } from "./waveform.js";
-import { webRtcTransport } from "./webrtc/transport.js";
-import { openWebSocket } from "./websocket.js";
 import { RATE_HZ } from "./wire.js";
 
-const CONNECTION_LABELS = {
-  connecting: "Connecting",
-  ready: "Connected",
-  unresponsive: "Not answering",
-  reconnecting: "Reconnecting",
-  gone: "Server gone",
-  full: "Server full",
-  starting: "Server starting",
-  draining: "Server shutting down",
-  locked: "API key needed",
-  refused: "Refused",
-  unsupported: "Not available",
-};
 const STATE_LABELS = {
   idle: "Ready",
   waiting: "Waiting",
@@ -46,23 +33,51 @@ const STATUS_TEXTS = {
 const byId = (id) => document.getElementById(id);
 const field = byId("text");
 
-const overWebRtc = location.pathname === "/webrtc";
-const { createPlayer, openTransport, showStopParts } = overWebRtc ? webRtcTransport() : webSocketTransport();
 const textView = new TextView(byId("text-view"), field, byId("mirror"));
 const waveform = new Waveform(byId("waveform"));
-const settings = new VoiceSettings();
+const examples = new Examples(byId("examples"), chooseText);
+const connection = new ConnectionView({ problem: showProblem, connect: () => session.connect() });
+const settings = new VoiceSettings({
+  changed: showSettings,
+  problem: showProblem,
+  beforePreview: () => session.stop(),
+});
+const liveInput = new LiveInput(field, () => session, () => settings.values);
 
-let connected = false;
 let shownUtterance = null; // the utterance whose words the text view shows
 let rest = null; // {text, base}: the text that an interruption left unspoken
 let drawing = false; // the waveform
 let result = ""; // the status text while nothing is in progress
+let shownLanguages = null; // of the examples
 
-const session = new SpeechSession(
-  {
-    changed: showState,
-    connection: showConnection,
-    problem: showProblem,
+const sessions = {};
+let transport = openedTransport();
+let session = sessionOver(transport);
+
+// -- the session -------------------------------------------------------------------------------------------------------
+
+/** The session over this transport; it is made on first use. */
+function sessionOver(name) {
+  if (!(name in sessions)) {
+    const { createPlayer, openTransport, showStopParts } = TRANSPORTS[name].create();
+    const view = { ...viewOf(name), ...utteranceView(showStopParts) };
+    sessions[name] = new SpeechSession(view, createPlayer, openTransport);
+  }
+  return sessions[name];
+}
+
+/** What a session shows only while its transport is chosen. */
+function viewOf(name) {
+  return {
+    changed: () => name === transport && showState(),
+    connection: (state, problem) => name === transport && showConnection(state, problem),
+    problem: (text) => name === transport && showProblem(text),
+  };
+}
+
+/** What a session shows of its utterances. */
+function utteranceView(showStopParts) {
+  return {
     began(utterance) {
       shownUtterance = utterance;
       result = "";
@@ -97,15 +112,20 @@ const session = new SpeechSession(
       if (failed) showProblem(outcome.message);
       result = failed ? "" : outcome.message;
     },
-  },
-  createPlayer,
-  openTransport,
-);
+  };
+}
 
-const liveInput = new LiveInput(field, session, () => settings.values);
-
-function webSocketTransport() {
-  return { createPlayer: (listener) => new Player(listener), openTransport: openWebSocket, showStopParts() {} };
+/** Continue over another transport. What is being spoken ends. */
+function switchTransport(name) {
+  liveInput.skip();
+  session.close();
+  transport = name;
+  session = sessionOver(name);
+  history.replaceState(null, "", TRANSPORTS[name].path);
+  showProblem("");
+  showTransport();
+  session.prepareAudio();
+  session.connect();
 }
 
 // -- commands ----------------------------------------------------------------------------------------------------------
@@ -113,6 +133,7 @@ function webSocketTransport() {
 function speak(text, base) {
   showProblem("");
   result = "";
+  settings.stopPreview();
   if (!text.trim()) {
     result = "There is no text yet: type or paste something first.";
     showState();
@@ -136,6 +157,7 @@ byId("pause").addEventListener("click", () => {
 
 function stop(reason, atMs) {
   liveInput.skip();
+  settings.stopPreview();
   session.stop(reason, atMs);
 }
 
@@ -153,6 +175,8 @@ byId("live").addEventListener("change", ({ target }) => {
   showState();
   if (target.checked) field.focus();
 });
+
+byId("transport").addEventListener("change", ({ target }) => switchTransport(target.value));
 
 const microphone = new Microphone({
   speech(atMs) {
@@ -200,6 +224,18 @@ function textChanged() {
   textView.update();
 }
 
+/** Replace the text, unless it is being spoken. */
+function chooseText(text) {
+  if (session.state !== "idle") return;
+  field.value = text;
+  liveInput.skip();
+  result = "";
+  showProblem("");
+  offerRest(null);
+  textView.showPlain();
+  showState();
+}
+
 field.addEventListener("beforeinput", (event) => {
   if (!liveInput.on || event.inputType !== "insertLineBreak") return;
   event.preventDefault();
@@ -217,21 +253,9 @@ for (const gesture of ["pointerdown", "keydown"]) {
   addEventListener(gesture, () => session.prepareAudio(), { once: true, capture: true });
 }
 
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = byId("key").value.trim();
-  if (!isSendable(key)) {
-    showProblem("A browser can only send keys of letters, digits and !#$%&'*+-.^_`|~ to a WebSocket.");
-    return;
-  }
-  keyStore.key = key;
-  showProblem("");
-  session.connect();
-});
-
 addEventListener("online", () => session.connect());
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && byId("key-form").hidden) session.connect();
+  if (!document.hidden && !connection.locked) session.connect();
 });
 addEventListener("pagehide", () => session.close());
 addEventListener("pageshow", ({ persisted }) => {
@@ -243,12 +267,13 @@ addEventListener("pageshow", ({ persisted }) => {
 function showState() {
   const { state } = session;
   const live = state !== "idle";
-  byId("state").textContent = live || connected ? STATE_LABELS[state] : byId("connection").textContent;
+  byId("state").textContent = live || connection.connected ? STATE_LABELS[state] : connection.label;
   const status = live ? STATUS_TEXTS[state] : result;
   if (byId("status").textContent !== status) byId("status").textContent = status; // screen readers announce changes
   byId("pause").textContent = state === "paused" ? "Resume" : "Pause";
   enable(byId("pause"), ["requested", "speaking", "paused"].includes(state));
   enable(byId("stop"), live && state !== "stopping");
+  for (const example of byId("examples").children) enable(example, !live);
   field.readOnly = live && !liveInput.on;
   byId("hint").classList.toggle("keys", !liveInput.on);
   byId("hint").textContent = liveInput.on
@@ -273,25 +298,16 @@ function isEnabled(button) {
 }
 
 function showConnection(state, problem) {
-  connected = state === "ready";
-  byId("connection").textContent = CONNECTION_LABELS[state];
-  byId("connection").dataset.state = state;
-  if (connected) {
-    showProblem("");
-    if (!byId("key-form").hidden) {
-      byId("key-form").hidden = true;
-      byId("key").value = "";
-      field.focus();
-    }
-    settings.load();
-  }
-  if (problem) {
-    showProblem(problem.final ? problem.text : `${problem.text} Trying again …`);
-    if (state === "locked" && byId("key-form").hidden) {
-      byId("key-form").hidden = false;
-      byId("key").focus();
-    }
-  }
+  connection.show(state, problem);
+  if (connection.connected) settings.load();
+  showState();
+}
+
+function showSettings() {
+  const languages = settings.voice ? languagesOf(settings.voice) : [];
+  if (String(languages) === shownLanguages) return;
+  shownLanguages = String(languages);
+  examples.show(languages);
   showState();
 }
 
@@ -313,25 +329,21 @@ function milliseconds(ms) {
   return ms === null ? "–" : `${Math.round(ms)} ms`;
 }
 
-async function showOtherTransport() {
-  const link = byId("other-transport");
-  link.href = overWebRtc ? "/" : "/webrtc";
-  link.textContent = overWebRtc ? "Use a WebSocket instead of WebRTC" : "Use WebRTC instead of a WebSocket";
-  if (overWebRtc) {
-    link.hidden = false;
-    return;
+function showTransport() {
+  document.querySelector(`#transport [value=${transport}]`).checked = true;
+  for (const element of document.querySelectorAll("[data-transport]")) {
+    element.hidden = element.dataset.transport !== transport;
   }
-  try {
-    link.hidden = !(await fetch("/webrtc")).ok; // the server may be configured not to offer it
-  } catch {
-    // not reachable: shown by the connection
-  }
+  showState();
 }
 
-for (const element of document.querySelectorAll("[data-transport]")) {
-  element.hidden = (element.dataset.transport === "webrtc") !== overWebRtc;
+async function disableWhatIsNotOffered() {
+  const radio = document.querySelector("#transport [value=webrtc]");
+  radio.disabled = !(await offersWebRtc());
+  if (radio.disabled) radio.parentElement.title = "This server does not offer WebRTC.";
 }
-document.title = byId("title").textContent = overWebRtc ? "tts-worker over WebRTC" : "tts-worker";
-showState();
+
+showSettings();
+showTransport();
 session.connect();
-showOtherTransport();
+disableWhatIsNotOffered();

@@ -16,7 +16,11 @@ export class LiveInput {
   #sentText = ""; // the beginning of the text, as far as it was sent
   #pendingText = ""; // the text after it
 
-  /** @param {HTMLTextAreaElement} field @param {SpeechSession} session @param {() => object} settings */
+  /**
+   * @param {HTMLTextAreaElement} field
+   * @param {() => SpeechSession} session the current one
+   * @param {() => object} settings
+   */
   constructor(field, session, settings) {
     this.#field = field;
     this.#session = session;
@@ -34,7 +38,7 @@ export class LiveInput {
 
   turnOff() {
     this.#on = false;
-    this.#session.endText();
+    this.#session().endText();
   }
 
   /** Treat the current text as sent: only what is typed after it will be spoken. */
@@ -54,16 +58,16 @@ export class LiveInput {
   enter() {
     this.#field.setRangeText("\n", this.#field.value.length, this.#field.value.length, "end");
     this.#sendUpTo(this.#field.value.length);
-    this.#session.endText();
+    this.#session().endText();
     this.skip(); // a line of nothing but spaces
   }
 
   #sendUpTo(end) {
     const base = this.#sentText.length;
     const text = this.#field.value.slice(base, end);
-    if (text && (this.#session.writing || text.trim())) {
+    if (text && (this.#session().writing || text.trim())) {
       this.#sentText += text;
-      this.#session.append(text, base, this.#settings());
+      this.#session().append(text, base, this.#settings());
     }
     this.#pendingText = this.#field.value.slice(this.#sentText.length);
   }
@@ -71,9 +75,9 @@ export class LiveInput {
   /** Text that had been sent was edited. */
   #restoreSentText() {
     if (!this.#field.value) {
-      this.#session.stop();
+      this.#session().stop();
       this.skip();
-    } else if (this.#session.state === "idle") {
+    } else if (this.#session().state === "idle") {
       this.skip();
     } else {
       this.#field.value = this.#sentText + this.#pendingText;

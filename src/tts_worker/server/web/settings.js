@@ -1,64 +1,90 @@
 /**
- * Voice, speed, seed and flush delay: the available choices and the current ones.
+ * Voice, style, instruction, speed, seed and flush delay: the available choices and the current ones.
  *
- * The voices and their speed ranges come from the server; a choice survives a new connection as long as the voice does.
+ * The voices, their styles and speed ranges come from the server; a choice survives a new connection as long as the
+ * voice does. A field is shown only where the chosen voice supports it.
  */
 import { fetchVoices } from "./api.js";
+import { languageName, languagesOf } from "./languages.js";
+import { VoiceCards } from "./voice-cards.js";
 
 const ALIGNMENT = {
   measured: "This voice measures its word timestamps.",
   estimated: "This voice estimates its word timestamps.",
   none: "This voice has no word timestamps.",
 };
-/** More languages than this are counted in the list of voices, and named below it. */
-const MAX_LISTED_LANGUAGES = 3;
+const NEUTRAL = "neutral";
 
 const byId = (id) => document.getElementById(id);
-const languageNames = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
-
-function languagesOf(voice) {
-  return voice.languages.filter((language) => language !== "mul");
-}
-
-function optionText(voice) {
-  const languages = languagesOf(voice);
-  if (!languages.length) return voice.name;
-  const listed = languages.length > MAX_LISTED_LANGUAGES ? `${languages.length} languages` : languages.join(", ");
-  return `${voice.name} (${listed})`;
-}
-
-/** The languages by name; a code that the browser does not know, or that is malformed, is shown as it is. */
-function nameOf(language) {
-  try {
-    return languageNames.of(language);
-  } catch {
-    return language;
-  }
-}
 
 export class VoiceSettings {
-  #voice = byId("voice");
+  #cards;
+  #style = byId("style");
+  #instruct = byId("instruct");
   #speed = byId("speed");
   #seed = byId("seed");
   #flushAfter = byId("flush-after");
-  #voices = [];
+  #changed;
 
-  constructor() {
-    this.#voice.addEventListener("change", () => this.#showVoice());
-    this.#speed.addEventListener("input", () => this.#showSpeed());
+  /** @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener */
+  constructor(listener) {
+    this.#changed = listener.changed;
+    this.#cards = new VoiceCards({ ...listener, changed: () => this.#showVoice() });
+    for (const field of [this.#style, this.#instruct, this.#speed, this.#seed, this.#flushAfter]) {
+      field.addEventListener("input", () => this.#update());
+    }
     byId("shuffle").addEventListener("click", () => {
       this.#seed.value = Math.floor(Math.random() * 10000);
+      this.#changed();
     });
   }
 
   /** The fields of a `start` message. Without a list of voices, the server's default voice. */
   get values() {
     return {
-      voice: this.#voice.value || null,
+      voice: this.#voiceName,
       speed: this.#speed.valueAsNumber,
       seed: Math.min(Number.MAX_SAFE_INTEGER, Math.max(0, Math.trunc(this.#seed.valueAsNumber || 0))),
+      ...this.#instruction,
       ...this.#flushing,
     };
+  }
+
+  /** The chosen voice as the server described it, or null. */
+  get voice() {
+    return this.#cards.chosen;
+  }
+
+  /** Restore `values` of an earlier utterance, as far as the server still offers them. */
+  restore({ voice, speed, seed, instruct }) {
+    const [name, style] = (voice ?? "").split("@");
+    this.#cards.choose(name);
+    if (style) this.#style.value = style;
+    this.#instruct.value = instruct ?? "";
+    this.#speed.value = speed;
+    this.#seed.value = seed;
+    this.#update();
+  }
+
+  /** Fetch the list of voices. */
+  async load() {
+    const { voices } = await fetchVoices();
+    if (voices) this.#cards.show(voices); // else the connection was lost meanwhile; the next one loads them
+  }
+
+  stopPreview() {
+    this.#cards.stopPreview();
+  }
+
+  get #voiceName() {
+    const id = this.voice?.id ?? null;
+    const style = byId("style-field").hidden ? "" : this.#style.value;
+    return style && style !== NEUTRAL ? `${id}@${style}` : id;
+  }
+
+  get #instruction() {
+    const instruct = byId("instruct-field").hidden ? "" : this.#instruct.value.trim();
+    return instruct ? { instruct } : {};
   }
 
   /** Empty for the server's default. */
@@ -67,31 +93,30 @@ export class VoiceSettings {
     return Number.isNaN(afterMs) ? {} : { flush_after_ms: Math.min(60000, Math.max(0, afterMs)) };
   }
 
-  /** Fetch the list of voices. */
-  async load() {
-    const { voices } = await fetchVoices();
-    if (!voices) return; // the connection was lost meanwhile; the next one loads them
-    const chosen = this.#voice.value;
-    this.#voices = voices;
-    this.#voice.replaceChildren(
-      ...voices.map((voice) => new Option(optionText(voice), voice.id, voice.default, voice.default)),
-    );
-    if (voices.some((voice) => voice.id === chosen)) this.#voice.value = chosen;
-    this.#showVoice();
-  }
-
   #showVoice() {
-    const voice = this.#voices.find(({ id }) => id === this.#voice.value);
+    const { voice } = this;
     if (!voice) return;
     [this.#speed.min, this.#speed.max] = voice.speed_range;
-    const languages = languagesOf(voice);
-    const names = languages.length > MAX_LISTED_LANGUAGES ? `Languages: ${languages.map(nameOf).join(", ")}.` : "";
-    byId("voice-details").textContent = [voice.description, names].filter(Boolean).join(" ");
+    const names = languagesOf(voice).map(languageName);
+    const languages = names.length ? `Languages: ${names.join(", ")}` : "";
+    const details = [voice.description, languages, voice.license && `License: ${voice.license}`].filter(Boolean);
+    byId("voice-details").textContent = details.map((detail) => detail.replace(/\.?$/, ".")).join(" ");
     byId("alignment").textContent = ALIGNMENT[voice.alignment];
-    this.#showSpeed();
+    byId("instruct-field").hidden = !(voice.capabilities ?? []).includes("instruct");
+    this.#showStyles(voice.styles ?? []);
+    this.#update();
   }
 
-  #showSpeed() {
+  #showStyles(styles) {
+    const chosen = this.#style.value;
+    byId("style-field").hidden = styles.length < 2;
+    this.#style.replaceChildren(...styles.map((style) => new Option(style, style)));
+    this.#style.value = styles.includes(chosen) ? chosen : styles.includes(NEUTRAL) ? NEUTRAL : (styles[0] ?? "");
+  }
+
+  /** Show what follows from the fields, and tell the page. */
+  #update() {
     byId("speed-value").textContent = `${this.#speed.valueAsNumber.toFixed(2)}×`;
+    this.#changed();
   }
 }

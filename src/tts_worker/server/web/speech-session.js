@@ -51,10 +51,11 @@ export class SpeechSession {
     this.#connection.open();
   }
 
-  /** The page is being left. */
+  /** The page is being left, or another transport was chosen. `connect` opens it again. */
   close() {
     this.stop();
     this.#connection.close();
+    this.#lose();
   }
 
   /** Start the audio output ahead of time, on the first click or key of a visit. */
@@ -267,15 +268,20 @@ export class SpeechSession {
   // -- events of the server ------------------------------------------------------------------------------------------
 
   #onConnectionState(state, problem) {
-    if (problem) {
-      this.#queue = [];
-      if (this.#utterance?.stop) this.#utterance.stop.pending = false;
-      if (this.#utterance) this.#end({ type: "lost" });
-      if (this.#utterance?.stop) this.#finishStop(this.#utterance);
-    }
+    if (problem) this.#lose();
     this.#view.connection(state, problem);
     if (state === "ready") this.#next();
     this.#view.changed();
+  }
+
+  /** Without a connection no request is repeated later, and the utterance in progress has no answer to wait for. */
+  #lose() {
+    this.#queue = [];
+    const utterance = this.#utterance;
+    if (!utterance) return;
+    if (utterance.stop) utterance.stop.pending = false;
+    this.#end({ type: "lost" });
+    if (utterance.stop) this.#finishStop(utterance);
   }
 
   #onAudio(pcm) {

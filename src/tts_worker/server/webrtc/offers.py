@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
 from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.page import page_response
 from tts_worker.server.responses import error_response
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
@@ -23,8 +23,6 @@ from tts_worker.settings import WebRtcSettings
 if TYPE_CHECKING:
     from tts_worker.server.webrtc.peer import Peer
 
-_PAGE = Path(__file__).parents[1] / "web" / "index.html"
-_PAGE_POLICY = "default-src 'self'; media-src 'self' blob: mediastream:; base-uri 'none'"
 _RETRY_AFTER_S = 1.0
 
 
@@ -110,6 +108,6 @@ def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_
 
         @routes.get("/webrtc", include_in_schema=False)
         async def page() -> Response:
-            return FileResponse(_PAGE, headers={"Content-Security-Policy": _PAGE_POLICY})
+            return page_response("index.html")
 
     return routes

@@ -1,0 +1,27 @@
+/**
+ * The transports of the page by name: how each is labelled, where it is served, and what a SpeechSession needs of it.
+ */
+import { Player } from "./player.js";
+import { webRtcTransport } from "./webrtc/transport.js";
+import { openWebSocket } from "./websocket.js";
+
+export const TRANSPORTS = {
+  websocket: {
+    label: "WebSocket",
+    path: "/",
+    create: () => ({ createPlayer: (listener) => new Player(listener), openTransport: openWebSocket, showStopParts() {} }),
+  },
+  webrtc: { label: "WebRTC", path: "/webrtc", create: webRtcTransport },
+};
+
+/** The transport of the address that was opened. */
+export const openedTransport = () => (location.pathname === TRANSPORTS.webrtc.path ? "webrtc" : "websocket");
+
+/** Whether the server offers WebRTC; its configuration may not. */
+export async function offersWebRtc() {
+  try {
+    return (await fetch(TRANSPORTS.webrtc.path)).ok;
+  } catch {
+    return true; // not reachable: shown by the connection
+  }
+}
