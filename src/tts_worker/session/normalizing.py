@@ -1,6 +1,6 @@
 """Text normalization between a session and its engine, with wetext on a thread.
 
-wetext takes about 0.2 ms per character. The thread takes one segment of a session at a time, so a long text does not
+wetext takes about 0.1 ms per character. The thread takes one segment of a session at a time, so a long text does not
 delay other sessions. Segments keep their order; STOP overtakes and drops them. The rules of CosyVoice's front
 end follow.
 """

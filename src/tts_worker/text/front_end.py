@@ -23,7 +23,7 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 _STOPS = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 
 _CHINESE_MARKS = {"²": "平方", "³": "立方", ".": "。", "——": " ", " - ": "，"}
-_CHINESE_RULES = re.compile(r" - (?=[!-~])(?<=[!-~] - )| (?![!-~])|(?<![!-~]) |[\n²³.（）【】`]|——")
+_CHINESE_RULES = re.compile(r" - (?=[!-~])(?<=[!-~] - )| (?![!-~])|(?<![!-~]) |\.(?!(?<=\d\.)\d)|[\n²³（）【】`]|——")
 _LAST_COMMAS = re.compile("[，,、]+$")
 _ENGLISH_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?!\d|(?:st|nd|rd|th|s)\b)")
 

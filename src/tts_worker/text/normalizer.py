@@ -62,7 +62,7 @@ _NEEDS_REWRITING = re.compile(
 def needs_rewriting(text: str, language: str) -> bool:
     """Return whether the rules may change ``text``: it has digits, symbols, abbreviations or consecutive capitals.
 
-    Chinese rules change only text with digits. Skipping other text saves about 0.2 ms per character.
+    Chinese rules change only text with digits. Skipping other text saves about 0.1 ms per character.
     """
     if language == "zh":
         return _DIGIT.search(text) is not None

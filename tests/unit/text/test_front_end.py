@@ -33,8 +33,12 @@ OTHERWISE = {
         "The year one thousand, nine hundred and ninety-nine and the 21st century; room one hundred and one."
     ),
     "A film of the 1990s, 90 minutes long.": "A film of the 1990s, ninety minutes long.",
+    "今天气温23.5℃，湿度60%。": "今天气温23.5℃，湿度60%。",
+    "我有2个苹果，价格是￥12.50。": "我有2个苹果，价格是￥12.50。",
+    "增长了12.5%，达到1.2亿元。": "增长了12.5%，达到1.2亿元。",
+    "他今年18岁,身高1.75米.": "他今年18岁,身高1.75米。",
 }
-"""What is better than the reference's "threerd" and "one thousand, nine hundred and ninetys" without wetext."""
+"""What is better than the reference's "threerd", "ninetys" and "23。5" without wetext."""
 
 normalizer = cache(load_normalizer)
 
