@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,9 @@ import soundfile
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tts_worker import TTS, AsyncTTS
 from tts_worker.cli import main
+from tts_worker.errors import InvalidRequest, UnknownVoice
 from tts_worker.settings import load_settings
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -154,3 +157,82 @@ def test_conversion_is_in_the_openapi_document(http: httpx.Client) -> None:
     body = json.dumps(paths["/v1/audio/conversions"]["post"]["requestBody"])
     assert '"audio"' in body
     assert "post" in paths["/inference_vc"]
+
+
+@pytest.fixture(params=["ws", "grpc"])
+def url(request: pytest.FixtureRequest, worker: ThreadedWorker) -> str:
+    return f"{request.param}://{worker.address if request.param == 'ws' else worker.grpc_address}"
+
+
+def test_client_converts_like_the_engine(url: str, offline: bytes) -> None:
+    with TTS(url, voice="anna") as tts:
+        speech = tts.convert(SOURCE)
+    assert (speech.pcm, speech.sample_rate_hz) == (offline, 24_000)
+
+
+def test_client_raises_the_error_of_the_worker(url: str) -> None:
+    with TTS(url, voice="anna") as tts:
+        with pytest.raises(InvalidRequest, match="cannot be read"):
+            tts.convert(b"not audio at all")
+        with pytest.raises(UnknownVoice):
+            tts.convert(SOURCE, voice="absent")
+
+
+def test_say_converts_with_a_worker(url: str, bundle: Path, offline: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    source = str(bundle.parent / "source.wav")
+    command = ["say", "--url", url, "--voice", "anna", "--mode", "vc", "--source", source, "--quiet"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert soundfile.read(out, dtype="int16")[0].tobytes() == offline
+
+
+def test_say_refuses_a_conversion_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "--mode", "vc", "--source", "x.wav"]) == 2
+    assert "needs a worker (--url)" in capsys.readouterr().err
+
+
+def live_parts(size: int) -> AsyncIterator[bytes]:
+    pcm = (speech(3, 16_000).samples * 32_767).astype("<i2").tobytes()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(pcm), size):
+            yield pcm[start : start + size]
+
+    return parts()
+
+
+async def live_audio(worker: ThreadedWorker, size: int) -> list[bytes]:
+    async with AsyncTTS(f"grpc://{worker.grpc_address}", voice="anna") as tts:
+        return [part async for part in tts.convert(live_parts(size), live_rate_hz=16_000)]
+
+
+async def test_live_audio_is_converted_however_it_is_split(worker: ThreadedWorker) -> None:
+    whole, split = await live_audio(worker, 96_000), await live_audio(worker, 4_801)
+    assert b"".join(whole) == b"".join(split)
+    assert sum(map(len, whole)) // 2 == pytest.approx(3 * 24_000, abs=SAMPLES_PER_TOKEN)
+
+
+async def test_live_audio_is_heard_before_the_source_ends(worker: ThreadedWorker) -> None:
+    heard = asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        async for part in live_parts(32_000):
+            yield part
+        await heard.wait()  # the source ends only after its first converted audio
+
+    async with AsyncTTS(f"grpc://{worker.grpc_address}", voice="anna") as tts:
+        async for _ in tts.convert(parts(), live_rate_hz=16_000):
+            heard.set()
+    assert heard.is_set()
+
+
+async def test_failing_live_source_ends_its_conversion(worker: ThreadedWorker, http: httpx.Client) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        async for part in live_parts(32_000):
+            yield part
+        raise ValueError("the microphone is gone")
+
+    async with AsyncTTS(f"grpc://{worker.grpc_address}", voice="anna") as tts:
+        with pytest.raises(ValueError, match="microphone"):
+            [part async for part in tts.convert(parts(), live_rate_hz=16_000)]
+    wait_until_idle(http)

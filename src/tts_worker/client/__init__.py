@@ -12,11 +12,13 @@ Importing this package imports no engine and no server. ``base`` describes how t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
+from tts_worker.client.conversion import AsyncConversion
 from tts_worker.client.voices import WorkerVoices
 from tts_worker.protocol.session import Session
 from tts_worker.protocol.voices import VoiceInfo
@@ -81,6 +83,27 @@ class Client:
     def voices(self) -> WorkerVoices:
         """The voices: ``await client.voices.list()``, ``await client.voices.add("anna", "anna.wav", consent=True)``."""
         return WorkerVoices(self._connector.voice_access)
+
+    def convert(
+        self,
+        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        options: SessionOptions | None = None,
+        *,
+        live_rate_hz: int | None = None,
+    ) -> AsyncConversion:
+        """Return the speech of ``source`` in the voice of ``options``, in parts of s16le while it is generated.
+
+        Args:
+            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file or its content, or live audio: parts of s16le mono.
+            options: Voice, model, speed, seed, sample rate and pacing.
+            live_rate_hz: Sample rate of live audio.
+
+        Raises:
+            InvalidRequest: The arguments contradict each other. Other errors are raised by the iteration, as by
+                ``open``.
+        """
+        options = options or SessionOptions(realtime=False, raw_chunks=True)
+        return AsyncConversion(self._connector.conversion_access, source, options, live_rate_hz)
 
     async def aclose(self) -> None:
         """Close every session and connection. Idempotent."""

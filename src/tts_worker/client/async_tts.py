@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
+from tts_worker.client.conversion import AsyncConversion
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, as_exception
@@ -123,6 +125,16 @@ class AsyncTTS:
             InvalidRequest: An option is invalid. Other errors are raised by the iteration, as by ``speak``.
         """
         return AsyncLiveSpeech(self._client, text, _with_options(self._options, options))
+
+    def convert(
+        self,
+        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        *,
+        live_rate_hz: int | None = None,
+        **options: Unpack[SpeechOptions],
+    ) -> AsyncConversion:
+        """Convert ``source`` to ``voice``; iterate over parts of s16le. See ``Client.convert``."""
+        return self._client.convert(source, _with_options(self._options, options), live_rate_hz=live_rate_hz)
 
     async def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""

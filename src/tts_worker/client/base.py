@@ -22,6 +22,7 @@ from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
 if TYPE_CHECKING:
+    from tts_worker.client.conversion import ConversionAccess
     from tts_worker.client.voices import VoiceAccess
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,10 @@ class Connector(Protocol):
 
     async def voice_access(self) -> VoiceAccess:
         """Return the access to the worker's voices. Raises like ``open``."""
+        ...
+
+    async def conversion_access(self) -> ConversionAccess:
+        """Return the access to the worker's voice conversion. Raises like ``open``."""
         ...
 
     async def aclose(self) -> None:

@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.converse_stream import ConverseStream
+from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.client.remote import RemoteSession
@@ -116,6 +118,16 @@ class FleetConnector:
         if not workers:
             raise NotReady("no worker of the fleet is ready", retry_after_s=1.0)
         return FleetVoices([await self._connector(worker.address).voice_access() for worker in workers])
+
+    async def conversion_access(self) -> ConversionAccess:
+        return FleetConversion(self)
+
+    async def connector_for(self, options: SessionOptions) -> GrpcConnector:
+        """Return the connection to the best worker for these options. Raises like ``open``."""
+        workers = await self._candidates(options)
+        if not workers:
+            raise NotReady("no worker of the fleet is ready", retry_after_s=1.0)
+        return self._connector(workers[0].address)
 
     async def _open_stream(self, options: SessionOptions) -> tuple[str, ConverseStream, bool]:
         """Open a stream on the best worker that accepts it.
@@ -250,6 +262,20 @@ class FleetConnector:
 def _supports_language(worker: ResolvedWorker, language: str) -> bool:
     tags = {tag.split("-")[0].lower() for tag in worker.entry.capabilities.languages}
     return "mul" in tags or language.split("-")[0].lower() in tags
+
+
+class FleetConversion:
+    """Conversion by the least-loaded worker that has the voice. See ``conversion.ConversionAccess``."""
+
+    def __init__(self, fleet: FleetConnector) -> None:
+        self._fleet = fleet
+
+    async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
+        """See ``conversion.ConversionAccess``."""
+        access = await (await self._fleet.connector_for(options)).conversion_access()
+        async with aclosing(access.convert(source, options)) as parts:
+            async for part in parts:
+                yield part
 
 
 class FleetVoices:

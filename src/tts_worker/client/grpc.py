@@ -12,6 +12,8 @@ import grpc
 
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
+from tts_worker.client.conversion import ConversionAccess
+from tts_worker.client.grpc_conversion import GrpcConversion
 from tts_worker.client.grpc_voices import GrpcVoices
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
@@ -80,6 +82,9 @@ class GrpcConnector:
 
     async def voice_access(self) -> VoiceAccess:
         return GrpcVoices(self._open_channel(), self._settings)
+
+    async def conversion_access(self) -> ConversionAccess:
+        return GrpcConversion(self._open_channel(), self._settings)
 
     async def open_stream(self, options: SessionOptions) -> ConverseStream:
         """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""

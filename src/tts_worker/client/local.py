@@ -8,22 +8,27 @@ engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
+from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded
 from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
+from tts_worker.server.compat.rendering import converted
 from tts_worker.server.responses import voice_json
+from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import (
+    SAMPLE_RATE_HZ,
     Acknowledged,
     Ended,
     Outcome,
@@ -73,6 +78,9 @@ class LocalConnector:
     async def voice_access(self) -> VoiceAccess:
         return LocalVoices(await self._hub())
 
+    async def conversion_access(self) -> ConversionAccess:
+        return LocalConversion(await self._hub())
+
     async def _hub(self) -> SessionHub:
         """Start the worker once and return its hub. Concurrent calls share the start; a failed start is retried."""
         if self._closed:
@@ -91,6 +99,24 @@ class LocalConnector:
         if self._starting is not None:
             await asyncio.wait({self._starting})
         await self._stack.aclose()
+
+
+class LocalConversion:
+    """See ``conversion.ConversionAccess``."""
+
+    def __init__(self, hub: SessionHub) -> None:
+        self._hub = hub
+
+    async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
+        """See ``conversion.ConversionAccess``."""
+        audio = source.audio
+        given = (
+            RecordedSource(audio) if isinstance(audio, bytes) else LiveSource(aiter(audio), source.live_rate_hz or 0)
+        )
+        encoder = open_encoder(AudioFormat.PCM, options.sample_rate or SAMPLE_RATE_HZ)
+        async with aclosing(converted(self._hub, options, given, encoder)) as parts:
+            async for part in parts:
+                yield part
 
 
 class LocalVoices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -74,6 +75,24 @@ class TTS:
         """
         with self.stream(text, **options) as live:
             return live.play()
+
+    def convert(self, source: bytes | str | os.PathLike[str], **options: Unpack[SpeechOptions]) -> Speech:
+        """Return the speech of a recording in ``voice``, for engines that convert voices.
+
+        Args:
+            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file, or its content.
+            options: Voice, model, speed, seed and sample rate; those of texts have no effect.
+
+        Raises:
+            InvalidRequest: The recording cannot be read, or the voice's engine does not convert.
+            TTSWorkerError: As ``speak``.
+        """
+        return self._thread.run(self._convert(source, options))
+
+    async def _convert(self, source: bytes | str | os.PathLike[str], options: SpeechOptions) -> Speech:
+        async with self._tts.convert(source, **options) as conversion:
+            pcm = b"".join([part async for part in conversion])
+        return Speech(pcm, conversion.sample_rate_hz)
 
     def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""

@@ -154,7 +154,8 @@ class HttpVoices:
                 return _json(response.read(_MAX_BODY_BYTES), response.status)
         except HTTPError as error:
             with error:
-                raise _error(_json(error.read(_MAX_BODY_BYTES), error.code), error.headers.get("retry-after")) from None
+                answer = error.read(_MAX_BODY_BYTES)
+                raise error_of_response(answer, error.code, error.headers.get("retry-after")) from None
         except (OSError, HTTPException) as error:
             if isinstance(getattr(error, "reason", error), TimeoutError):
                 raise DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s") from None
@@ -178,8 +179,9 @@ def _parse(data: Mapping[str, Any]) -> VoiceInfo:
         raise ConnectionLost("the server at this URL is no tts-worker") from None
 
 
-def _error(answer: Mapping[str, Any], retry_after: str | None) -> TTSWorkerError:
-    error = answer.get("error")
+def error_of_response(body: bytes, status: int, retry_after: str | None) -> TTSWorkerError:
+    """Return the error of a worker's HTTP response. Raises ConnectionLost if no worker answered."""
+    error = _json(body, status).get("error")
     fields = error if isinstance(error, dict) else {}
     try:
         code = ErrorCode(fields.get("code"))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.connection import WorkerConnection, dial
+from tts_worker.client.conversion import ConversionAccess, HttpConversion
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.voices import HttpVoices, VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
@@ -59,6 +60,9 @@ class WebSocketConnector:
 
     async def voice_access(self) -> VoiceAccess:
         return HttpVoices(self._url, self._settings)
+
+    async def conversion_access(self) -> ConversionAccess:
+        return HttpConversion(self._url, self._settings)
 
     async def _open(self, options: SessionOptions, audio_timeout_s: float) -> OpenedSession:
         while self._idle:

@@ -27,7 +27,7 @@ from tts_worker.app import run as run_loop
 from tts_worker.app import running_adapter
 from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
-from tts_worker.commands import speak_offline
+from tts_worker.commands import speak_converted, speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
@@ -75,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest("give the text or --file, not both")
     if args.bundle is not None or args.engine == OFFLINE_ENGINE:
         return speak_offline.run(args)
+    if args.mode == speak_offline.CONVERSION or args.source is not None:
+        if args.url is None:
+            raise InvalidRequest("--mode vc needs a worker (--url) or a model directory (--bundle) that converts")
+        return speak_converted.run(args)
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
     if args.url is not None and (args.config is not None or args.engine is not None or args.set):

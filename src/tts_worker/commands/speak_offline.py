@@ -87,13 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.bundle is None:
         args.voice, args.bundle = installed_voice(args.voice)
+    check_conversion(args)
+    return asyncio.run(_run(args))
+
+
+def check_conversion(args: argparse.Namespace) -> None:
+    """Raise InvalidRequest for arguments that contradict each other."""
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both write to standard output")
     if (args.mode == CONVERSION) != (args.source is not None):
         raise InvalidRequest("--mode vc and --source FILE must be used together")
     if args.source is not None and (args.text or args.file):
         raise InvalidRequest("--mode vc converts --source and takes no text")
-    return asyncio.run(_run(args))
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ async def _write(args: argparse.Namespace, chunks: Iterator[_Chunk], result: _Re
     if not args.stream:
         chunks = iter(list(chunks))
     chunk = next(chunks, None)
-    sink, place = await _open_sink(args)
+    sink, place = await open_sink(args)
     try:
         while chunk is not None:
             result.add(chunk)
@@ -345,7 +350,8 @@ def _text(args: argparse.Namespace) -> str:
     return text
 
 
-async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
+async def open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
+    """Open what ``--out`` names, the player without it, or a file where there is no player."""
     if args.out == "-":
         return StdoutSink(), "standard output"
     if args.out is None and (player := find_player()) is not None:

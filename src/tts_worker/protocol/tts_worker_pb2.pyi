@@ -634,3 +634,53 @@ class DeleteVoiceRequest(_message.Message):
 class DeleteVoiceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ConvertRequest(_message.Message):
+    __slots__ = ("start", "audio")
+    START_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    start: ConversionStart
+    audio: bytes
+    def __init__(self, start: _Optional[_Union[ConversionStart, _Mapping]] = ..., audio: _Optional[bytes] = ...) -> None: ...
+
+class ConversionStart(_message.Message):
+    __slots__ = ("voice", "model", "speed", "seed", "sample_rate", "encoding", "realtime", "live_sample_rate")
+    VOICE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    REALTIME_FIELD_NUMBER: _ClassVar[int]
+    LIVE_SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    voice: str
+    model: str
+    speed: float
+    seed: int
+    sample_rate: int
+    encoding: str
+    realtime: bool
+    live_sample_rate: int
+    def __init__(self, voice: _Optional[str] = ..., model: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., realtime: bool = ..., live_sample_rate: _Optional[int] = ...) -> None: ...
+
+class ConvertResponse(_message.Message):
+    __slots__ = ("ready", "audio", "receipt")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    ready: ConversionReady
+    audio: bytes
+    receipt: Receipt
+    def __init__(self, ready: _Optional[_Union[ConversionReady, _Mapping]] = ..., audio: _Optional[bytes] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+
+class ConversionReady(_message.Message):
+    __slots__ = ("sample_rate", "format", "voice", "model")
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VOICE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    sample_rate: int
+    format: str
+    voice: str
+    model: str
+    def __init__(self, sample_rate: _Optional[int] = ..., format: _Optional[str] = ..., voice: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...

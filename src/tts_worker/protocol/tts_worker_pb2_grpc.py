@@ -697,3 +697,88 @@ class Voices(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class VoiceConversionStub(object):
+    """-- voice conversion -------------------------------------------------------------------------------------------------
+
+    The speech of a source in another voice (docs/cosyvoice.md). A failed call ends with a status, as Synthesize does;
+    cancelling the call ends the conversion.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Convert = channel.stream_stream(
+                '/tts.VoiceConversion/Convert',
+                request_serializer=tts__worker__pb2.ConvertRequest.SerializeToString,
+                response_deserializer=tts__worker__pb2.ConvertResponse.FromString,
+                _registered_method=True)
+
+
+class VoiceConversionServicer(object):
+    """-- voice conversion -------------------------------------------------------------------------------------------------
+
+    The speech of a source in another voice (docs/cosyvoice.md). A failed call ends with a status, as Synthesize does;
+    cancelling the call ends the conversion.
+    """
+
+    def Convert(self, request_iterator, context):
+        """The start first, then the source audio in parts; the client closes its side when it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_VoiceConversionServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Convert': grpc.stream_stream_rpc_method_handler(
+                    servicer.Convert,
+                    request_deserializer=tts__worker__pb2.ConvertRequest.FromString,
+                    response_serializer=tts__worker__pb2.ConvertResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tts.VoiceConversion', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tts.VoiceConversion', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class VoiceConversion(object):
+    """-- voice conversion -------------------------------------------------------------------------------------------------
+
+    The speech of a source in another voice (docs/cosyvoice.md). A failed call ends with a status, as Synthesize does;
+    cancelling the call ends the conversion.
+    """
+
+    @staticmethod
+    def Convert(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tts.VoiceConversion/Convert',
+            tts__worker__pb2.ConvertRequest.SerializeToString,
+            tts__worker__pb2.ConvertResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -21,6 +21,7 @@ from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
+from tts_worker.server.grpc.conversion import VoiceConversionService
 from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import ServiceConfig, TTSService
@@ -87,13 +88,14 @@ Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]
 
 
 def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> Register:
-    """The services ``tts.TTSService``, ``tts.Conversation`` and ``tts.Voices``."""
+    """The services ``tts.TTSService``, ``tts.Conversation``, ``tts.VoiceConversion`` and ``tts.Voices``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
         conversation = ConversationService(hub, config.limits)
         tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
         tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
+        tts_worker_pb2_grpc.add_VoiceConversionServicer_to_server(VoiceConversionService(hub, config.limits), server)
         tts_worker_pb2_grpc.add_VoicesServicer_to_server(VoicesService(hub), server)
         names = [name.full_name for name in tts_worker_pb2.DESCRIPTOR.services_by_name.values()]
         return names, (service.sessions, conversation)

@@ -1,0 +1,171 @@
+"""Voice conversion by a worker: source audio in, the same speech in another voice out.
+
+A recording is uploaded over the connection's transport; live audio needs gRPC, or a worker in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from tts_worker.client.base import ClientSettings
+from tts_worker.client.voices import error_of_response
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
+from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+
+_READ_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAudio:
+    """What is converted.
+
+    Attributes:
+        audio: A whole file, or the parts of s16le mono that is still being spoken.
+        live_rate_hz: Sample rate of live audio; None for a file.
+    """
+
+    audio: bytes | AsyncIterable[bytes]
+    live_rate_hz: int | None = None
+
+
+class ConversionAccess(Protocol):
+    """How a connector has its worker convert."""
+
+    def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
+        """Yield s16le at the rate of ``options``; closing the generator ends the conversion. Raises TTSWorkerError."""
+        ...
+
+
+class AsyncConversion:
+    """Converted speech while it is being generated: an asynchronous iterator over parts of s16le.
+
+    Use it as a context manager, or call ``aclose``, if the iteration may be left early.
+    """
+
+    def __init__(
+        self,
+        access: Callable[[], Awaitable[ConversionAccess]],
+        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        options: SessionOptions,
+        live_rate_hz: int | None,
+    ) -> None:
+        if isinstance(source, AsyncIterable) != (live_rate_hz is not None):
+            raise InvalidRequest("live_rate_hz is the sample rate of live audio, an asynchronous iterable of s16le")
+        self.sample_rate_hz = options.sample_rate or SAMPLE_RATE_HZ
+        self._parts = self._convert(access, source, options, live_rate_hz)
+
+    async def _convert(
+        self,
+        access: Callable[[], Awaitable[ConversionAccess]],
+        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        options: SessionOptions,
+        live_rate_hz: int | None,
+    ) -> AsyncGenerator[bytes, None]:
+        if not isinstance(source, bytes | AsyncIterable):
+            source = await asyncio.to_thread(_read, Path(source))
+        parts = (await access()).convert(SourceAudio(source, live_rate_hz), options)
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            await parts.aclose()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._parts)
+
+    async def aclose(self) -> None:
+        """End the conversion. Idempotent."""
+        await self._parts.aclose()
+
+    async def __aenter__(self) -> AsyncConversion:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+class HttpConversion:
+    """Conversion over HTTP, by the worker of a ``ws://`` URL. Each one opens a connection on a thread."""
+
+    def __init__(self, url: str, settings: ClientSettings) -> None:
+        parts = urlsplit(url)
+        self._is_secure = parts.scheme == "wss"
+        self._host = parts.netloc.rpartition("@")[2]
+        # The worker may be behind a proxy under a path.
+        self._path = parts.path.removesuffix("/v1/stream").rstrip("/") + "/v1/audio/conversions"
+        self._settings = settings
+
+    async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
+        """See ``ConversionAccess``."""
+        if not isinstance(source.audio, bytes):
+            raise InvalidRequest("live audio is converted over grpc:// only; over ws:// send a recording")
+        body, content_type = _form(source.audio, _fields(options))
+        kind = HTTPSConnection if self._is_secure else HTTPConnection
+        connection = kind(self._host, timeout=self._settings.audio_timeout_s)
+        try:
+            response = await _on_thread(lambda: self._send(connection, body, content_type))
+            while data := await _on_thread(lambda: response.read1(_READ_BYTES)):
+                yield data
+        finally:
+            connection.close()
+
+    def _send(self, connection: HTTPConnection, body: bytes, content_type: str) -> HTTPResponse:
+        headers = {"content-type": content_type}
+        if self._settings.api_key is not None:
+            headers["authorization"] = f"Bearer {self._settings.api_key}"
+        connection.request("POST", self._path, body, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise error_of_response(response.read(_READ_BYTES), response.status, response.headers.get("retry-after"))
+        return response
+
+
+async def _on_thread(call: Callable[[], Any]) -> Any:
+    try:
+        return await asyncio.to_thread(call)
+    except TimeoutError:
+        raise DeadlineExceeded("the worker did not send audio in time") from None
+    except (OSError, HTTPException) as error:
+        raise ConnectionLost(f"the connection to the worker was lost ({type(error).__name__})") from None
+
+
+def _fields(options: SessionOptions) -> dict[str, str]:
+    fields = {
+        "response_format": "pcm",
+        "voice": options.voice,
+        "model": options.model,
+        "speed": options.speed,
+        "seed": options.seed,
+        "sample_rate": options.sample_rate,
+        "realtime": str(options.realtime).lower(),
+    }
+    return {name: str(value) for name, value in fields.items() if value is not None}
+
+
+def _form(audio: bytes, fields: dict[str, str]) -> tuple[bytes, str]:
+    """Encode a multipart form; returns its body and content type."""
+    boundary = uuid.uuid4().hex
+    parts = []
+    for name, value in fields.items():
+        parts.append(f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode())
+    head = f'--{boundary}\r\ncontent-disposition: form-data; name="audio"; filename="audio"\r\n\r\n'
+    parts += [head.encode(), audio, f"\r\n--{boundary}--\r\n".encode()]
+    return b"".join(parts), f"multipart/form-data; boundary={boundary}"
