@@ -6,20 +6,14 @@ The caller is synthesized in another voice and comes from Chromium's fake microp
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 import logging
-import urllib.request
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
-import soxr
 from playwright.async_api import Browser, Page, Playwright, expect
 
 from tests.browser.conftest import launch
@@ -27,6 +21,7 @@ from tests.browser.demo_page import PATIENCE_MS
 from tests.browser.test_microphone import record
 from tests.browser.test_page_accessibility import LOW_CONTRAST, MIN_CONTRAST
 from tests.conftest import serving
+from tools.caller import microphone_flags, record_caller
 from tts_worker.commands.agent import agent_extension
 from tts_worker.server.agent.recognizer import Recognizer, WhisperRecognizer
 from tts_worker.server.agent.script import DEMONSTRATION, ScriptedModel
@@ -37,25 +32,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 SCRIPT = " ".join(DEMONSTRATION)
 """One answer of more than a minute: the caller interrupts it even on a busy machine."""
 CALLER = "Excuse me, please stop for a moment."
-MICROPHONE_RATE_HZ = 48_000
-
-
-def record_caller(address: str, path: Path) -> None:
-    """Write the caller's recording: a moment of faint noise, then speech that is faster and higher than the agent's."""
-    body = json.dumps({"input": CALLER, "response_format": "wav", "speed": 0.9}).encode()
-    request = urllib.request.Request(
-        f"http://{address}/v1/audio/speech", body, headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response, wave.open(io.BytesIO(response.read())) as speech:
-        rate_hz = speech.getframerate()
-        samples = np.frombuffer(speech.readframes(speech.getnframes()), "<i2")
-    higher = soxr.resample(samples, 1.15 * rate_hz, MICROPHONE_RATE_HZ)  # played at another rate
-    noise = np.random.default_rng(1).normal(0, 10, MICROPHONE_RATE_HZ).astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(MICROPHONE_RATE_HZ)
-        file.writeframes(np.concatenate([noise, higher]).astype("<i2").tobytes())
 
 
 @asynccontextmanager
@@ -96,16 +72,8 @@ async def voiced(playwright: Playwright, tmp_path_factory: pytest.TempPathFactor
     """A browser whose microphone hears a second of voice, and 1.5 s of silence, again and again."""
     recording = tmp_path_factory.mktemp("microphone") / "voice.wav"
     record(recording)
-    async with launch(playwright, *microphone_flags(str(recording))) as launched:
+    async with launch(playwright, *microphone_flags(recording, repeats=True)) as launched:
         yield launched
-
-
-def microphone_flags(recording: str) -> tuple[str, ...]:
-    return (
-        "--use-fake-ui-for-media-stream",
-        "--use-fake-device-for-media-stream",
-        f"--use-file-for-fake-audio-capture={recording}",
-    )
 
 
 async def until_heard(page: Page, words: int) -> None:
@@ -126,9 +94,9 @@ async def test_recorded_caller_interrupts_and_is_answered(
     recognizer = await asyncio.to_thread(WhisperRecognizer, str(models.get_model_path()), language="en")
     recording = tmp_path / "caller.wav"
     async with agent("hibari", recognizer) as address:
-        await asyncio.to_thread(record_caller, address, recording)
+        await asyncio.to_thread(record_caller, address, CALLER, recording)
         async with (
-            launch(playwright, *microphone_flags(f"{recording}%noloop")) as browser,
+            launch(playwright, *microphone_flags(recording, repeats=False)) as browser,
             opened(browser, address) as page,
         ):
             await page.locator("#send").click()
@@ -136,7 +104,7 @@ async def test_recorded_caller_interrupts_and_is_answered(
             await page.locator("#microphone").check()
             unheard = page.locator("li.assistant del")
             await expect(unheard).to_have_count(1)
-            heard = await page.locator("li.assistant .heard").inner_text()
+            heard = await page.locator("li.assistant .heard:not(.word)").inner_text()
             rest = await unheard.inner_text()
             assert f'You said: "Hello." {SCRIPT}' == heard + rest
             assert len(heard.split()) >= 5
@@ -168,7 +136,7 @@ async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talk
         await page.locator("#say").fill("Wait.")
         await page.locator("#say").press("Enter")
         await expect(page.locator("li.assistant del")).to_have_count(1)
-        heard = await page.locator("li.assistant .heard").inner_text()
+        heard = await page.locator("li.assistant .heard:not(.word)").inner_text()
         await until_heard(page, 2)
         assert await last_messages(page) == ["Hello.", heard.strip(), "Wait."]
         assert await page.evaluate("document.documentElement.scrollWidth") <= 320
@@ -205,7 +173,7 @@ async def test_words_of_the_browser_interrupt_and_assent_does_not(voiced: Browse
         await expect(page.locator("li.assistant del")).to_have_count(1)
         await expect(page.locator("li.interim p")).to_have_text("please stop")
         await page.evaluate("recognize('Please stop it.', true)")
-        heard = await page.locator("li.assistant .heard").inner_text()
+        heard = await page.locator("li.assistant .heard:not(.word)").inner_text()
         await expect(page.locator("#messages li")).to_have_count(3)
         assert await last_messages(page) == ["Hello.", heard.strip(), "Please stop it."]
 
@@ -218,6 +186,6 @@ async def test_voice_interrupts_without_any_recognition(voiced: Browser, talker:
         await until_heard(page, 3)
         await page.locator("#microphone").check()
         await expect(page.locator("li.assistant del").first).to_be_attached()
-        heard = await page.locator("li.assistant .heard").first.inner_text()
+        heard = await page.locator("li.assistant .heard:not(.word)").first.inner_text()
         await expect(page.locator("#messages li").nth(2)).to_be_attached()
         assert (await last_messages(page))[:3] == ["Hello.", heard.strip(), "…"]

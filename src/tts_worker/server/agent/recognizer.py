@@ -49,7 +49,7 @@ class WhisperRecognizer:
         is_directory = Path(model).is_dir()
         try:
             self._model = WhisperModel(
-                model, device="auto", compute_type="default", local_files_only=is_directory or not may_download
+                model, device="auto", compute_type="auto", local_files_only=is_directory or not may_download
             )
         except Exception as error:
             # The library and its downloader raise errors of many kinds, with long messages.
