@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import (
@@ -22,7 +24,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -32,6 +34,7 @@ from tts_worker.types import SAMPLE_RATE_HZ, ComputationCounts, ControlName, End
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _AUDIO_S = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+_LEAD_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 5.0)
 _LAG_INTERVAL_S = 0.1
 
 _SESSION_LABELS = ("transport", "engine", "voice")
@@ -89,6 +92,58 @@ class _GpuCollector(Collector):
             if state.utilisation is not None:
                 busy.add_metric([uuid], state.utilisation)
         yield from (used, total, busy)
+
+
+class _FrameBuckets:
+    """A histogram that is cheap to fill: it is filled for every frame, and turned into samples at a scrape."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def samples(self) -> tuple[list[tuple[str, float]], float]:
+        """Return the cumulative buckets by upper bound, and the sum."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum
+
+
+class FrameTimes:
+    """How the paced frames of one transport and engine were timed."""
+
+    __slots__ = ("jitter", "lead")
+
+    def __init__(self) -> None:
+        self.jitter = _FrameBuckets(_FAST_S)
+        self.lead = _FrameBuckets(_LEAD_S)
+
+
+class _FrameCollector(Collector):
+    """Exports the timing of frames. Voices are no label of it: sessions of all voices are paced alike."""
+
+    def __init__(self) -> None:
+        self.times: dict[tuple[str, str], FrameTimes] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["transport", "engine"]
+        jitter = HistogramMetricFamily(
+            "tts_frame_jitter_seconds", "How late a paced frame is sent after it is due.", labels=labels
+        )
+        lead = HistogramMetricFamily(
+            "tts_playout_lead_seconds",
+            "Audio that the client has left to play when a paced frame is sent.",
+            labels=labels,
+        )
+        for key, times in self.times.items():
+            jitter.add_metric(key, *times.jitter.samples())
+            lead.add_metric(key, *times.lead.samples())
+        yield from (jitter, lead)
 
 
 class _EngineCollector(Collector):
@@ -196,6 +251,8 @@ class Metrics:
             {"version": __version__, "python": platform.python_version()}
         )
         self._voices: set[str] = set()
+        self._frames = _FrameCollector()
+        registry.register(self._frames)
         self._engines = _EngineCollector()
         registry.register(self._engines)
         self.gpus = GpuMonitor()
@@ -302,7 +359,8 @@ class Metrics:
 
     def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
         """Create the observer of one session. ``voice`` returns its current voice."""
-        return SessionMetrics(self, transport, engine, voice)
+        times = self._frames.times.setdefault((transport, engine), FrameTimes())
+        return SessionMetrics(self, transport, engine, voice, times)
 
     def voice_label(self, voice: str) -> str:
         """Map a voice to a label value of bounded cardinality."""
@@ -384,6 +442,7 @@ class SessionMetrics:
     _transport: str
     _engine: str
     _voice: Callable[[], str]
+    _frames: FrameTimes
 
     @property
     def _labels(self) -> tuple[str, str, str]:
@@ -400,6 +459,10 @@ class SessionMetrics:
 
     def queue_wait(self, seconds: float) -> None:
         self._metrics.queue_wait_s.labels(*self._labels).observe(seconds)
+
+    def frame(self, late_s: float, lead_s: float) -> None:
+        self._frames.jitter.observe(late_s)
+        self._frames.lead.observe(lead_s)
 
     def underrun(self, seconds: float) -> None:
         self._metrics.underruns.labels(*self._labels).inc()

@@ -48,6 +48,10 @@ async def test_metrics_follow_the_prometheus_conventions() -> None:
     assert scraped(text, "process_resident_memory_bytes") > 0
     assert (scraped(text, "tts_max_sessions"), scraped(text, "tts_max_open_sessions")) == (64, 1_024)
     assert 0 < scraped(text, "tts_engine_rtf", engine="tone") < 10
+    for name in ("tts_frame_jitter_seconds", "tts_playout_lead_seconds"):
+        paced = scraped(text, f"{name}_count", transport="websocket", engine="tone")
+        assert paced == scraped(text, f"{name}_bucket", transport="websocket", engine="tone", le="+Inf") > 0
+        assert scraped(text, f"{name}_count", transport="openai", engine="tone") == 0  # a download is not paced
     for transport, voice in (("websocket", "tone"), ("openai", "tone-low")):
         labels = {"transport": transport, "engine": "tone", "voice": voice}
         assert scraped(text, "tts_utterances_total", outcome="done", **labels) == 1

@@ -30,6 +30,7 @@ class Pacer:
         self._lead_s = lead_s
         self._empty_at_s: float | None = None  # when all sent audio will have been played
         self._gap_expected = True
+        self._began_at_s = 0.0  # the first frame after the last expected gap; those that fill the lead are due then
         self.is_blocked = False
         self.underruns = 0
         self.underrun_s = 0.0
@@ -43,10 +44,22 @@ class Pacer:
             return now_s
         return self._empty_at_s - max(0.0, self._lead_s - samples / self._rate_hz)
 
+    def timing(self, samples: int, now_s: float) -> tuple[float, float] | None:
+        """Return how a frame that is sent now is timed: seconds after it was due, and the playout lead before it.
+
+        None where nothing is due: without pacing, and for the first frame after a gap that was expected.
+        """
+        if self._lead_s is None or self._empty_at_s is None or self._gap_expected:
+            return None
+        due_at_s = max(self.due_at_s(samples, now_s), self._began_at_s)
+        return max(0.0, now_s - due_at_s), self.lead_at_s(now_s)
+
     def record_sent(self, samples: int, now_s: float) -> float:
         """Record a sent frame. Returns the underrun before it in seconds, 0.0 if none."""
         empty_at_s = self._empty_at_s
         gap_s = 0.0
+        if self._gap_expected:
+            self._began_at_s = now_s
         if empty_at_s is None or empty_at_s < now_s:
             if empty_at_s is not None and not self._gap_expected:
                 gap_s = now_s - empty_at_s

@@ -23,6 +23,22 @@ def test_first_frames_fill_the_lead_then_follow_the_clock() -> None:
     assert left_at[3:] == pytest.approx([10.02, 10.04, 10.06, 10.08, 10.10])
 
 
+@given(lates=st.lists(st.floats(0, 0.03), min_size=1, max_size=20), lead_s=st.sampled_from((0.03, 0.06, 0.2)))
+def test_timing_tells_lateness_and_lead(lates: list[float], lead_s: float) -> None:
+    pacer = Pacer(RATE, lead_s)
+    assert pacer.timing(20, 10.0) is None  # nothing was due before the first frame
+    pacer.record_sent(20, 10.0)
+    now_s = 10.0
+    for late_s in lates:
+        due_at_s = max(10.0, pacer.due_at_s(20, now_s))
+        now_s = max(now_s, due_at_s + late_s)
+        assert pacer.timing(20, now_s) == pytest.approx((now_s - due_at_s, pacer.lead_at_s(now_s)), abs=1e-9)
+        pacer.record_sent(20, now_s)
+    pacer.expect_gap()
+    assert pacer.timing(20, now_s) is None
+    assert Pacer(RATE, None).timing(20, now_s) is None
+
+
 def test_unpaced_frames_are_always_due() -> None:
     pacer = Pacer(RATE, lead_s=None)
     for _ in range(100):
