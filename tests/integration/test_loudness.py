@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import pyloudnorm
 import pytest
 
 from tests.unit.audio.test_loudness import limited, true_peak_dbtp
@@ -39,6 +38,8 @@ async def spoken(worker: Worker, texts: Iterable[str] = (TEXT,), **options: Any)
 
 
 def lufs(pcm: bytes, rate_hz: int = 24_000) -> float:
+    import pyloudnorm  # with SciPy, which takes a second: not for every process that collects the tests
+
     return pyloudnorm.Meter(rate_hz).integrated_loudness(to_float(pcm))
 
 

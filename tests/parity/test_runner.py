@@ -16,11 +16,12 @@ import torch
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from torch import Tensor
 
+from tools.parity import command
 from tools.parity.compare import CheckList, Golden
 from tools.parity.flow_stages import check_estimator, check_inference
 from tools.parity.report import Check, ParityReport, Status
 from tools.parity.runner import run_parity
-from tts_worker.cli import main
+from tts_worker.cli import main, run_command
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
@@ -214,15 +215,13 @@ def test_parity_command_prints_the_report(folder: Path, capsys: pytest.CaptureFi
 
 def test_tool_and_command_print_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--bundle", str(tiny("cosyvoice2")), "--golden", str(folder), "--json"]
-    tool = [sys.executable, "-m", "tools.parity"]
-    root = Path(__file__).parents[2]
+    assert main(["parity", *args]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert run_command("python -m tools.parity", command, args) == 0
+    assert json.loads(capsys.readouterr().out) == printed
 
-    done = subprocess.run([*tool, *args], cwd=root, capture_output=True, text=True, check=False)
-    refused = subprocess.run([*tool, *args[:3], str(folder / "no")], cwd=root, capture_output=True, text=True)
-
-    assert main(["parity", *args]) == done.returncode == 0, done.stderr
-    printed = [{**json.loads(out), "checks": 0} for out in (capsys.readouterr().out, done.stdout)]
-    assert printed[0] == printed[1]
+    tool = [sys.executable, "-m", "tools.parity", *args[:3], str(folder / "no")]
+    refused = subprocess.run(tool, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "no such golden folder" in refused.stderr
 

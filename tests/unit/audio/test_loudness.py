@@ -6,9 +6,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import pyloudnorm
 import pytest
-import scipy.signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,11 +34,15 @@ def limited(pcm: bytes, gain: float, rate_hz: int, cuts: list[int] = []) -> byte
 
 
 def true_peak_dbtp(samples: np.ndarray) -> float:
+    import scipy.signal  # takes a second: not for every process that collects the tests
+
     return 20 * math.log10(np.abs(scipy.signal.resample_poly(samples.astype(float), 8, 1)).max())
 
 
 @pytest.mark.parametrize("rate_hz", SAMPLE_RATES_HZ)
 def test_integrated_loudness_agrees_with_pyloudnorm(rate_hz: int) -> None:
+    import pyloudnorm
+
     meter = pyloudnorm.Meter(rate_hz, filter_class="DeMan")
     for level in (0.01, 0.1, 0.4):
         samples = speechlike(4, rate_hz, level=level)
