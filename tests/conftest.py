@@ -38,18 +38,28 @@ examples.load_profile("any machine")
 SLOW = (
     "behaviour/",
     "browser/",
+    "gpu/",
+    "integration/test_capacity.py",
+    "integration/test_cartesia.py",
     "integration/test_cli.py",
+    "integration/test_connections.py",
+    "integration/test_cosyvoice_http.py",
     "integration/test_elevenlabs.py",
+    "integration/test_grpc_limits.py",
+    "integration/test_grpc_models.py",
     "integration/test_grpc_up.py",
     "integration/test_leaks_and_races.py",
     "integration/test_logs.py",
     "integration/test_lost_device.py",
+    "integration/test_loudness.py",
     "integration/test_models.py",
+    "integration/test_openai_plugin.py",
     "integration/test_ray.py",
     "integration/test_registry_fleet.py",
+    "integration/test_vendor_errors.py",
     "integration/test_voices.py",
     "integration/test_webrtc.py",
-    "integrations/test_examples.py",
+    "integrations/",
     "parity/",
     "property/test_fair_schedule.py",
     "property/test_playback_lead.py",
@@ -61,9 +71,10 @@ SLOW = (
     "unit/engine/test_process.py",
     "unit/streaming/",
     "unit/test_distribution.py",
+    "unit/train/",
     "unit/voicepack/",
 )
-"""Folders and files whose tests are marked ``slow``: each takes seconds of processor time, or starts processes."""
+"""Folders and files whose tests are marked ``slow``: they take seconds, start processes, or import PyTorch or an SDK."""
 
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
-from tests.behaviour.transports import TRANSPORTS
+from tests.behaviour.transports import TRANSPORTS, stop_shared_engine_process
 
 CONCURRENT_BEHAVIOURS = 12
 """Behaviors of a paced transport that run at the same time: each waits for playback most of the time."""
@@ -36,7 +36,15 @@ def parametrize_table(*, paced: bool) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("transport", "name"), rows)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def engine_process() -> AsyncIterator[None]:
+    """Stops the engine process that behaviors share."""
+    yield
+    await stop_shared_engine_process()
+
+
 @parametrize_table(paced=False)
+@pytest.mark.asyncio(loop_scope="module")
 async def test_behaviour(transport: str, name: str) -> None:
     await run_behaviour(transport, name)
 

@@ -60,20 +60,44 @@ class FaultyWorker(Worker):
         if self._tone is None and not self._in_process:
             await super()._load(name)
             return
-        factory: Callable[[], ToneEngine] = lambda: ToneEngine(self._tone)  # noqa: E731
-        if self._in_process:
-            fault = None if self._tone is None else self._tone.fault
-            assert fault is None or isinstance(fault, FaultAt)
-            factory = ToneFactory(fault)
-        engine = EngineLoop(factory, name=name, hang_timeout_s=20.0, in_process=self._in_process)
-        await engine.start()
+        if self._tone is None:
+            engine = await shared_engine_process()
+        else:
+            factory: Callable[[], ToneEngine] = lambda: ToneEngine(self._tone)  # noqa: E731
+            if self._in_process:
+                assert isinstance(self._tone.fault, FaultAt)
+                factory = ToneFactory(self._tone.fault)
+            engine = EngineLoop(factory, name=name, hang_timeout_s=20.0, in_process=self._in_process)
+            await engine.start()
         self.hub.add_engine(name, "tone", engine)
         self.engines[name] = engine
 
     async def stop(self) -> None:
         if self._tone is not None:
             self._tone.hang.set()
+        for name in [name for name, engine in self.engines.items() if engine in _shared_processes]:
+            del self.engines[name]  # the next worker uses it
         await super().stop()
+
+
+_shared_processes: list[EngineLoop] = []
+
+
+async def shared_engine_process() -> EngineLoop:
+    """The engine process of the behaviors without faults, which run on one event loop; started by the first one.
+
+    It takes longer to start than most of them take to run.
+    """
+    if not _shared_processes:
+        engine = EngineLoop(ToneFactory(), name="tone", hang_timeout_s=20.0, in_process=True)
+        await engine.start()
+        _shared_processes.append(engine)
+    return _shared_processes[0]
+
+
+async def stop_shared_engine_process() -> None:
+    while _shared_processes:
+        await _shared_processes.pop().stop()
 
 
 @asynccontextmanager
