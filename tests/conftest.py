@@ -74,7 +74,7 @@ SLOW = (
     "unit/train/",
     "unit/voicepack/",
 )
-"""Folders and files whose tests are marked ``slow``: they take seconds, start processes, or import PyTorch or an SDK."""
+"""Folders and files whose tests are marked ``slow``: they take seconds, start processes or import PyTorch."""
 
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
@@ -154,7 +154,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(folder_in_one_process(item.nodeid) or "", len(ranks)))
 
 
-class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+class FolderScheduling(LoadScopeScheduling):
     """Gives a process of pytest-xdist a folder of ``TOGETHER`` or one module at a time, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:

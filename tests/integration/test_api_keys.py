@@ -18,9 +18,9 @@ from websockets.exceptions import InvalidStatus
 
 from tests.conftest import serving, until
 from tests.fakes.enroller import EnrollingWorker, serving_worker
+from tests.fakes.recordings import speech, wav
 from tests.integration.grpc_worker import TEXT, running_grpc_worker
 from tests.integration.test_websocket import dial
-from tests.unit.cosyvoice.test_enrol import speech, wav
 from tts_worker.callers import current_caller
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ConfigError

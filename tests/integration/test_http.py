@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 import soundfile
 
@@ -27,6 +26,9 @@ from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.server.compat.openai import OPENAI_VOICES
+
+if TYPE_CHECKING:
+    import openai
 
 TEXT = "Hello there, my friend. How are you today?"
 
@@ -130,6 +132,8 @@ async def test_lost_engine_fails_liveness(worker: Worker, monkeypatch: pytest.Mo
 
 
 async def test_openai_sdk_decodes_every_format() -> None:
+    import openai
+
     async with serving() as address:
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
         async with client:
@@ -149,12 +153,16 @@ async def test_openai_sdk_decodes_every_format() -> None:
 
 @asynccontextmanager
 async def openai_sdk(address: str, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai  # takes a second: not for every process that collects the tests
+
     options = {"api_key": "any", "base_url": f"http://{address}/v1", "max_retries": 0, **options}
     async with openai.AsyncOpenAI(**options) as client:
         yield client
 
 
 async def test_openai_sdk_retrieves_a_model() -> None:
+    import openai
+
     async with serving() as address, openai_sdk(address) as client:
         for name in ("tone", "tts-1"):
             model = await client.models.retrieve(name)
@@ -166,6 +174,8 @@ async def test_openai_sdk_retrieves_a_model() -> None:
 
 @pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
 async def test_openai_sdk_maps_invalid_input_to_bad_request(text: str) -> None:
+    import openai
+
     async with serving() as address, openai_sdk(address) as client:
         with pytest.raises(openai.BadRequestError):
             await client.audio.speech.create(**speech(input=text))
@@ -191,6 +201,8 @@ async def test_openai_voice_names_select_default_voice() -> None:
 
 
 async def test_openai_voice_names_can_be_disabled() -> None:
+    import openai
+
     async with serving(voices={"openai_names": False}) as address, openai_sdk(address) as client:
         with pytest.raises(openai.NotFoundError) as exc_info:
             await client.audio.speech.create(**speech(voice="alloy"))
@@ -198,6 +210,8 @@ async def test_openai_voice_names_can_be_disabled() -> None:
 
 
 async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:
+    import openai
+
     async with serving_stalled_engine(3) as (address, resume):
         client = openai.AsyncOpenAI(api_key="any", base_url=f"http://{address}/v1", max_retries=0)
         body = speech(response_format="pcm")

@@ -16,9 +16,9 @@ from websockets.asyncio.client import connect
 
 from tests.conftest import until
 from tests.fakes.enroller import ToneEnroller, serving_worker
+from tests.fakes.recordings import SAID, speech, wav
 from tests.integration.test_session import to_end
 from tests.unit.cosyvoice.bundles import tiny
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.app import Worker, running_worker
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.loop import EngineLoop

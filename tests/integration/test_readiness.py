@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import until
 from tests.fakes.enroller import EnrollingToneEngine, ToneEnroller
+from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.app import Worker, create_application
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady

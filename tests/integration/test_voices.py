@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.threaded_worker import worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.errors import (

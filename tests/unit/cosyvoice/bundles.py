@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+if TYPE_CHECKING:
+    from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 FAMILIES = ("cosyvoice2", "cosyvoice3")
@@ -71,6 +72,8 @@ OFFICIAL_SIZES = {
 
 
 def official_config(family: str) -> CosyVoiceConfig:
+    from tts_worker.engine.cosyvoice.config import CosyVoiceConfig  # imports PyTorch, which many users do not need
+
     text = yaml_of(family)
     for tiny_text, official_text in OFFICIAL_SIZES[family]:
         assert tiny_text in text, tiny_text

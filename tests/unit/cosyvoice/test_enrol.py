@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.recordings import SAID, speech, wav
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.prompt import usable_speech
@@ -31,28 +31,6 @@ from tts_worker.engine.cosyvoice.enrol import (
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
 from tts_worker.voicepack.voice_file import Voice, save_voice
-
-SAID = "The quick brown fox jumps over the lazy dog, and so on."
-
-
-@lru_cache
-def speech(
-    seconds: float, rate_hz: int = 24_000, level: float = 0.1, before_s: float = 0.0, after_s: float = 0.0
-) -> Recording:
-    """Syllables of a buzzing voice over faint noise, with near-silence at the ends."""
-    t = np.arange(int(seconds * rate_hz)) / rate_hz
-    buzz = sum(np.sin(2 * np.pi * 120 * h * t) / h for h in range(1, 8))
-    audio = level * buzz * np.clip(np.sin(2 * np.pi * 3 * t + 0.5) + 0.6, 0.05, None)
-    silence = [np.zeros(int(s * rate_hz)) for s in (before_s, after_s)]
-    audio = np.concatenate([silence[0], audio, silence[1]])
-    audio += np.random.default_rng(0).normal(size=len(audio)) * 1e-4
-    return Recording(audio.astype(np.float32), rate_hz)
-
-
-def wav(recording: Recording, channels: int = 1, kind: str = "WAV") -> bytes:
-    out = io.BytesIO()
-    soundfile.write(out, np.stack([recording.samples] * channels, axis=1), recording.rate_hz, format=kind)
-    return out.getvalue()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

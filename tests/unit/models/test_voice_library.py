@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tests.fakes.recordings import SAID, speech, wav
 from tests.unit.voicepack.test_voice_file import voice
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
+from tests.fakes.recordings import SAID, speech, wav
 from tts_worker.cli import main
 from tts_worker.errors import ConfigError, IllegalCommand
 from tts_worker.voicepack.voice_pack import check_voicepack, init_voicepack, pack_voicepack, read_voicepack
