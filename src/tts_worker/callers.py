@@ -63,6 +63,7 @@ class Caller:
         max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
         transport: Name of the transport.
         characters_per_minute: Text that the key may have spoken; None for no limit.
+        source_seconds_per_minute: Source audio that the key may have converted; None for no limit.
     """
 
     key: str | None = None
@@ -72,6 +73,7 @@ class Caller:
     max_voices: int | None = None
     max_recording_bytes: int | None = None
     characters_per_minute: float | None = None
+    source_seconds_per_minute: float | None = None
 
     def require(self, scope: ApiScope) -> None:
         """Check a permission; raises Forbidden."""

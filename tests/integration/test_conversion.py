@@ -18,9 +18,12 @@ from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
 from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker import TTS, AsyncTTS
+from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
-from tts_worker.errors import InvalidRequest, UnknownVoice
+from tts_worker.errors import InvalidRequest, QuotaExceeded, UnknownVoice
+from tts_worker.session.conversion import RecordedSource
 from tts_worker.settings import load_settings
+from tts_worker.types import SessionOptions
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.timeout(300)
@@ -236,3 +239,20 @@ async def test_failing_live_source_ends_its_conversion(worker: ThreadedWorker, h
         with pytest.raises(ValueError, match="microphone"):
             [part async for part in tts.convert(parts(), live_rate_hz=16_000)]
     wait_until_idle(http)
+
+
+def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> None:
+    caller = Caller("app", source_seconds_per_minute=1, characters_per_minute=1)
+    hub = worker.worker.hub
+    options = SessionOptions(voice="anna", realtime=False, raw_chunks=True)
+
+    async def convert() -> None:
+        with acting_as(caller):
+            hub.quotas.charge_characters("app", 1, 100)  # which do not apply
+            conversion = await hub.convert(options, RecordedSource(SOURCE))
+            assert [item async for item in conversion.outputs()]
+            with pytest.raises(QuotaExceeded) as refused:
+                await hub.convert(options, RecordedSource(SOURCE))
+        assert refused.value.retry_after_s == pytest.approx(91, abs=3)  # the debt of half a second, and one second
+
+    asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()

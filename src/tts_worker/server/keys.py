@@ -122,6 +122,7 @@ class KeyRing:
             valid_key.max_voices,
             valid_key.max_recording_bytes,
             valid_key.characters_per_minute,
+            valid_key.source_seconds_per_minute,
         )
 
     def _match(self, candidate: str | None) -> ApiKey | None:

@@ -55,7 +55,7 @@ class Conversion:
         session: Speaks with the target voice. Nothing else writes to it.
         source: What it converts.
         tokenize: Returns the speech tokens of a window.
-        charge: Called with the seconds of source audio; raises the error of a caller that may convert no more.
+        charge: Called with the seconds of source audio.
     """
 
     def __init__(

@@ -151,6 +151,7 @@ class SessionHub:
         self._engine_of: dict[str, str] = {}
         self._caller_of: dict[str, Caller] = {}
         self._lease_of: dict[str, str] = {}  # of sessions whose key has a limit of sessions
+        self._converting: set[str] = set()  # sessions with speech instead of text
         self._names = itertools.count(1)
         self._prefix = secrets.token_hex(4)
         self._draining = False
@@ -356,14 +357,20 @@ class SessionHub:
 
         Raises:
             InvalidRequest: The engine of the voice does not convert.
+            QuotaExceeded: The key of the caller has exceeded its source audio per minute.
             TTSWorkerError: As ``admit``.
         """
+        caller = current_caller()
+        if (refusal := self._source_refusal(caller)) is not None:
+            self._observer.refused(refusal.code.value, caller.transport)
+            raise refusal
         session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
         enrolment = self._enrolments.get(session.model)
         if enrolment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
-        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_speech, session.id))
+        self._converting.add(session.id)
+        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         """Choose a voice; another process may have stored it a moment ago."""
@@ -487,7 +494,9 @@ class SessionHub:
         opened = self._sessions.get(session)
         if opened is None:
             return None
-        refusal: TTSWorkerError | None = self._character_refusal(self._caller_of[session])
+        refusal: TTSWorkerError | None = None
+        if session not in self._converting:
+            refusal = self._character_refusal(self._caller_of[session])
         if refusal is None and queued:
             return None  # it has the slot of the utterance before it
         if refusal is None and not opened.paced:
@@ -513,8 +522,18 @@ class SessionHub:
         if caller is not None and caller.key is not None and caller.characters_per_minute is not None:
             self.quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
 
-    def _charge_speech(self, session: str, seconds: float) -> None:
-        """Charge source audio to the key of its caller. Raises QuotaExceeded."""
+    def _source_refusal(self, caller: Caller) -> QuotaExceeded | None:
+        if caller.key is None or caller.source_seconds_per_minute is None:
+            return None
+        if (wait_s := self.quotas.source_wait_s(caller.key, caller.source_seconds_per_minute)) == 0:
+            return None
+        return QuotaExceeded(
+            f'the API key "{caller.key}" has exceeded its source audio per minute', retry_after_s=round(wait_s + 0.5)
+        )
+
+    def _charge_source(self, caller: Caller, seconds: float) -> None:
+        if caller.key is not None and caller.source_seconds_per_minute is not None:
+            self.quotas.charge_source(caller.key, caller.source_seconds_per_minute, seconds)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())

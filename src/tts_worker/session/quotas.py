@@ -22,6 +22,7 @@ class Quotas:
         self._clock = clock
         self._requests: dict[str, MinuteQuota] = {}  # by API key
         self._characters: dict[str, MinuteQuota] = {}
+        self._source_s: dict[str, MinuteQuota] = {}
 
     async def take_request(self, key: str, per_minute: float) -> float:
         """Count a request of a key if it may be made now; return 0, else the seconds until it may."""
@@ -42,6 +43,16 @@ class Quotas:
         quota = self._bucket(self._characters, key, per_minute)
         quota.wait_s(self._clock())
         quota.charge(chars)
+
+    def source_wait_s(self, key: str, per_minute: float) -> float:
+        """Return 0 if a key may begin a voice conversion, else the seconds until it may. Counted by this worker."""
+        return self._bucket(self._source_s, key, per_minute).wait_s(self._clock())
+
+    def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
+        """Charge source audio of a conversion to a key."""
+        quota = self._bucket(self._source_s, key, per_minute)
+        quota.wait_s(self._clock())
+        quota.charge(seconds)
 
     async def reserve_session(self, key: str, lease: str, max_sessions: int) -> bool:
         """Return whether the other workers leave room for a session of a key. The hub counts those of this worker."""

@@ -36,6 +36,7 @@ class ApiKey(Section):
         max_voices: Voices that may be stored with the key; None for no limit.
         max_recording_bytes: Size of a recording of a voice; None for the worker's limit.
         characters_per_minute: Limit on the text that is spoken; None for no limit.
+        source_seconds_per_minute: Limit on the source audio that is converted; None for no limit.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
@@ -47,6 +48,7 @@ class ApiKey(Section):
     max_voices: int | None = Field(None, ge=0)
     max_recording_bytes: int | None = Field(None, ge=1)
     characters_per_minute: float | None = Field(None, gt=0)
+    source_seconds_per_minute: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _one_form(self) -> ApiKey:
