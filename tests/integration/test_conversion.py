@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
-from tests.unit.cosyvoice.test_enrol import SAID, speech, wav
 from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
