@@ -7,10 +7,9 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
@@ -41,6 +40,7 @@ from tts_worker.server.connections import (
 )
 from tts_worker.server.http import Extension, create_app
 from tts_worker.server.keys import KeyFileWatch, KeyRing
+from tts_worker.server.tls import TlsContext
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
@@ -384,7 +384,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         listening: socket.socket,
         table: ConnectionTable,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         on_exit: Callable[[], None],
     ) -> None:
         super().__init__(config)
@@ -467,8 +467,7 @@ async def serve(
             members.append(await stack.enter_async_context(_join_fleet(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
             on_listening(f"{scheme}://{members[0].address}")
-        if worker.key_file is not None and hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, worker.key_file.reload)
+        stack.enter_context(_reloading(worker, tls))
         await worker.start()
         for member in members:
             await member.announce()  # register before reporting "ready"
@@ -482,17 +481,38 @@ async def serve(
         serving.result()
     finally:
         server.should_exit = True
-        if worker.key_file is not None and hasattr(signal, "SIGHUP"):
-            loop.remove_signal_handler(signal.SIGHUP)
         await worker.stop()
         await stack.aclose()
         await asyncio.wait({serving})
 
 
+@contextmanager
+def _reloading(worker: Worker, tls: TlsContext | None) -> Iterator[None]:
+    """Read the key file and the TLS certificate again on SIGHUP, and the certificate when it changes."""
+    loop = asyncio.get_running_loop()
+    sources = [source for source in (worker.key_file, tls) if source is not None]
+    watch = None if tls is None else loop.create_task(tls.run(), name="tls")
+
+    def reload() -> None:
+        for source in sources:
+            source.reload()
+
+    handles_signal = bool(sources) and hasattr(signal, "SIGHUP")
+    if handles_signal:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        if handles_signal:
+            loop.remove_signal_handler(signal.SIGHUP)
+        if watch is not None:
+            watch.cancel()
+
+
 def _create_server(
     worker: Worker,
     listener: socket.socket,
-    tls: ssl.SSLContext | None,
+    tls: TlsContext | None,
     on_exit: Callable[[], None],
     extension: Extension | None,
 ) -> _Server:
@@ -560,22 +580,11 @@ def _connection_limits(server: ServerSettings) -> ConnectionLimits:
     )
 
 
-def _tls_context(server: ServerSettings) -> ssl.SSLContext | None:
+def _tls_context(server: ServerSettings) -> TlsContext | None:
     """Load the configured certificate; None without one. Raises ConfigError naming the setting."""
     if server.tls_certificate is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # Without a password callback OpenSSL would ask on the terminal.
-        context.load_cert_chain(server.tls_certificate, server.tls_key, password=lambda: "")
-    except ssl.SSLError as error:
-        reason = error.reason or "not a PEM file, or protected by a password"
-        raise ConfigError(f"server.tls_certificate, server.tls_key: cannot be used ({reason})") from None
-    except OSError as error:
-        raise ConfigError(f"server.tls_certificate, server.tls_key: cannot be read: {error.strerror}") from None
-    return context
+    return TlsContext(server.tls_certificate, server.tls_key, server.tls_client_ca)
 
 
 def _join_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:

@@ -123,11 +123,14 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
     settings = worker.settings
     certificate = settings.grpc.tls_certificate
     key = settings.grpc.tls_key
+    tls = None
+    if certificate is not None:
+        tls = server.TlsFiles(certificate, key or certificate, settings.grpc.tls_client_ca)
     return server.PortConfig(
         host=settings.grpc.host,
         port=port,
         keys=worker.keys,
-        tls=None if certificate is None else server.TlsFiles(certificate, key or certificate),
+        tls=tls,
         max_request_bytes=settings.server.max_request_bytes,
         keepalive_s=settings.server.heartbeat_s,
     )

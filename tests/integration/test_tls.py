@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import itertools
+import json
 import ssl
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 import tts_worker
-from tests.conftest import serving
+from tests.conftest import serving, until
+from tests.fakes.redis import eventually
+from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
+from tts_worker.client import ClientSettings
 from tts_worker.errors import ConfigError, ConnectionLost
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 
@@ -84,6 +94,111 @@ async def test_client_connects_over_wss_with_private_ca(tmp_path: Path, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # asyncio of Python 3.10
+async def test_client_certificates_are_required_and_name_callers(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(crt.read_bytes() + key.read_bytes())
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: gateway, certificate: a test, max_sessions: 1}, {name: app, key: app-key-0123}]")
+    server = {"tls_certificate": str(both), "tls_client_ca": str(crt), "key_file": str(keys)}
+    async with serving(server=server) as address:
+        anonymous = ssl.create_default_context(cafile=str(crt))
+        known = ssl.create_default_context(cafile=str(crt))
+        known.load_cert_chain(crt, key)
+        async with httpx.AsyncClient(verify=anonymous) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get(f"{address}/health/ready")
+        async with httpx.AsyncClient(verify=known) as http:
+            assert (await http.get(f"{address}/v1/voices")).status_code == 200, "the certificate is a key"
+            wrong = {"Authorization": "Bearer a-wrong-key"}
+            assert (await http.get(f"{address}/v1/voices", headers=wrong)).status_code == 401
+        url = address.replace("https", "wss") + "/v1/stream"
+        async with connect(url, ssl=known) as socket:
+            assert json.loads(await socket.recv())["type"] == "ready"
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, ssl=known)
+            assert refused.value.response.status_code == 429, "the quota of the certificate's key"
+            async with connect(url, ssl=known, additional_headers={"X-API-Key": "app-key-0123"}) as other:
+                assert json.loads(await other.recv())["type"] == "ready"
+
+
+async def test_client_shows_its_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crt, key = certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(crt.read_bytes() + key.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(crt))
+    async with serving(server={"tls_certificate": str(both), "tls_client_ca": str(crt)}) as address:
+        url = address.replace("https", "wss")
+        async with tts_worker.connect(url, ClientSettings(tls_certificate=both)) as client:
+            assert await client.voices.list()
+            assert (await client.open()).session.id
+        async with tts_worker.connect(url, ClientSettings(tls_certificate=tmp_path / "none")) as client:
+            with pytest.raises(ConfigError, match="tls_certificate"):
+                await client.open()
+
+
+async def test_grpc_requires_certificates_and_reads_renewed_ones(tmp_path: Path) -> None:
+    crt, key = certificate(tmp_path)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: gateway, certificate: a test}, {name: app, key: app-key-0123}]")
+    tls = {"tls_certificate": str(crt), "tls_key": str(key), "tls_client_ca": str(crt)}
+    async with running_grpc_worker(grpc=tls, server={"key_file": str(keys)}) as rig:
+        sessions = itertools.count()
+
+        async def voices(*pair: bytes, key: str = "") -> int:
+            credentials = grpc.ssl_channel_credentials(crt.read_bytes(), *pair)
+            options = [("grpc.use_local_subchannel_pool", 1)]  # a new connection
+            async with grpc.aio.secure_channel(rig.member.address, credentials, options) as channel:
+                metadata = (("x-api-key", key),) if key else None
+                session = f"s{next(sessions)}"
+                stub = tts_worker_pb2_grpc.TTSServiceStub(channel)
+                models = await stub.ListModels(pb.ListModelsRequest(), metadata=metadata)
+                await stub.StartSession(pb.StartSessionRequest(session_id=session), metadata=metadata)
+                call = stub.Synthesize(metadata=metadata)
+                await call.write(pb.TextChunk(session_id=session, text="Hello."))
+                await call.done_writing()
+                frames = [frame async for frame in call]
+                assert frames[-1].is_final
+                return len(models.models)
+
+        pair = key.read_bytes(), crt.read_bytes()
+        assert await voices(*pair) == 1
+        assert await voices(*pair, key="app-key-0123") == 1
+        with pytest.raises(grpc.aio.AioRpcError) as wrong:
+            await voices(*pair, key="a-wrong-key-0123")
+        assert wrong.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as missing:
+            await voices()
+        assert missing.value.code() is grpc.StatusCode.UNAVAILABLE
+        certificate(tmp_path)  # renewed; the test's client trusts the new one only
+        assert await voices(key.read_bytes(), crt.read_bytes()) == 1
+
+
+async def test_renewed_certificate_is_read_without_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tts_worker.server.tls._RELOAD_INTERVAL_S", 0.02)
+    crt, key = certificate(tmp_path)
+    async with serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address:
+        held = httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(crt)))
+        assert (await held.get(f"{address}/health/ready")).status_code == 200
+        crt.write_bytes(b"damaged")
+        await until(lambda: "the TLS certificate is unchanged" in caplog.text)
+        certificate(tmp_path)
+        renewed = ssl.create_default_context(cafile=str(crt))
+
+        async def is_renewed() -> bool:
+            async with httpx.AsyncClient(verify=renewed) as http:
+                try:
+                    return (await http.get(f"{address}/health/ready")).status_code == 200
+                except httpx.ConnectError:
+                    return False
+
+        await eventually(is_renewed)
+        assert (await held.get(f"{address}/health/ready")).status_code == 200, "open connections continue"
+        await held.aclose()
+
+
 async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path)
     server = {"tls_certificate": str(crt), "tls_key": str(key), "header_timeout_s": 0.2}

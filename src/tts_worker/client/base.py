@@ -11,13 +11,15 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import logging
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
-from tts_worker.errors import InvalidRequest, MissingServer
+from tts_worker.errors import ConfigError, InvalidRequest, MissingServer
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
@@ -43,6 +45,7 @@ class ClientSettings:
         idle_connections: Connections kept open for the next sessions. Each holds one session of the worker.
         idle_s: How long an unused connection is kept.
         read_ahead_s: Audio buffered on this side before the client stops reading (backpressure).
+        tls_certificate: PEM file of this client's certificate and key, for a worker that requires one.
     """
 
     api_key: str | None = None
@@ -53,6 +56,17 @@ class ClientSettings:
     idle_connections: int = 1
     idle_s: float = 600.0
     read_ahead_s: float = 5.0
+    tls_certificate: Path | None = None
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return a context that trusts the system's authorities and shows ``tls_certificate``. Raises ConfigError."""
+        context = ssl.create_default_context()
+        if self.tls_certificate is not None:
+            try:
+                context.load_cert_chain(self.tls_certificate, password=lambda: "")
+            except OSError as error:  # also ssl.SSLError
+                raise ConfigError(f"tls_certificate cannot be used ({error.strerror or 'no PEM file'})") from None
+        return context
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"ClientSettings(connect_timeout_s={self.connect_timeout_s}, audio_timeout_s={self.audio_timeout_s})"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -57,9 +58,12 @@ async def dial(
         ConnectionLost: The worker cannot be reached or is no tts-worker.
     """
     headers = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
+    secure = url.startswith("wss:") and settings.tls_certificate is not None
+    options: dict[str, Any] = {"ssl": settings.tls_context()} if secure else {}
     try:
         socket = await connect(
             url,
+            **options,
             additional_headers=headers,
             compression=None,  # PCM does not compress
             max_size=None,

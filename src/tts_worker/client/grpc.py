@@ -18,7 +18,7 @@ from tts_worker.client.grpc_voices import GrpcVoices
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.voices import VoiceAccess
-from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
+from tts_worker.errors import ConfigError, ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
 
@@ -133,11 +133,21 @@ class GrpcConnector:
                 ("grpc.enable_http_proxy", 0),
             ]
             if self._secure:
-                credentials = grpc.ssl_channel_credentials()
+                credentials = self._credentials()
                 self._channel = grpc.aio.secure_channel(self._address, credentials, options=options)
             else:
                 self._channel = grpc.aio.insecure_channel(self._address, options=options)
         return self._channel
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        file = self._settings.tls_certificate
+        if file is None:
+            return grpc.ssl_channel_credentials()
+        try:
+            pem = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"tls_certificate cannot be read: {error.strerror}") from None
+        return grpc.ssl_channel_credentials(private_key=pem, certificate_chain=pem)
 
     async def aclose(self) -> None:
         self._closed = True

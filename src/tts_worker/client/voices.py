@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.errors import (
@@ -122,7 +122,9 @@ class HttpVoices:
         scheme = parts.scheme.replace("ws", "http", 1)
         self._address = parts._replace(scheme=scheme, path=path, query="", fragment="").geturl()
         self._settings = settings
-        self._opener = build_opener(_NoRedirect)  # with the proxies of the environment, as for the WebSocket
+        handlers = [] if settings.tls_certificate is None else [HTTPSHandler(context=settings.tls_context())]
+        # With the proxies of the environment, as for the WebSocket.
+        self._opener = build_opener(_NoRedirect, *handlers)
 
     async def list(self) -> list[VoiceInfo]:
         answer = await asyncio.to_thread(self._request, "GET", "")

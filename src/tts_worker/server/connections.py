@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import socket
-import ssl
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from websockets.frames import Frame
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.server.rates import ThrottledLog, TokenBucket
 from tts_worker.server.responses import error_body
+from tts_worker.server.tls import TlsContext, common_name
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +227,10 @@ def limit_by_descriptors(max_connections: int) -> int:
     return max(8, min(max_connections, available))
 
 
+CERTIFICATE = "certificate"
+"""Key of the common name of the client's verified certificate in the state of a request's scope."""
+
+
 class Listener:
     """Accepts connections on a listening socket. Implements the part of ``asyncio.Server`` that uvicorn uses."""
 
@@ -235,7 +239,7 @@ class Listener:
         listening_socket: socket.socket,
         table: ConnectionTable,
         make_protocol: Callable[[Connection], asyncio.Protocol],
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
         listening_socket.setblocking(False)
         self._socket = listening_socket
@@ -278,7 +282,7 @@ class Listener:
         """Build the transport, including the TLS handshake. The connection counts as waiting meanwhile."""
         options: dict[str, Any] = {}
         if self._tls is not None:
-            options = {"ssl": self._tls, "ssl_handshake_timeout": self._table.limits.header_timeout_s}
+            options = {"ssl": self._tls.context, "ssl_handshake_timeout": self._table.limits.header_timeout_s}
         is_open = False
         try:
             with contextlib.suppress(OSError):  # a Unix socket has no such option
@@ -340,6 +344,8 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if (certificate := transport.get_extra_info("peercert")) is not None:
+            self.app_state = {**self.app_state, CERTIFICATE: common_name(certificate)}
         self._connection.abort = transport.abort
         self._arm(self._limits.header_timeout_s, self._on_head_timeout)
 

@@ -64,6 +64,7 @@ class KeyRing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys: tuple[tuple[bytes, ApiKey], ...] = ()
+        self._certificates: dict[str, ApiKey] = {}
         self._required = required
         self._on_failure = on_failure
         self._clock = clock
@@ -75,19 +76,24 @@ class KeyRing:
     @property
     def required(self) -> bool:
         """Whether a caller needs a key."""
-        return self._required or bool(self._keys)
+        return self._required or bool(self._keys) or bool(self._certificates)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replace the valid keys. Open sessions stay open."""
-        self._keys = tuple((key.digest, key) for key in keys)
+        keys = tuple(keys)
+        self._keys = tuple((key.digest, key) for key in keys if key.certificate is None)
+        self._certificates = {key.certificate: key for key in keys if key.certificate is not None}
         hide_secrets(key.key.get_secret_value() for _, key in self._keys if key.key is not None)
 
-    async def authenticate(self, key: str | None, transport: str, *, counted: bool = True) -> Caller | None:
+    async def authenticate(
+        self, key: str | None, transport: str, *, certificate: str | None = None, counted: bool = True
+    ) -> Caller | None:
         """Return the caller that a key identifies, or None if the key is missing or wrong.
 
         Args:
             key: The key that the client sent.
             transport: Name of the API, for metrics.
+            certificate: Common name of the client's verified certificate; identifies a client without a key.
             counted: Count the request against the key's ``requests_per_minute``.
 
         Raises:
@@ -95,7 +101,7 @@ class KeyRing:
         """
         if not self.required:
             return Caller(transport=transport)
-        valid_key = self._match(key)
+        valid_key = self._match(key) if key is not None else self._certificates.get(certificate or "")
         if valid_key is None:
             return None
         if counted:
@@ -109,7 +115,8 @@ class KeyRing:
         """
         if name is None:
             return None if self.required else Caller(transport=transport)
-        key = next((key for _, key in self._keys if key.name == name), None)
+        known = (*(key for _, key in self._keys), *self._certificates.values())
+        key = next((key for key in known if key.name == name), None)
         return None if key is None else self._caller(key, transport)
 
     @staticmethod
@@ -125,9 +132,12 @@ class KeyRing:
             valid_key.source_seconds_per_minute,
         )
 
-    def _match(self, candidate: str | None) -> ApiKey | None:
-        if candidate is None:
-            return None
+    @property
+    def knows_certificates(self) -> bool:
+        """Whether certificates of clients identify callers."""
+        return bool(self._certificates)
+
+    def _match(self, candidate: str) -> ApiKey | None:
         digest = hashlib.sha256(candidate.encode("utf-8", "surrogatepass")).digest()
         # Compare every key: the time reveals nothing about which one matches.
         matches = [key for valid_digest, key in self._keys if hmac.compare_digest(digest, valid_digest)]

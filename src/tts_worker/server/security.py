@@ -27,6 +27,7 @@ from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.server import cors
 from tts_worker.server.compat import elevenlabs
 from tts_worker.server.compat.apis import error_response
+from tts_worker.server.connections import CERTIFICATE
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog
 from tts_worker.settings import is_loopback
@@ -141,7 +142,7 @@ class AuthMiddleware:
         if _is_public(path) or path in self._own_auth_paths:
             return Caller(transport=transport)
         key = _key_in_headers(Headers(scope=scope)) or _key_in_url(scope)
-        caller = await self._keys.authenticate(key, transport)
+        caller = await self._keys.authenticate(key, transport, certificate=scope.get("state", {}).get(CERTIFICATE))
         if caller is None:
             address = (scope.get("client") or ("unknown", 0))[0]
             raise await self._keys.rejection(key, address, transport)

@@ -5,7 +5,8 @@
          characters_per_minute: 20000}
       - {name: studio, key: a-long-random-string, scopes: [speak, enrol], max_voices: 20, max_recording_bytes: 4000000}
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
-      - {name: prometheus, key: another-random-string, scopes: []}
+      - {name: gateway, certificate: gateway.example.com, scopes: [speak]}
+  - {name: prometheus, key: another-random-string, scopes: []}
 
 ``server.keys`` checks the keys of callers against it.
 """
@@ -30,6 +31,7 @@ class ApiKey(Section):
         name: Name in logs and metrics.
         key: The key in clear text; exclusive with ``sha256``.
         sha256: The SHA-256 of the key in hexadecimal.
+        certificate: Common name of a client certificate that identifies the caller instead of a key.
         scopes: Permissions; an empty set allows reading only.
         max_sessions: Sessions that may be open at the same time; None for no limit.
         requests_per_minute: Rate limit; None for no limit.
@@ -42,6 +44,7 @@ class ApiKey(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     key: SecretStr | None = None
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    certificate: str | None = Field(None, min_length=1, max_length=64)
     scopes: frozenset[ApiScope] = frozenset({ApiScope.SPEAK})
     max_sessions: int | None = Field(None, ge=1)
     requests_per_minute: float | None = Field(None, gt=0)
@@ -52,8 +55,8 @@ class ApiKey(Section):
 
     @model_validator(mode="after")
     def _one_form(self) -> ApiKey:
-        if (self.key is None) == (self.sha256 is None):
-            raise ValueError("set either key or sha256")
+        if sum(form is not None for form in (self.key, self.sha256, self.certificate)) != 1:
+            raise ValueError("set either key or sha256, or certificate")
         if self.key is not None and len(self.key.get_secret_value()) < MIN_KEY_CHARS:
             raise ValueError(f"a key needs at least {MIN_KEY_CHARS} characters")
         return self
@@ -74,6 +77,9 @@ class _KeyFile(Section):
         names = [key.name for key in self.keys]
         if len(set(names)) < len(names):
             raise ValueError("two keys have the same name")
+        certificates = [key.certificate for key in self.keys if key.certificate is not None]
+        if len(set(certificates)) < len(certificates):
+            raise ValueError("two keys have the same certificate")
         return self
 
 

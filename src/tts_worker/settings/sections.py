@@ -44,6 +44,7 @@ class ServerSettings(Section):
         body_timeout_s: Time limit for the body of a request.
         tls_certificate: PEM file of the certificate and its chain; the server then speaks HTTPS only.
         tls_key: PEM file of the private key; None if it is in the certificate file.
+        tls_client_ca: PEM file of the authorities of clients: every client then needs a certificate from one.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +67,7 @@ class ServerSettings(Section):
     web_page: bool = True
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None
 
     @field_validator("allowed_origins")
     @classmethod
@@ -80,6 +82,8 @@ class ServerSettings(Section):
     def _guard(self) -> ServerSettings:
         if self.tls_key is not None and self.tls_certificate is None:
             raise ValueError("tls_key requires tls_certificate")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca requires tls_certificate")
         if not self.needs_key and not self.allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from outside: set api_keys or key_file, or allow_unauthenticated: true "
@@ -186,6 +190,7 @@ class GrpcSettings(Section):
         cosyvoice_port: Port of the service of CosyVoice's own gRPC clients, which default to 50000; None disables it.
         tls_certificate: PEM file, as in ``server``.
         tls_key: PEM file, as in ``server``.
+        tls_client_ca: PEM file, as in ``server``.
         sample_rate_hz: Default sample rate.
         frame_ms: Default frame size.
         pause_timeout_s: None selects ``session.pause_timeout_s``.
@@ -199,6 +204,7 @@ class GrpcSettings(Section):
     cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     pause_timeout_s: Seconds | None = None
@@ -209,6 +215,8 @@ class GrpcSettings(Section):
     def _check_tls(self) -> GrpcSettings:
         if self.tls_key is not None and self.tls_certificate is None:
             raise ValueError("tls_key requires tls_certificate")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca requires tls_certificate")
         return self
 
     @model_validator(mode="after")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -34,12 +35,18 @@ UNCOUNTED_METHODS = ("/Control", "/EndSession")
 
 
 def caller_identity(context: Context) -> str:
-    """Return host and API key of the caller, without the port, which changes with each connection.
+    """Return host, API key and certificate of the caller, without the port, which changes with each connection.
 
     Contains a secret: never log or send it.
     """
     peer = context.peer()
-    return f"{peer.rpartition(':')[0]} {_api_key(context.invocation_metadata())}"
+    return f"{peer.rpartition(':')[0]} {_api_key(context.invocation_metadata())} {_common_name(context) or ''}"
+
+
+def _common_name(context: Context) -> str | None:
+    """Return the common name of the client's verified certificate."""
+    names = list(context.auth_context().get("x509_common_name", ()))
+    return names[0].decode("utf-8", "replace") if names else None
 
 
 def _api_key(metadata: object) -> str:
@@ -72,17 +79,51 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
             # Earlier requests must never delay a control command or exhaust its quota.
-            caller = await self._keys.authenticate(api_key, transport, counted=not method.endswith(UNCOUNTED_METHODS))
+            counted = not method.endswith(UNCOUNTED_METHODS)
+            caller = await self._keys.authenticate(api_key, transport, counted=counted)
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
+        if caller is None and api_key is None and self._keys.knows_certificates:
+            return self._certificate_handler(await continuation(handler_call_details), transport, counted=counted)
         if caller is None:
             return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
         return _returning_request_id(await continuation(handler_call_details))
 
+    def _certificate_handler(self, handler: Any, transport: str, *, counted: bool) -> _Handler[Any, Any]:
+        """Return a handler that identifies the caller by the certificate, which only the call's context tells."""
+        if handler is None:
+            return None  # there is no such method
+
+        async def identify(context: Context) -> None:
+            name = _common_name(context)
+            try:
+                caller = await self._keys.authenticate(None, transport, certificate=name, counted=counted)
+            except QuotaExceeded as error:
+                await abort(context, error.info)
+            if caller is None:
+                await abort(context, (await self._keys.rejection(None, _address(context), transport)).info)
+            set_caller(caller)
+
+        async def answer(request: Any, context: Context) -> Any:
+            await identify(context)
+            return await behaviour(request, context)
+
+        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            await identify(context)
+            async for response in behaviour(request, context):
+                yield response
+
+        ends = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
+        behaviour = getattr(handler, kind)
+        make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+        wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+
     def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
         async def reject(requests: object, context: Context) -> NoReturn:
-            error = await self._keys.rejection(api_key, context.peer().rpartition(":")[0], transport)
+            error = await self._keys.rejection(api_key, _address(context), transport)
             await abort(context, error.info)
 
         return grpc.stream_stream_rpc_method_handler(reject)
@@ -103,6 +144,10 @@ def _returning_request_id(handler: _Handler[Any, Any]) -> _Handler[Any, Any]:
 
 def _request_id_metadata() -> tuple[tuple[str, str], ...]:
     return ((REQUEST_ID, current_request_id()),)
+
+
+def _address(context: Context) -> str:
+    return context.peer().rpartition(":")[0]
 
 
 def _rejecting_handler(error: ErrorInfo) -> grpc.RpcMethodHandler[Any, Any]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.tls import file_stat
 from tts_worker.session.hub import SessionHub
+
+log = logging.getLogger(__name__)
 
 _HEALTH_INTERVAL_S = 0.2
 _CLOSE_GRACE_S = 1.0
@@ -40,17 +44,47 @@ that do not read."""
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of a server: certificate chain and private key."""
+    """PEM files of a server: certificate chain, private key, and the authorities of clients, if they need any."""
 
     certificate: Path
     key: Path
+    client_ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Read the files. Raises ConfigError if one cannot be read."""
+        """Read the files; they are read again for connections that begin after a change.
+
+        Raises:
+            ConfigError: A file cannot be read.
+        """
+        loaded_stat = self._stat()
         try:
-            return grpc.ssl_server_credentials([(self.key.read_bytes(), self.certificate.read_bytes())])
+            first = self._read()
         except OSError as error:
             raise ConfigError(f"grpc.tls_*: {error.filename} cannot be read: {error.strerror}") from None
+
+        current = first
+
+        def fetch() -> grpc.ServerCertificateConfiguration:
+            # Called by gRPC on a thread for each handshake.
+            nonlocal loaded_stat, current
+            if (stat := self._stat()) != loaded_stat:
+                loaded_stat = stat
+                try:
+                    current = self._read()
+                except OSError as error:
+                    log.error("the TLS certificate of gRPC is unchanged: %s cannot be read", error.filename)
+            return current
+
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=bool(self.client_ca))
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        authorities = None if self.client_ca is None else self.client_ca.read_bytes()
+        pair = (self.key.read_bytes(), self.certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], authorities)
+
+    def _stat(self) -> list[tuple[int, int, int] | None]:
+        files = (self.certificate, self.key, self.client_ca)
+        return [file_stat(file) for file in files if file is not None]
 
 
 @dataclass(frozen=True, slots=True)
