@@ -207,4 +207,4 @@ class ConversationMachine(RuleBasedStateMachine):
 
 
 TestConversation = ConversationMachine.TestCase
-TestConversation.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestConversation.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -15,6 +15,8 @@ from tts_worker.types import BYTES_PER_SAMPLE
 
 MAX_SPEECH_S = 30.0
 """Longer speech is recognized in portions of this length."""
+MIN_SPEECH_S = 0.1
+"""Shorter audio has no words."""
 INTERIM_S = 0.5
 """New audio after which interim words are recognized."""
 
@@ -68,6 +70,10 @@ class SpeechListener:
         self._speech.clear()
         self._recognized_bytes = 0
 
+    @staticmethod
+    def _is_enough(pcm: bytes, rate_hz: int) -> bool:
+        return len(pcm) / BYTES_PER_SAMPLE >= MIN_SPEECH_S * rate_hz
+
     def _duration_s(self, size: int) -> float:
         return size / BYTES_PER_SAMPLE / self._rate_hz
 
@@ -78,7 +84,8 @@ class SpeechListener:
             self._changed.clear()
             while self._finished:
                 pcm, rate_hz = self._finished.popleft()
-                self._on_words(await self._recognizer.recognize(pcm, rate_hz), True)
+                words = await self._recognizer.recognize(pcm, rate_hz) if self._is_enough(pcm, rate_hz) else ""
+                self._on_words(words, True)
             new_s = self._duration_s(len(self._speech) - self._recognized_bytes)
             if self._is_active and new_s >= INTERIM_S and self._needs_interim():
                 self._recognized_bytes = len(self._speech)

@@ -23,10 +23,15 @@ const byId = (id) => document.getElementById(id);
 export class ConnectionView {
   #state = "connecting";
   #problem;
+  #field;
 
-  /** @param {{problem(text: string): void, connect(): void}} listener */
-  constructor({ problem, connect }) {
+  /**
+   * @param {{problem(text: string): void, connect(): void, field?: HTMLElement}} listener `field` gets the focus after
+   *   the key was accepted
+   */
+  constructor({ problem, connect, field = byId("text") }) {
     this.#problem = problem;
+    this.#field = field;
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
       const key = byId("key").value.trim();
@@ -59,7 +64,7 @@ export class ConnectionView {
     if (this.connected && this.locked) {
       byId("key-form").hidden = true;
       byId("key").value = "";
-      byId("text").focus();
+      this.#field.focus();
     }
     if (!problem) return;
     this.#problem(problem.final ? problem.text : `${problem.text} Trying again …`);

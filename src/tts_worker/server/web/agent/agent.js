@@ -1,25 +1,12 @@
 /**
  * The page of the talking agent: connects its elements to the session (agent-session.js) and the recognition.
  */
-import { isSendable, keyStore } from "../api.js";
+import { ConnectionView } from "../connection-view.js";
 import { Microphone } from "../microphone.js";
 import { AgentSession } from "./agent-session.js";
 import { BrowserRecognition, browserRecognizes, NoRecognition, ServerRecognition } from "./recognition.js";
 import { TurnsView } from "./turns-view.js";
 
-const CONNECTION_LABELS = {
-  connecting: "Connecting",
-  ready: "Connected",
-  unresponsive: "Not answering",
-  reconnecting: "Reconnecting",
-  gone: "Server gone",
-  full: "Server full",
-  starting: "Server starting",
-  draining: "Server shutting down",
-  locked: "API key needed",
-  refused: "Refused",
-  unsupported: "Not available",
-};
 const PHASE_TEXTS = {
   listening: "Your turn.",
   thinking: "Thinking.",
@@ -35,8 +22,8 @@ const RECOGNITION_TEXTS = {
 
 const byId = (id) => document.getElementById(id);
 const turns = new TurnsView(byId("turns"));
+const connection = new ConnectionView({ problem: showProblem, connect: () => session.connect(), field: byId("say") });
 
-let connected = false;
 let serverRecognizes = false;
 let browserFailed = false;
 let microphone = null;
@@ -87,7 +74,7 @@ function explain({ heard, unheard }) {
 byId("say-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = byId("say").value.trim();
-  if (!text || !connected) return;
+  if (!text || !connection.connected) return;
   session.prepareAudio();
   session.say(text);
   byId("say").value = "";
@@ -176,17 +163,6 @@ byId("restart").addEventListener("click", () => {
   byId("say").focus();
 });
 
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = byId("key").value.trim();
-  if (!isSendable(key)) {
-    showProblem("An API key has only letters, digits and punctuation.");
-    return;
-  }
-  keyStore.key = key;
-  session.connect();
-});
-
 addEventListener("pagehide", () => session.close());
 addEventListener("pageshow", (event) => {
   if (event.persisted) session.connect();
@@ -195,29 +171,17 @@ addEventListener("pageshow", (event) => {
 // -- what is shown -----------------------------------------------------------------------------------------------------
 
 function showConnection(state, problem) {
-  connected = state === "ready" || state === "unresponsive";
-  byId("connection").textContent = CONNECTION_LABELS[state];
-  byId("connection").dataset.state = state;
-  if (state === "ready") {
-    showProblem("");
-    if (!byId("key-form").hidden) byId("say").focus();
-    byId("key-form").hidden = true;
-    byId("key").value = "";
-  }
+  connection.show(state, problem);
   if (problem) {
-    showProblem(problem.final ? problem.text : `${problem.text} Trying again …`);
     closeMicrophone();
     byId("microphone").checked = false;
-    if (state === "locked" && byId("key-form").hidden) {
-      byId("key-form").hidden = false;
-      byId("key").focus();
-    }
   }
-  byId("send").setAttribute("aria-disabled", String(!connected));
+  byId("send").setAttribute("aria-disabled", String(!connection.connected));
   showPhase(session.phase);
 }
 
 function showPhase(phase) {
+  const { connected } = connection;
   byId("conversation").dataset.phase = connected ? phase : "none";
   const text = connected ? PHASE_TEXTS[phase] : "";
   if (byId("status").textContent !== text) byId("status").textContent = text;
