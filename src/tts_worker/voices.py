@@ -199,7 +199,7 @@ class VoiceCatalog:
             tags=about.tags or pack.tags,
             styles=(NEUTRAL, *styles) if styles else (),
             license=about.license or pack.license,
-            loudness_lufs=pack.loudness_lufs,
+            loudness_lufs=pack.loudness_lufs if about.loudness_lufs is None else about.loudness_lufs,
             capabilities=_capabilities(known.info, about, pack),
             stored=details,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tools.train.finetune import METHODS, FineTuning, fine_tune
 from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
 from tools.train.text import held_out
+from tools.train.trainer import STOP
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.errors import TTSWorkerError
 
@@ -84,6 +86,9 @@ def main() -> int:
     _add_evaluate(commands)
 
     args = parser.parse_args()
+    if args.command in ("run", "stage"):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: STOP.set())
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")
     try:

@@ -41,12 +41,14 @@ class DataConfig:
         pitch_buckets: Levels of pitch that the codes of voiced tokens distinguish.
         codes: Number of codes, at most.
         held_out_lines: Lines that are used for held-out scores only.
+        lexicon: Whether the bundle respells all words of the teacher's lexicon, or those of the sentences only.
     """
 
     audio_hours: float = 2.5
     pitch_buckets: int = 4
     codes: int = 4096
     held_out_lines: int = 100
+    lexicon: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,16 @@ class SizeConfig:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """Optimization of a stage. The learning rate rises to ``lr`` and falls with the square root of the step.
+    """Optimization of a stage.
+
+    The learning rate rises to ``lr``, falls with the square root of the step, and in the last steps linearly to zero.
 
     Attributes:
         lr: Highest learning rate.
         warmup_steps: Steps until then.
         hold_steps: Steps before it falls.
+        end_step: Step at which it is zero.
+        decay_steps: Steps before that in which it falls linearly.
         weight_decay: Of AdamW.
         betas: Of AdamW.
         clip: Largest norm of the gradient.
@@ -91,6 +97,8 @@ class StageConfig:
     lr: float = 1e-3
     warmup_steps: int = 200
     hold_steps: int = 4000
+    end_step: int = 1 << 60
+    decay_steps: int = 1000
     weight_decay: float = 0.01
     betas: tuple[float, ...] = (0.9, 0.98)
     clip: float = 1.0

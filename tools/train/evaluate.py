@@ -128,7 +128,8 @@ class Evaluation:
         """The sentences as the teacher says them."""
         if self._teacher is None:
             units = read_units(self._sentences, self._graph, 1)
-            self._teacher = units, say_all(units.texts, self._graph, 1)
+            book = CodeBook.load(self._bundle.path / CODES)
+            self._teacher = units, say_all(units, book, self._graph, 1)
         return self._teacher
 
     def _teacher_audio(self) -> list[bytes]:

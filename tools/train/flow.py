@@ -32,6 +32,7 @@ class FlowStage(Stage):
     Options:
         joint: 1: every step trains all of it by flow matching, as the reference does.
         encoder_steps: Otherwise, steps of the encoder alone.
+        estimator_every: Otherwise, every so many steps the estimator learns instead of the encoder.
         sharp, sharp_from: Otherwise, the target is ``mu + s (mel - mu)``; ``s`` grows from ``sharp`` at the end of
             those steps to 1 at step ``sharp_from``.
         drop: Share of sequences without conditions, for guidance.
@@ -59,11 +60,14 @@ class FlowStage(Stage):
         self._batches = Batches(frames[held_out:], settings.batch)
         self._held_out = Batches(frames[:held_out], _HELD_OUT_BATCH * settings.batch)
         self._is_joint = settings.option("joint", 0.0) > 0
+        self._estimator_every = int(settings.option("estimator_every", 2))
         self._encoder_steps = 0 if self._is_joint else int(settings.option("encoder_steps", 0))
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         numbers = [self._first + i for i in self._batches.at(self.step, self.seed)]
-        is_estimator = self._is_joint or (self.step >= self._encoder_steps and self.step % 2 == 1)
+        is_estimator = self._is_joint or (
+            self.step >= self._encoder_steps and self.step % self._estimator_every == self._estimator_every - 1
+        )
         generator = self.generator()
         chunked = bool(torch.rand(1, generator=generator, device=self.device) < 0.5)
         with torch.set_grad_enabled(self._is_joint or not is_estimator):

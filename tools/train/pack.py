@@ -20,7 +20,13 @@ PRECISIONS = ("fp32", "fp16", "int8")
 _EXACT = "hift"  # its pitch accumulates to a phase, and it is small
 
 
-def pack(source: Bundle, out: Path, weights: Mapping[str, Mapping[str, Tensor]], precision: str = "int8") -> Bundle:
+def pack(
+    source: Bundle,
+    out: Path,
+    weights: Mapping[str, Mapping[str, Tensor]],
+    precision: str = "int8",
+    details: bytes | None = None,
+) -> Bundle:
     """Write a bundle.
 
     Args:
@@ -28,6 +34,7 @@ def pack(source: Bundle, out: Path, weights: Mapping[str, Mapping[str, Tensor]],
         out: A new folder, or one of an earlier call, whose weights are replaced.
         weights: Weights by part: ``llm``, ``flow``, ``hift``.
         precision: Of the files: ``fp32``, ``fp16``, or ``int8`` (a scale per row; the vocoder is fp16).
+        details: Content of ``details.json`` of the voices.
 
     Raises:
         ConfigError: Unknown precision.
@@ -59,7 +66,7 @@ def pack(source: Bundle, out: Path, weights: Mapping[str, Mapping[str, Tensor]],
         write_safetensors(out / f"{part}.safetensors", kept, {"format": "pt"})
     if source.speaker_info.is_file():
         for name, voice in bundled_voices(source.speaker_info, source.config).items():
-            save_voice(out / VOICES_DIR, name, voice, replace=True)
+            save_voice(out / VOICES_DIR, name, voice, details=details, replace=True)
     bundle = Bundle.open(out)
     bundle.validate().raise_if_bad()
     return bundle

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tools.train import speech_data
+from tools.train import speech_data, spelling
 from tools.train.bundle import speaker, write_skeleton
 from tools.train.codes import CodeBook
 from tools.train.config import Config, StageConfig
@@ -30,10 +30,11 @@ from tools.train.networks import (
 )
 from tools.train.pack import pack
 from tools.train.speech_data import AudioData, UnitData, mel_of
-from tools.train.trainer import Stage, resume, train
+from tools.train.trainer import STOP, Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.respelling import FILE as RESPELLING
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
 
@@ -45,6 +46,14 @@ RENDER = "render"
 """Entry of the plan that is no stage: ``until_step`` is the number of lines."""
 PARTS = {"lm": "llm", "flow": "flow", "vocoder": "hift"}
 """Weight files of the stages."""
+
+_DETAILS = {
+    "languages": ["en"],
+    "description": "A small demonstration voice, trained from synthetic speech.",
+    "license": "Apache-2.0",
+    "has_prompt": False,
+    "source": "training",
+}
 
 Array = np.ndarray[Any, Any]
 
@@ -96,7 +105,9 @@ class Training:
         """The bundle, without weights."""
         path = self.run / BUNDLE
         if not (path / "spk2info.pt").is_file():
-            write_skeleton(path, self.config, self.book, list(self.units.texts))
+            write_skeleton(path, self.config, self.book, list(self.units.spelled))
+            file = path / TEXT_MODEL_DIR / RESPELLING
+            spelling.write(file, self.units.texts, self.units.spelled, self.config.data.lexicon)
         return Bundle.open(path)
 
     @cached_property
@@ -119,7 +130,7 @@ class Training:
             stage = self.stage(name)
             resume(stage, self.run)
             weights[part] = stage.weights()
-        return pack(self.bundle, out, weights, precision)
+        return pack(self.bundle, out, weights, precision, (json.dumps(_DETAILS, indent=2) + "\n").encode())
 
     def follow_plan(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Train the stages in turn, continuing where the last call stopped."""
@@ -127,7 +138,7 @@ class Training:
             raise ConfigError("the configuration has no plan")
         end = clock() + 60 * minutes
         place = self._place()
-        while clock() < end:
+        while clock() < end and not STOP.is_set():
             entry = self.config.plan[place["round"] % len(self.config.plan)]
             left = entry.minutes - place["minutes"]
             begin = clock()
@@ -136,7 +147,8 @@ class Training:
             else:
                 self.train_stage(entry.stage, min(left, (end - begin) / 60), entry.until_step, clock)
             spent = (clock() - begin) / 60
-            if clock() < end or spent >= left or entry.stage == RENDER:
+            is_over = clock() < end and not STOP.is_set()
+            if is_over or spent >= left or entry.stage == RENDER:
                 place = {"round": place["round"] + 1, "minutes": 0.0}
             else:
                 place = {"round": place["round"], "minutes": place["minutes"] + spent}
@@ -224,11 +236,10 @@ class Training:
         self._copy_initial("lm", net)
         tokenizer = TextTokenizer.from_bundle(self.bundle)
         items = []
-        for i, text in enumerate(self.units.texts):
-            ids, ends = tokenizer.encode_with_ends(text)
-            text_words = np.array([text[:end].count(" ") for end in ends])
-            codes, code_words = self.units.of(self.codes, i), self.units.of(self.units.words, i)
-            items.append(LmItem(np.array(ids), codes, text_words, code_words))
+        for i, spelled in enumerate(self.units.spelled):
+            ids, ends = tokenizer.encode_with_ends(spelled)
+            said = np.searchsorted(ends, self.units.of(self.units.places, i), side="right")
+            items.append(LmItem(np.array(ids), self.units.of(self.codes, i), np.arange(len(ids)), said))
         return LmStage(
             net.to(self.device),
             settings,

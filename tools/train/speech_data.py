@@ -1,6 +1,6 @@
 """Speech data of a training: units, pitch and codes of all sentences, audio of some, in compact files.
 
-``units.npz`` has what the code book is made of, ``audio.npz`` the audio of the first sentences.
+``units.npz`` has what text and codes are made of, ``audio.npz`` the audio of the first sentences.
 Both can be made anywhere from ``corpus.txt``; the result depends on the configuration only.
 """
 
@@ -10,7 +10,7 @@ import itertools
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,17 @@ class UnitData:
         tokens: ``[sentences]`` length of each.
         halves: ``[2*N]`` units of all sentences.
         pitch_hz: ``[2*N]``, 0: not voiced.
-        words: ``[N]`` word of the text that each token belongs to, -1: not known.
+        spelled: Their phonemes, with the text's marks and spaces.
+        places: ``[N]`` character of the phonemes that each token says.
     """
 
     texts: tuple[str, ...]
+    spelled: tuple[str, ...]
     units: tuple[str, ...]
     tokens: Array
     halves: Array
     pitch_hz: Array
-    words: Array
+    places: Array
 
     @cached_property
     def ends(self) -> Array:
@@ -69,15 +71,30 @@ class UnitData:
         end = int(self.ends[sentence])
         return values[(end - int(self.tokens[sentence])) * per_token : end * per_token]
 
+    def first(self, sentences: int) -> UnitData:
+        """The first sentences only."""
+        tokens = self.tokens[:sentences]
+        count = int(tokens.sum())
+        return replace(
+            self,
+            texts=self.texts[:sentences],
+            spelled=self.spelled[:sentences],
+            tokens=tokens,
+            halves=self.halves[: 2 * count],
+            pitch_hz=self.pitch_hz[: 2 * count],
+            places=self.places[:count],
+        )
+
     def save(self, path: Path) -> None:
         np.savez_compressed(
             path,
             texts=np.array("\n".join(self.texts)),
+            spelled=np.array("\n".join(self.spelled)),
             units=np.array("\n".join(self.units)),
             tokens=self.tokens.astype(np.int32),
             halves=self.halves.astype(np.int16),
             pitch_hz=self.pitch_hz.astype(np.float16),
-            words=self.words.astype(np.int16),
+            places=self.places.astype(np.int16),
         )
 
     @classmethod
@@ -85,11 +102,12 @@ class UnitData:
         with np.load(path) as data:
             return cls(
                 tuple(str(data["texts"]).split("\n")),
+                tuple(str(data["spelled"]).split("\n")),
                 tuple(str(data["units"]).split("\n")),
                 data["tokens"].astype(np.int64),
                 data["halves"].astype(np.int64),
                 data["pitch_hz"].astype(np.float32),
-                data["words"].astype(np.int64),
+                data["places"].astype(np.int64),
             )
 
 
@@ -135,7 +153,7 @@ def prepare(config: Config, run: Path, workers: int, report: Callable[[str], Non
     if not (run / AUDIO).is_file():
         wanted = config.data.audio_hours * 3600 * RATE_HZ
         count = int(np.searchsorted(units.ends * (RATE_HZ * 2 // HALVES_PER_S), wanted)) + 1
-        audio = say_all(units.texts[:count], run / GRAPH, workers)
+        audio = say_all(units.first(count), CodeBook.load(run / CODES), run / GRAPH, workers)
         audio.save(run / AUDIO)
         report(f"{len(audio.audio) / RATE_HZ / 3600:.2f} h of audio")
 
@@ -145,33 +163,31 @@ def read_units(lines: Iterable[str], graph: Path, workers: int) -> UnitData:
     sentences = [sentence for sentence in _map(_read, lines, graph, workers) if sentence is not None]
     units = tuple(sorted({unit for sentence in sentences for unit in sentence.units}))
     number = {unit: i for i, unit in enumerate(units)}
-    halves, pitch, words, tokens = [], [], [], []
+    halves, pitch, places, tokens = [], [], [], []
     for sentence in sentences:
         index = sentence.unit_of_half()
         symbols = np.array([number[unit] for unit in sentence.units])
-        word = sentence.word_of_unit()
         halves.append(symbols[index])
         pitch.append(sentence.pitch_of_half())
-        words.append(np.full(len(index) // 2, -1) if word is None else word[index[1::2]])
+        places.append(sentence.place_of_unit()[index[1::2]])
         tokens.append(len(index) // 2)
     return UnitData(
         tuple(sentence.text for sentence in sentences),
+        tuple(sentence.phonemes for sentence in sentences),
         units,
         np.array(tokens),
         np.concatenate(halves),
         np.concatenate(pitch),
-        np.concatenate(words),
+        np.concatenate(places),
     )
 
 
-def say_all(texts: Iterable[str], graph: Path, workers: int) -> AudioData:
-    """Synthesize sentences that ``read_units`` has accepted."""
-    samples, audio, pitch = [], [], []
-    for wave, hz in _map(_say, texts, graph, workers):
-        samples.append(len(wave))
-        audio.append(wave)
-        pitch.append(hz)
-    return AudioData(np.array(samples), np.concatenate(audio), np.concatenate(pitch))
+def say_all(units: UnitData, book: CodeBook, graph: Path, workers: int) -> AudioData:
+    """Synthesize all sentences of ``units`` with the pitch of their codes."""
+    codes = book.encode(book.numbers(units.units)[units.halves], units.pitch_hz)
+    pitch_hz = [book.pitch_of_half(units.of(codes, i), units.of(units.pitch_hz, i, 2)) for i in range(len(units.texts))]
+    audio = list(_map(_say, zip(units.texts, pitch_hz, strict=True), graph, workers))
+    return AudioData(np.array([len(wave) for wave in audio]), np.concatenate(audio), np.concatenate(pitch_hz))
 
 
 def mel_of(audio: AudioData, config: CosyVoiceConfig) -> Array:
@@ -207,15 +223,16 @@ def _read(text: str) -> Sentence | None:
     return _teacher.read(text)
 
 
-def _say(text: str) -> tuple[Array, Array]:
+def _say(job: tuple[str, Array]) -> Array:
+    text, pitch_hz = job
     assert _teacher is not None
     sentence = _teacher.read(text)
     assert sentence is not None, text
-    wave = _teacher.say(sentence, seed=len(text))
-    return (wave * 32767).clip(-32768, 32767).astype(np.int16), sentence.pitch_of_half()
+    wave = _teacher.say(sentence, len(text), pitch_hz)
+    return (wave * 32767).clip(-32768, 32767).astype(np.int16)
 
 
-def _map(function: Callable[[str], Any], lines: Iterable[str], graph: Path, workers: int) -> Iterator[Any]:
+def _map(function: Callable[[Any], Any], lines: Iterable[Any], graph: Path, workers: int) -> Iterator[Any]:
     if workers <= 1:
         _start(graph)
         yield from map(function, lines)

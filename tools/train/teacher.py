@@ -82,10 +82,11 @@ class Sentence:
         between = np.where((left > 0) & (right > 0), left + (right - left) * (at - np.floor(at)), nearest)
         return np.where(between < MIN_PITCH_HZ, 0, between).astype(np.float32)
 
-    def word_of_unit(self) -> Ints | None:
-        """Index of the word in ``text`` that each unit belongs to; None if the teacher spells the text out."""
-        spaces = np.cumsum([unit == " " for unit in self.units])
-        return spaces if int(spaces[-1]) == self.text.count(" ") else None
+    def place_of_unit(self) -> Ints:
+        """Character of ``phonemes`` at which each unit begins."""
+        lengths = np.array([len(unit) for unit in self.units])
+        places: Ints = np.cumsum(lengths) - lengths
+        return places
 
 
 class Teacher:
@@ -123,8 +124,8 @@ class Teacher:
         units, unit_frames = _join_stress(phonemes, frames[1:-1])
         return Sentence(text, phonemes, units, unit_frames, int(frames[0]), pitch[0])
 
-    def say(self, sentence: Sentence, seed: int) -> Floats:
-        """Synthesize the cut audio.
+    def say(self, sentence: Sentence, seed: int, pitch_hz: Floats) -> Floats:
+        """Synthesize the cut audio with ``pitch_hz [2*tokens]``, 0 where it is not voiced.
 
         The pulses have the phase that the vocoder's harmonic source has for the same pitch from the beginning of the
         audio, which makes the waveform predictable from mel and pitch.
@@ -135,7 +136,7 @@ class Teacher:
         outputs = self._session.run([*_SPECTRA, "f0"], self._inputs(sentence.phonemes))
         *spectra, pitch = (output[0] for output in outputs)
         excitation = np.zeros(len(pitch) * FRAME_SAMPLES, np.float32)
-        pulses = _locked_pulses(sentence.pitch_of_half())[: len(excitation) - begin]
+        pulses = _locked_pulses(pitch_hz)[: len(excitation) - begin]
         excitation[begin : begin + len(pulses)] = pulses
         with _replaced(dsp, "pulses", lambda _: excitation):
             audio = dsp.synth(*spectra, pitch, np.random.default_rng(seed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from tools.train.config import StageConfig
 
 LOG_STEPS = 50
 SAVE_EVERY_S = 240.0
+STOP = threading.Event()
+"""Set to end a training after the current step, with a checkpoint."""
 
 
 class Stage(ABC):
@@ -84,7 +87,8 @@ class Stage(ABC):
     def learning_rate(self) -> float:
         settings = self.settings
         rise = min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
-        return settings.lr * rise * math.sqrt(settings.hold_steps / max(settings.hold_steps, self.step))
+        fall = min(1.0, max(0.0, (settings.end_step - self.step) / max(1, settings.decay_steps)))
+        return settings.lr * rise * fall * math.sqrt(settings.hold_steps / max(settings.hold_steps, self.step))
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -156,7 +160,7 @@ def train(
     resume(stage, run)
     begin = saved = clock()
     logged: list[dict[str, Tensor]] = []
-    while stage.step < until_step and clock() - begin < 60 * minutes:
+    while stage.step < until_step and clock() - begin < 60 * minutes and not STOP.is_set():
         logged.append(stage.update())
         if len(logged) == LOG_STEPS:
             _log(stage, run, _means(logged), report)
@@ -165,6 +169,8 @@ def train(
             save(stage, run)
             saved = clock()
     save(stage, run)
+    if STOP.is_set():
+        return
     with stage.averaged():
         scores = stage.held_out()
     _log(stage, run, {f"held_out_{name}": value for name, value in scores.items()}, report)

@@ -271,10 +271,8 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
 
 def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
     """Apply the rules of the front end, after those of wetext with ``--normalise``."""
-    from tts_worker.engine.cosyvoice.engine import LANGUAGES as SPOKEN_LANGUAGES
-
     normalize = load_normalizer() if args.normalise else None
-    languages = SPOKEN_LANGUAGES[speaker.config.family]
+    languages = speaker.config.languages
     front_end = None if args.interleave or args.allow_special else FrontEnd(languages, args.language)
     detector = front_end or LanguageDetector(languages, args.language)
     rewritten = []

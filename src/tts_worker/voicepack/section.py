@@ -67,6 +67,13 @@ class Section:
             self.fail(key, f"must be one of: {', '.join(allowed)}")
         return str(value)
 
+    def words(self, key: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+        """Some of ``allowed``; all of them if the key is missing."""
+        values = self._get(key, allowed)
+        if not isinstance(values, (list, tuple)) or not values or not set(map(str, values)) <= set(allowed):
+            self.fail(key, f"must be a list of: {', '.join(allowed)}")
+        return tuple(map(str, values))
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):

@@ -24,6 +24,7 @@ class VoiceDetails(BaseModel):
     Attributes:
         title: Name for people, if it differs from the name of the voice.
         languages: BCP-47 tags; empty for those of the engine.
+        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         tags: Free tags.
         description: Free text.
         gender: Free text.
@@ -43,6 +44,7 @@ class VoiceDetails(BaseModel):
 
     title: str = Field("", max_length=100)
     languages: tuple[LanguageTag, ...] = Field((), max_length=32)
+    loudness_lufs: float | None = Field(None, ge=-60, le=0)
     tags: tuple[Tag, ...] = Field((), max_length=32)
     description: str = Field("", max_length=500)
     gender: str | None = Field(None, max_length=32)

@@ -51,6 +51,14 @@ def test_families_differ_like_the_reference() -> None:
     assert v3.flow.unet is None
 
 
+def test_bundle_of_fewer_languages_speaks_only_those() -> None:
+    assert config_of("cosyvoice2").languages == ("zh", "en", "ja", "ko", "yue")
+    assert config_of("cosyvoice2", ("sample_rate: 24000", "languages: [en]\nsample_rate: 24000")).languages == ("en",)
+    for bad in ("en", "[]", "[tlh]"):
+        with pytest.raises(BundleError, match="languages"):
+            config_of("cosyvoice2", ("sample_rate: 24000", f"languages: {bad}\nsample_rate: 24000"))
+
+
 def test_older_cosyvoice2_yaml_gives_the_same_config() -> None:
     older = config_of(
         "cosyvoice2",

@@ -31,7 +31,7 @@ def tiny_config(**stages: StageConfig) -> Config:
     )
     return Config(
         "tiny",
-        data=DataConfig(pitch_buckets=2, codes=64, held_out_lines=HELD_OUT),
+        data=DataConfig(pitch_buckets=2, codes=64, held_out_lines=HELD_OUT, lexicon=False),
         sizes=SIZES,
         stages={"lm": lm, "flow": flow, "vocoder": vocoder, **stages},
         plan=(
@@ -47,15 +47,15 @@ def write_data(run: Path, config: Config) -> None:
     """Write what ``speech_data.prepare`` makes: each letter of a text lasts two tokens, its pitch is its tone."""
     rng = np.random.default_rng(3)
     texts = tuple(" ".join(rng.choice(WORDS, rng.integers(2, 5))).capitalize() + "." for _ in range(SENTENCES))
-    halves, words = [], []
+    halves, places = [], []
     for text in texts:
         letters = [UNITS.index(letter) for letter in text.lower()]
         halves.append(np.repeat(letters, 4))
-        words.append(np.repeat(np.cumsum([letter == " " for letter in text]), 2))
+        places.append(np.repeat(np.arange(len(text)), 2))
     tones_hz: Mapping[int, float] = {2: 180.0, 3: 0.0, 4: 120.0}
     pitch = np.array([tones_hz.get(int(unit), 0.0) for unit in np.concatenate(halves)], np.float32)
     tokens = np.array([len(sentence) // 2 for sentence in halves])
-    units = UnitData(texts, UNITS, tokens, np.concatenate(halves), pitch, np.concatenate(words))
+    units = UnitData(texts, texts, UNITS, tokens, np.concatenate(halves), pitch, np.concatenate(places))
     units.save(run / speech_data.UNITS)
     (run / speech_data.CORPUS).write_text("\n".join(texts), "utf-8")
     book = CodeBook.train(UNITS, units.halves, units.pitch_hz, config.data.pitch_buckets, config.data.codes)

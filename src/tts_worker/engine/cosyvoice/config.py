@@ -26,6 +26,11 @@ V2 = "cosyvoice2"
 V3 = "cosyvoice3"
 YAML_NAMES = {"cosyvoice.yaml": "cosyvoice", "cosyvoice2.yaml": V2, "cosyvoice3.yaml": V3}
 """In the reference's search order; the first file found decides the family."""
+LANGUAGES: dict[str, tuple[str, ...]] = {
+    V2: ("zh", "en", "ja", "ko", "yue"),
+    V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
+}
+"""Languages of the official models."""
 
 # Defined in the reference's code, not in the YAML.
 EULER_STEPS = 10
@@ -59,6 +64,7 @@ class CosyVoiceConfig:
         tokenizer_version: Selects the list of special text tokens.
         token_rate_hz: Speech tokens per second of audio.
         mix_ratio: Text and speech tokens per group in interleaved mode.
+        languages: What the model speaks; fewer than its family by the key ``languages``, an extension.
     """
 
     family: str
@@ -71,6 +77,7 @@ class CosyVoiceConfig:
     hift: HiftDims
     sampling: SampleRule
     mel: MelDims
+    languages: tuple[str, ...]
 
     @property
     def token_samples(self) -> int:
@@ -119,6 +126,7 @@ class CosyVoiceConfig:
                 sampling.number("tau_r", 0.1),
             ),
             mel=_mel(root.section("feat_extractor")),
+            languages=root.words("languages", LANGUAGES[V3 if v3 else V2]),
         )
         config._check_fit(root)
         return config

@@ -17,7 +17,6 @@ import numpy as np
 
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.config import V2, V3
 from tts_worker.engine.cosyvoice.device import gpu_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
@@ -47,11 +46,6 @@ from tts_worker.types import (
 )
 
 log = logging.getLogger(__name__)
-
-LANGUAGES: dict[str, tuple[str, ...]] = {
-    V2: ("zh", "en", "ja", "ko", "yue"),
-    V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
-}
 
 SPEED_RANGE = (0.5, 2.0)
 
@@ -85,7 +79,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             EngineInfo(
                 name="cosyvoice",
                 voices=components.voice_cache.names,
-                languages=LANGUAGES[config.family],
+                languages=config.languages,
                 alignment=Alignment.ESTIMATED,
                 max_utterances=settings.max_utterances,
                 sample_rate_hz=config.sample_rate_hz,

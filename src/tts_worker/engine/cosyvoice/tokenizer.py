@@ -1,7 +1,8 @@
 """Text tokenizer: Qwen2's byte-level BPE and the special tokens of the two families.
 
 The order of the special tokens defines their ids. User text is plain text: ``<|endofprompt|>`` in it is encoded as
-characters unless the caller allows special tokens. Text is not normalized here.
+characters unless the caller allows special tokens. Text is not normalized here, but a
+bundle may have a respelling.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from tts_worker.engine.cosyvoice import respelling
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.errors import BundleError, MissingExtra
 
 END_OF_PROMPT = "<|endofprompt|>"
@@ -79,6 +82,8 @@ class TextTokenizer:
             if not (directory / name).is_file():
                 raise BundleError(f"{directory / name}: is missing")
         self._plain, self._special = _encoders(directory)
+        spellings = directory / respelling.FILE
+        self._respell = Respelling.load(spellings) if spellings.is_file() else None
         named = _named_in_config(directory / "tokenizer_config.json")
         tokens = list(dict.fromkeys([*named.values(), *special_tokens(version)]))
         self._special.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
@@ -112,12 +117,14 @@ class TextTokenizer:
         return int(self.special_ids[END_OF_PROMPT])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Ids of ``text`` without added tokens. Lone surrogates become U+FFFD."""
+        """Ids of ``text``, respelled if the bundle says so, without added tokens. Lone surrogates become U+FFFD."""
         encoder = self._special if allow_special else self._plain
-        return list(encoder.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids)
+        plain = _SURROGATE.sub("\ufffd", text)
+        spelled = plain if self._respell is None or allow_special else self._respell(plain)
+        return list(encoder.encode(spelled, add_special_tokens=False).ids)
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of plain ``text``, and the character after each of them."""
+        """Ids of plain ``text`` that is spelled as the model reads it, and the character after each of them."""
         encoding = self._plain.encode(text, add_special_tokens=False)
         return list(encoding.ids), [end for _, end in encoding.offsets]
 
