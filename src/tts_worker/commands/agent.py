@@ -176,7 +176,14 @@ async def _serve_alone(
             name = f"[{host}]" if ":" in host else host
             on_listening(f"http://{name}:{listener.getsockname()[1]}")
             on_ready()
-            config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+            config = uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws_per_message_deflate=False,  # PCM hardly compresses
+                timeout_graceful_shutdown=2,
+            )
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
