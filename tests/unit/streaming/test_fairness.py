@@ -12,7 +12,7 @@ from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Audio, Credit, EndText, Failed, Open, Text, UtteranceKey
+from tts_worker.types import Audio, Credit, EndText, Failed, Open, Speech, Text, UtteranceKey
 
 CALL = UtteranceKey("call", 1)
 STEP_S = 0.05
@@ -22,8 +22,12 @@ def long_script(key: UtteranceKey, run: int) -> Sequence[int]:
     return [i * 97 % 6000 for i in range(75)] + [6562]
 
 
-def start(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool) -> None:
+def start(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool, converts: bool = False) -> None:
     subject.handle(Open(key, PROMPTED, 36_000, paced))
+    if converts:
+        subject.handle(Speech(key, tuple(i * 97 % 6_000 for i in range(400))))
+        subject.handle(EndText(key))
+        return
     for _ in range(1 if paced else 8):
         subject.handle(Text(key, plain_segment("Hello world and you")))
     subject.handle(EndText(key))
@@ -60,15 +64,15 @@ def downloads(count: int) -> list[UtteranceKey]:
     return [UtteranceKey(f"download{i}", 1) for i in range(count)]
 
 
-@pytest.mark.parametrize(("render_batch", "pages"), [(1, 60), (4, 24)])
-def test_downloads_do_not_delay_first_chunk_of_a_call(render_batch: int, pages: int) -> None:
+@pytest.mark.parametrize(("render_batch", "pages", "converts"), [(1, 60, False), (4, 24, False), (4, 24, True)])
+def test_downloads_do_not_delay_first_chunk_of_a_call(render_batch: int, pages: int, converts: bool) -> None:
     config = settings(render_batch=render_batch, pages=pages, smooth_start=False)  # smooth_start depends on real time
     idle = EngineDriver(engine(V3, config, script=long_script))
     start(idle.subject, CALL, paced=True)
     alone = idle.steps_to_first_audio()
     busy = EngineDriver(engine(V3, config, script=long_script))
     for key in downloads(6):
-        start(busy.subject, key, paced=False)
+        start(busy.subject, key, paced=False, converts=converts)
     for _ in range(30):
         busy.step()
     assert busy.samples

@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networks, run_until_idle, settings
 from tests.unit.streaming.test_engine import assert_pcm_close, build_request
+from tests.unit.streaming.test_faults import FailingRunner
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Speech, Text
+from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Speech, Text, UtteranceKey
 
 TOKENS = tuple(i * 97 % 6561 for i in range(70))
+
+OTHER = UtteranceKey("other", 1)
 
 families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -113,3 +117,32 @@ def test_cancelled_conversion_frees_everything(steps: int) -> None:
     prompt_slots = subject.components.voice_cache.prepared_voices
     assert subject.components.pool.free_slots == free - prompt_slots
     assert subject.active_utterances == 0
+
+
+def convert_two(audio: Runner) -> dict[UtteranceKey, EngineOutput]:
+    """Convert two sources at once."""
+    subject = engine("cosyvoice2", settings(render_batch=4), runners=(EagerRunner(), audio))
+    for key in (KEY, OTHER):
+        subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
+        subject.handle(Speech(key, TOKENS))
+        subject.handle(EndText(key))
+    outputs: dict[UtteranceKey, EngineOutput] = {}
+    run_until_idle(subject, outputs)
+    assert subject.active_utterances == 0
+    return outputs
+
+
+def test_transient_fault_ends_no_conversion() -> None:
+    expected = convert_two(EagerRunner())
+    failing = FailingRunner(torch.OutOfMemoryError("out of memory"), 5)
+    outputs = convert_two(failing)
+    assert failing.failed
+    for key in (KEY, OTHER):
+        assert outputs[key].ends == [Done(key)]
+        assert_pcm_close(outputs[key].pcm, expected[key].pcm)
+
+
+def test_persistent_fault_ends_one_conversion() -> None:
+    outputs = convert_two(FailingRunner(ValueError("numbers"), 5, times=2))  # fails the batch, then its first member
+    ends = [end for key in (KEY, OTHER) for end in outputs[key].ends]
+    assert sorted(type(end).__name__ for end in ends) == ["Done", "Failed"]
