@@ -24,6 +24,7 @@ from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, f
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
+from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--rl", action="store_true", help="speak with llm.rl.pt (CosyVoice3)")
     group.add_argument("--normalise", action="store_true", help="spell out numbers and dates with wetext")
-    group.add_argument("--allow-special", action="store_true", help="interpret tags such as [laughter] in the text")
+    group.add_argument("--allow-special", action="store_true", help="interpret every special token in the text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -256,9 +257,16 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
         UnspeakableText: The text contains nothing to speak.
         MissingExtra: ``--normalise`` needs wetext.
     """
+    from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
+
     text = _text(args)
+    known = phonemes(speaker.config.tokenizer_version)
     options = TextOptions(
-        markdown=not (args.plain or args.allow_special), language=args.language, by_word=args.interleave
+        markdown=not (args.plain or args.allow_special),
+        language=args.language,
+        control_tags=None if args.allow_special else control_tags(CONTROL_TAGS, known),
+        alphabets=PHONEME_ALPHABETS if known else ("ipa",),
+        by_word=args.interleave,
     )
     lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
     forms = spoken_forms((), args.language) if args.normalise else None

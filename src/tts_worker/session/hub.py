@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -44,7 +44,7 @@ from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.slots import SlotTable
 from tts_worker.session.traces import UtteranceTraces
-from tts_worker.text.control_tags import ControlTags
+from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
@@ -62,9 +62,6 @@ _DRAIN_CHECK_S = 0.1
 
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
-
-_PHONEME_ALPHABETS = ("cmu-arpabet", "x-arpabet", "pinyin", "x-pinyin")
-"""Alphabets of engines whose model has phonemes. Such an engine knows no IPA: it reads the text instead."""
 
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
@@ -608,8 +605,8 @@ class SessionHub:
                 # A multilingual voice does not tell the language of the text: the English rules apply.
                 language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
                 by_word=voice.info.text_by_word,
-                control_tags=_control_tags(voice.info.control_tags, voice.info.phonemes),
-                alphabets=_PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
+                control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
+                alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
             forms = spoken_forms(voice.languages, params.language) if rewrites else None
             return TextPipeline(text, lexicons[voice.name], forms)
@@ -760,12 +757,6 @@ def _sessions_exceeded(caller: Caller) -> QuotaExceeded:
     return QuotaExceeded(
         f'the API key "{caller.key}" has all of its {caller.max_sessions} sessions open', retry_after_s=RETRY_AFTER_S
     )
-
-
-@cache
-def _control_tags(tags: tuple[str, ...], phonemes: tuple[str, ...]) -> ControlTags | None:
-    """Return what finds the tags and phonemes of an engine in a text."""
-    return ControlTags((*tags, *(f"[{phoneme}]" for phoneme in phonemes))) if tags or phonemes else None
 
 
 def _first(names: Iterable[str], requested: str | None) -> str | None:

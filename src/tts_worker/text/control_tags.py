@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 UNDECIDED = -1
+PHONEME_ALPHABETS = ("cmu-arpabet", "x-arpabet", "pinyin", "x-pinyin")
+"""Alphabets of engines whose model has phonemes. Such an engine knows no IPA: it reads the text instead."""
+
 _TAG = re.compile(r"[\[<][^\[\]<>\s]{0,30}[\]>]?")
 
 
@@ -28,3 +32,9 @@ class ControlTags:
             return len(found[0])
         may_follow = not is_final and found.end() == len(text) and found[0] in self._beginnings
         return UNDECIDED if may_follow else 0
+
+
+@cache
+def control_tags(tags: tuple[str, ...], phonemes: tuple[str, ...]) -> ControlTags | None:
+    """Return what finds the tags and phonemes of an engine in a text; None if it has neither."""
+    return ControlTags((*tags, *(f"[{phoneme}]" for phoneme in phonemes))) if tags or phonemes else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.streaming.engines import KEY, bundle, engine, tokenizer
 from tests.unit.streaming.engines import settings as streaming
+from tts_worker.commands import say, speak_offline
 from tts_worker.engine.cosyvoice.enrol import instruct_ids
 from tts_worker.engine.cosyvoice.presets import DIALECTS, PRESETS
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, is_speakable
@@ -128,3 +131,25 @@ def test_engine_names_its_tags() -> None:
     assert END_OF_PROMPT not in info.control_tags
     assert info.phonemes == ()
     assert "ǐ" in phonemes(FAMILY)
+    assert info.front_end
+
+
+@pytest.mark.parametrize(
+    ("flags", "spoken"),
+    [([], ["他有3m平方。"]), (["--allow-special"], ["他 有3m²"]), (["--interleave"], ["他", " 有", "3m²"])],
+)
+def test_say_applies_the_rules(flags: list[str], spoken: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    say.add_arguments(parser)
+    args = parser.parse_args(["他 有3m²", *flags])
+    speaker = SimpleNamespace(config=bundle(FAMILY).config)
+    assert [segment.text for segment in speak_offline._segments(args, speaker)] == spoken  # type: ignore[arg-type]
+
+
+def test_say_knows_the_tags_of_a_session() -> None:
+    parser = argparse.ArgumentParser()
+    say.add_arguments(parser)
+    speaker = SimpleNamespace(config=bundle(FAMILY).config)
+    found = speak_offline._segments(parser.parse_args([TEXT]), speaker)  # type: ignore[arg-type]
+    spoken = [span.phonemes for segment in found for span in segment.spans if span.phonemes]
+    assert spoken == ["[laughter]", "[sigh]", "<strong>", "</strong>", "[breath]", "[j]", "[ǐ]"]
