@@ -43,6 +43,7 @@ SLOW = (
     "integration/test_cartesia.py",
     "integration/test_cli.py",
     "integration/test_connections.py",
+    "integration/test_conversion.py",
     "integration/test_cosyvoice_http.py",
     "integration/test_elevenlabs.py",
     "integration/test_grpc_limits.py",
@@ -166,8 +167,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderSchedu
     return FolderScheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the modules and tests, a million objects, out of garbage collections, and let these happen less often."""
+    if session.config.option.markexpr == "not slow" and "torch" in sys.modules:
+        raise pytest.UsageError("a module of the fast subset imports PyTorch: add it to SLOW in tests/conftest.py")
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
