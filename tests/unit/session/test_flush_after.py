@@ -20,6 +20,7 @@ OBSERVER: Any = SimpleNamespace(
     first_audio=lambda seconds: None,
     queue_wait=lambda seconds: None,
     underrun=lambda seconds: None,
+    frame=lambda *timing: None,
     control=lambda command, seconds: None,
     ended=lambda event: None,
 )
