@@ -204,9 +204,9 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 async def serving(**sections: Any) -> AsyncIterator[str]:
     """Run a server on a free port of loopback; yield its ``host:port`` when it is ready.
 
-    ``extension`` adds routes, see ``app.serve``. All other arguments are sections of the settings.
+    ``extension`` and ``on_reload``: see ``app.serve``. All other arguments are sections of the settings.
     """
-    extension = sections.pop("extension", None)
+    more = {name: sections.pop(name) for name in ("extension", "on_reload") if name in sections}
     server = {"port": 0, **sections.pop("server", {})}
     ready = asyncio.Event()
     address = ""
@@ -217,7 +217,7 @@ async def serving(**sections: Any) -> AsyncIterator[str]:
             address = url.removeprefix("http://")
 
     settings = tone_settings(server=server, **sections)
-    task = asyncio.create_task(serve(settings, on_listening, ready.set, extension=extension))
+    task = asyncio.create_task(serve(settings, on_listening, ready.set, **more))
     waiting = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

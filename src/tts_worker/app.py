@@ -420,6 +420,7 @@ async def serve(
     *,
     ends_process: bool = False,
     extension: Extension | None = None,
+    on_reload: Callable[[], None] | None = None,
 ) -> None:
     """Run the servers until SIGINT or SIGTERM.
 
@@ -429,6 +430,7 @@ async def serve(
         on_ready: Called when the worker accepts sessions.
         ends_process: The process has no other purpose: a signal ends it even if the drain hangs.
         extension: Adds routes to the HTTP application.
+        on_reload: Called on SIGHUP, as keys and certificate are read again.
 
     Raises:
         ConfigError: A setting is invalid or a port is taken.
@@ -467,7 +469,7 @@ async def serve(
             members.append(await stack.enter_async_context(_join_fleet(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
             on_listening(f"{scheme}://{members[0].address}")
-        stack.enter_context(_reloading(worker, tls))
+        stack.enter_context(_reloading(worker, tls, on_reload))
         await worker.start()
         for member in members:
             await member.announce()  # register before reporting "ready"
@@ -487,17 +489,21 @@ async def serve(
 
 
 @contextmanager
-def _reloading(worker: Worker, tls: TlsContext | None) -> Iterator[None]:
-    """Read the key file and the TLS certificate again on SIGHUP, and the certificate when it changes."""
+def _reloading(worker: Worker, tls: TlsContext | None, on_reload: Callable[[], None] | None) -> Iterator[None]:
+    """Read the key file and the TLS certificate again on SIGHUP, and the certificate when it changes.
+
+    ``on_reload`` is called on SIGHUP as well. Without any of the three, SIGHUP ends the process.
+    """
     loop = asyncio.get_running_loop()
-    sources = [source for source in (worker.key_file, tls) if source is not None]
+    sources = [source.reload for source in (worker.key_file, tls) if source is not None]
+    reloads = [*sources, on_reload] if on_reload is not None else sources
     watch = None if tls is None else loop.create_task(tls.run(), name="tls")
 
     def reload() -> None:
-        for source in sources:
-            source.reload()
+        for each in reloads:
+            each()
 
-    handles_signal = bool(sources) and hasattr(signal, "SIGHUP")
+    handles_signal = bool(reloads) and hasattr(signal, "SIGHUP")
     if handles_signal:
         loop.add_signal_handler(signal.SIGHUP, reload)
     try:

@@ -30,6 +30,8 @@ COMMANDS: dict[str, str] = {
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
     "voicepack": "download, check, convert or create CosyVoice model directories",
+    "config init": "write a configuration with every setting, its default and its meaning",
+    "config check": "report everything that is invalid in a configuration, by line",
     "doctor": "report what is installed, what is missing and how to install it",
     "parity": "compare every stage of a CosyVoice model directory with reference figures (in a clone)",
     "export": "export ONNX graphs of a CosyVoice model directory",
@@ -65,6 +67,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "up": ("up", "up --gpus all --config gpu.yaml"),
     "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),
     "voicepack": ("voicepack pull cosyvoice2-0.5b", "voicepack check CosyVoice2-0.5B"),
+    "config init": ("config init", "config init /etc/tts-worker.yaml"),
+    "config check": ("config check worker.yaml",),
     "doctor": ("doctor", "doctor --json"),
     "bench frames": ("bench frames --engine cpu --sessions 40",),
 }

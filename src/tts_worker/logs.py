@@ -68,12 +68,17 @@ def configure_logs(level: str, form: str, hidden: Iterable[str] = ()) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("tts_worker").setLevel(level.upper())
+    set_log_level(level)
     # uvicorn warns about every request that is not valid HTTP, which any client can send. The metric
     # tts_connections_closed_total counts these.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # uvicorn also reports each rejected WebSocket handshake as an application error.
     logging.getLogger("uvicorn.error").addFilter(_is_not_rejected_handshake)
+
+
+def set_log_level(level: str) -> None:
+    """Set the level of this package's loggers."""
+    logging.getLogger("tts_worker").setLevel(level.upper())
 
 
 def json_line(message: str, **values: object) -> str:

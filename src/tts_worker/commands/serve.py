@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import webbrowser
+from collections.abc import Callable
 
 from tts_worker.app import run as run_loop
 from tts_worker.app import serve
 from tts_worker.commands.common import add_settings_arguments, settings_from
-from tts_worker.logs import configure_logs, json_line
+from tts_worker.errors import ConfigError
+from tts_worker.logs import configure_logs, json_line, set_log_level
+from tts_worker.settings import Settings
 
 log = logging.getLogger(__name__)
+
+
+class LogLevelReload:
+    """Sets the log level of settings that are read again; invalid settings change nothing.
+
+    Args:
+        read: Reads the settings. Raises ConfigError.
+    """
+
+    def __init__(self, read: Callable[[], Settings]) -> None:
+        self._read = read
+
+    def __call__(self) -> None:
+        try:
+            level = self._read().log_level
+        except ConfigError as error:
+            log.error("the log level is unchanged: %s", error.message)
+            return
+        set_log_level(level)
+        log.info("log level reloaded: %s", level)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     server = {"host": args.host, "port": args.port}
-    settings = settings_from(args, server={key: value for key, value in server.items() if value is not None})
+    flags = {key: value for key, value in server.items() if value is not None}
+    settings = settings_from(args, server=flags)
     configure_logs(settings.log_level, settings.log_format, settings.secrets)
     as_json = settings.log_format == "json"
 
@@ -54,5 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
         serve_on_ray(settings, on_both)
         return 0
-    run_loop(serve(settings, on_listening, on_ready, ends_process=True))
+    on_reload = None
+    if args.config is not None and not sys.stdin.isatty():  # SIGHUP from a closed terminal should end the worker
+        on_reload = LogLevelReload(lambda: settings_from(args, server=flags))
+    run_loop(serve(settings, on_listening, on_ready, ends_process=True, on_reload=on_reload))
     return 0

@@ -19,8 +19,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from tts_worker.callers import ALL_SCOPES, ApiScope
-from tts_worker.errors import ConfigError
-from tts_worker.settings.load import explain, read_yaml
+from tts_worker.settings.load import read_yaml
+from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.sections import MIN_KEY_CHARS, Section
 
 
@@ -88,7 +88,7 @@ def read_key_file(file: Path) -> tuple[ApiKey, ...]:
     try:
         return _KeyFile.model_validate(read_yaml(file)).keys
     except ValidationError as error:
-        raise ConfigError(explain(error, file)) from None
+        raise invalid_settings(error, _KeyFile, file) from None
 
 
 def plain_keys(keys: tuple[str, ...]) -> tuple[ApiKey, ...]:

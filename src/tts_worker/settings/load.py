@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from tts_worker.errors import ConfigError
-from tts_worker.settings.engines import ENGINE_KINDS
+from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.tree import ENV_PREFIX, Settings
 
 _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
@@ -69,7 +69,7 @@ def load_settings(
     try:
         return _WithFile(**dict(flags or {}))
     except ValidationError as error:
-        raise ConfigError(explain(error, file)) from None
+        raise invalid_settings(error, Settings, file) from None
     except SettingsError as error:
         raise ConfigError(f"a setting in the environment cannot be parsed: {error}") from None
 
@@ -111,21 +111,3 @@ def _check_environment() -> None:
             section = name[len(ENV_PREFIX) :].split("__")[0].lower()
             if section not in Settings.model_fields:
                 raise ConfigError(f"environment variable {name}: unknown setting {section!r}")
-
-
-def explain(error: ValidationError, file: Path | None) -> str:
-    """Describe the invalid settings by key."""
-    lines = []
-    for details in error.errors():
-        key = ".".join(str(part) for part in details["loc"]) or "(top level)"
-        match details["type"]:
-            case "extra_forbidden":
-                message = "unknown setting"
-            case "union_tag_not_found":
-                key = f"{key}.kind"
-                message = f"required; one of {', '.join(ENGINE_KINDS)}"
-            case _:
-                message = details["msg"].removeprefix("Value error, ")
-        lines.append(f"{key}: {message}")
-    where = f" ({file}, environment, flags)" if file is not None else ""
-    return f"invalid settings{where}: " + "; ".join(lines)
