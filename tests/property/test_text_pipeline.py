@@ -9,9 +9,9 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.filtering import filter_text
 from tts_worker.text.character_filter import is_filtered
 from tts_worker.text.characters import cluster_end, is_pictograph
-from tts_worker.text.filter import filter_text
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_words import spoken_words

@@ -19,8 +19,6 @@ from tts_worker.text.markup import SPACES
 from tts_worker.text.whitespace import WhitespaceFilter
 from tts_worker.types import UrlMode
 
-__all__ = ["TextFilter", "UrlMode", "filter_text"]
-
 _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
 """Characters that an unclosed ``<spell>`` spells."""
@@ -102,20 +100,6 @@ class TextFilter:
         """Emit a pending mark that ends a sentence, unless it begins an image; other pending characters stay."""
         self._scanner.release_mark()
         self._whitespace.run()
-
-
-def filter_text(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> list[tuple[str, int]]:
-    """Filter a whole text; return the characters that are read, each with its offset in ``text``."""
-    out = MappedText()
-    stage = TextFilter(out, markdown=markdown, urls=urls)
-    if text:
-        stage.push(text, 0)
-    stage.settle()
-    return [
-        (replacement.text if replacement else char, index)
-        for run, start, replacement in out.pieces(0, len(out.text))
-        for index, char in enumerate(run, start)
-    ]
 
 
 class Scanner:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.fakes.filtering import filter_text
 
-from tts_worker.text.filter import filter_text
 from tts_worker.types import UrlMode
 
 
