@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.conftest import serving
-from tts_worker.commands.agent import agent_extension
+from tts_worker.client import connect as connect_worker
+from tts_worker.commands.agent import agent_extension, remote_service, serve_alone
 from tts_worker.errors import ConnectionLost
 from tts_worker.server.agent.chat import ChatModel
 from tts_worker.server.agent.conversation import Message
@@ -188,3 +191,28 @@ async def test_invalid_messages_change_nothing() -> None:
 async def test_conversation_without_a_session_is_refused() -> None:
     async with talking(options=speech_options(voice="missing")) as page:
         assert (await page.until("refused"))["code"] == "unknown_voice"
+
+
+async def test_agent_of_a_worker_elsewhere_cuts_its_history() -> None:
+    """``--url``: the playback report comes from the other worker."""
+    model = Writer()
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with serving(engines={"tone": {"kind": "tone", "ms_per_char": 40}}) as address:
+        client = connect_worker(f"ws://{address}")
+        service = remote_service(client, speech_options(), model, None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = asyncio.create_task(serve_alone(client, service, listener, listening.set_result, lambda: None))
+        try:
+            page_address = (await listening).removeprefix("http://")
+            async with connect(f"ws://{page_address}/v1/agent") as websocket:
+                page = AgentPage(websocket)
+                await page.send("say", text="Hello.")
+                turn = (await page.until("asked"))["turn"]
+                await page.until_samples(12_000)
+                await page.send("say", text="Wait.", played_samples=7_200)
+                assert (await page.until("settled", turn=turn))["heard"] == "One two"
+                await page.until("asked")
+                assert [each["content"] for each in model.asked[1]] == ["Hello.", "One two", "Wait."]
+        finally:
+            server.cancel()
+            await asyncio.wait({server})

@@ -97,8 +97,9 @@ def run(args: argparse.Namespace) -> int:
             _check_remote(args)
             quiet_logs()
             client = connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY")))
-            port = DEFAULT_PORT if args.port is None else args.port
-            run_loop(_serve_alone(client, options, model, recognizer, args, port, on_listening, on_ready))
+            service = remote_service(client, options, model, recognizer, args.instructions)
+            listener = _listen(args.host or "127.0.0.1", DEFAULT_PORT if args.port is None else args.port)
+            run_loop(serve_alone(client, service, listener, on_listening, on_ready))
             return 0
         server = {"host": args.host, "port": args.port, "web_page": True}
         settings = settings_from(args, server={key: value for key, value in server.items() if value is not None})
@@ -123,6 +124,17 @@ def agent_extension(
         add_agent(app, AgentService(open_session, model, recognizer, instructions), limits)
 
     return extend
+
+
+def remote_service(
+    client: Client, options: SessionOptions, model: ChatModel, recognizer: Recognizer | None, instructions: str = ""
+) -> AgentService:
+    """Return the parts of an agent that speaks with a worker elsewhere."""
+
+    async def open_session() -> Session:
+        return (await client.open(options)).session
+
+    return AgentService(open_session, model, recognizer, instructions)
 
 
 def _chat_model(args: argparse.Namespace) -> ChatModel:
@@ -153,31 +165,22 @@ def _check_remote(args: argparse.Namespace) -> None:
         raise InvalidRequest("with --url the page is served on loopback only; run the agent in the worker for others")
 
 
-async def _serve_alone(
+async def serve_alone(
     client: Client,
-    options: SessionOptions,
-    model: ChatModel,
-    recognizer: Recognizer | None,
-    args: argparse.Namespace,
-    port: int,
+    service: AgentService,
+    listener: socket.socket,
     on_listening: Callable[[str], None],
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve the page for a worker elsewhere until SIGINT or SIGTERM. Raises the error of a worker that refuses."""
-
-    async def open_session() -> Session:
-        return (await client.open(options)).session
-
-    host = args.host or "127.0.0.1"
-    async with client:
-        await client.prewarm()
-        with _listening_socket(host, port) as listener:
-            app = standalone_app(AgentService(open_session, model, recognizer, args.instructions), ApiLimits())
-            name = f"[{host}]" if ":" in host else host
-            on_listening(f"http://{name}:{listener.getsockname()[1]}")
+    """Serve the agent for a worker elsewhere until SIGINT or SIGTERM. Raises the error of a worker that refuses."""
+    with listener:
+        async with client:
+            await client.prewarm()
+            host, port = listener.getsockname()[:2]
+            on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
             on_ready()
             config = uvicorn.Config(
-                app,
+                standalone_app(service, ApiLimits()),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -187,7 +190,8 @@ async def _serve_alone(
             await uvicorn.Server(config).serve(sockets=[listener])
 
 
-def _listening_socket(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket. Raises InvalidRequest if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
