@@ -171,3 +171,26 @@ async def test_missing_microphone_is_shown_and_page_keeps_working(demo: DemoPage
     assert await demo.at("microphone-level").is_hidden()
     await demo.speak("Ok.")
     await demo.shows("status", "Finished.")
+
+
+async def test_recording_for_a_voice_is_a_wav_file(listening: Browser, address: str) -> None:
+    async def before(page: Page) -> None:
+        await page.route("**/v1/voices", lambda route: route.fulfill(json={"voices": [], "can_add": True}))
+
+    async with DemoPage.open(listening, address, before=before) as demo:
+        await demo.page.get_by_text("Add your voice").click()
+        await demo.at("clone-record").click()
+        await demo.shows("clone-record", "Stop recording (1 s)")
+        await demo.at("clone-record").click()
+        await demo.shows("clone-record", "Record again")
+        header = bytes(
+            await demo.page.evaluate(
+                """async () => {
+                  const file = await (await fetch(document.getElementById("clone-audio").src)).arrayBuffer();
+                  return [...new Uint8Array(file, 0, 44), ...new Uint8Array(Uint32Array.of(file.byteLength).buffer)];
+                }"""
+            )
+        )
+        rate_hz, data_bytes, file_bytes = (int.from_bytes(header[at : at + 4], "little") for at in (24, 40, 44))
+        assert (header[:4], data_bytes) == (b"RIFF", file_bytes - 44)
+        assert data_bytes >= 0.5 * 2 * rate_hz, "what was recorded until the button said so"

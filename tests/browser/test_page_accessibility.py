@@ -1,67 +1,85 @@
-"""What the page looks like: contrast in both colour schemes, forced colours, narrow screens, and disabled controls."""
+"""What the page looks like: axe-core in every state, both colour schemes, forced colours, narrow and disabled."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
 import pytest
 from playwright.async_api import Browser, Page, Route
 
-from tests.browser.demo_page import DemoPage
+from tests.browser.demo_page import Before, DemoPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = "Hello there, my friend. " * 20
-MIN_CONTRAST = 4.5
-"""WCAG 2.2, success criterion 1.4.3 (AA), for text of normal size. Disabled controls are exempt."""
-
-LOW_CONTRAST = """(minimum) => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (color) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = color;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const luminance = (rgb) => {
-    const [r, g, b] = rgb.map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const background = (element) => {
-    for (let it = element; it; it = it.parentElement) {
-      const [r, g, b, alpha] = rgba(getComputedStyle(it).backgroundColor);
-      if (alpha === 255) return [r, g, b];
-    }
-    return [255, 255, 255];
-  };
-  const low = [];
-  const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (nodes.nextNode()) {
-    const element = nodes.currentNode.parentElement;
-    const hidden = !element.checkVisibility() || element.closest(".visually-hidden, [aria-disabled=true], textarea");
-    if (!nodes.currentNode.data.trim() || hidden) continue;
-    const [light, dark] = [rgba(getComputedStyle(element).color).slice(0, 3), background(element)]
-      .map(luminance)
-      .sort((a, b) => b - a);
-    const contrast = (light + 0.05) / (dark + 0.05);
-    if (contrast < minimum) low.push([element.id || element.className || element.tagName, contrast]);
-  }
-  return low;
+VOICE: dict[str, Any] = {
+    "name": "anna",
+    "id": "anna",
+    "languages": ["zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru", "x-nonsense-code"],
+    "description": "A calm voice.",
+    "alignment": "measured",
+    "speed_range": [0.5, 2.0],
+    "default": True,
+}
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+WCAG_AA = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+VIOLATIONS = """async (tags) => {
+  const { violations } = await axe.run(document, { runOnly: tags, resultTypes: ["violations"] });
+  return violations.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => [id, html, failureSummary]));
 }"""
 
 
+async def violations(demo: DemoPage) -> list[list[str]]:
+    """What axe-core finds in the page as it is now."""
+    await demo.page.evaluate("Promise.all(document.getAnimations().map((it) => it.finished))")
+    return list(await demo.page.evaluate(VIOLATIONS, WCAG_AA))
+
+
+def listing(*voices: dict[str, Any]) -> Before:
+    """The server lists these voices and adds others; axe-core is there."""
+
+    async def before(page: Page) -> None:
+        async def answer(route: Route) -> None:
+            await route.fulfill(json={"voices": voices, "can_add": True})
+
+        await page.route("**/v1/voices", answer)
+        await page.add_init_script(AXE)
+
+    return before
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_text_has_enough_contrast_in_every_state(browser: Browser, address: str, scheme: str) -> None:
-    async with DemoPage.open(browser, address, color_scheme=scheme) as demo:
+async def test_page_is_accessible_in_every_state(browser: Browser, address: str, scheme: str) -> None:
+    tone = VOICE | {"id": "tone", "name": "tone", "styles": ["neutral", "happy"], "capabilities": ["instruct"]}
+    before = listing(tone, VOICE | {"default": False, "stored": {}})
+    async with DemoPage.open(browser, address, before=before, color_scheme=scheme) as demo:
         await demo.until_state("Ready")
-        assert await demo.page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "idle"
+        await demo.page.evaluate("document.querySelectorAll('details').forEach((it) => { it.open = true; })")
+        assert await violations(demo) == [], "idle"
+        await demo.page.locator("[name=voice][value=tone]").check()
+        await demo.at("instruct").fill("low")
+        await demo.at("instruct").fill("")
         await demo.speak(TEXT)
         await demo.until("() => spy.highlighted.length >= 2")
-        assert await demo.page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "speaking"
+        assert await violations(demo) == [], "speaking"
         await demo.at("stop").click()
         await demo.until_state("Ready")
-        assert await demo.page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "interrupted"
+        assert await violations(demo) == [], "interrupted, with a history"
         await demo.speak("🎉")
         await demo.shows("problem", "There is nothing here that can be spoken.")
-        assert await demo.page.evaluate(LOW_CONTRAST, MIN_CONTRAST) == [], "problem"
+        assert await violations(demo) == [], "problem"
+        for state in ("full", "gone", "unresponsive", "locked"):
+            await demo.page.evaluate(SHOW_CONNECTION, state)
+            assert await violations(demo) == [], state
+
+
+SHOW_CONNECTION = """async (state) => {
+  const { ConnectionView } = await import("/static/connection-view.js");
+  const problem = (text) => { document.getElementById("problem").textContent = text; };
+  new ConnectionView({ problem, connect() {} }).show(state, { text: "The server says why.", final: false });
+}"""
 
 
 async def test_placeholder_has_enough_contrast(browser: Browser, address: str) -> None:
@@ -139,27 +157,10 @@ async def test_rest_is_offered_only_if_speakable(modules: Page, ending: dict[str
     assert speakable is offered
 
 
-VOICE = {
-    "name": "anna",
-    "id": "anna",
-    "languages": ["zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru", "x-nonsense-code"],
-    "description": "A calm voice.",
-    "alignment": "measured",
-    "speed_range": [0.5, 2.0],
-    "default": True,
-}
-
-
 @pytest.mark.parametrize("width", [320, 900])
 async def test_voice_of_many_languages_fits_its_card(browser: Browser, address: str, width: int) -> None:
-    async def before(page: Page) -> None:
-        async def voices(route: Route) -> None:
-            await route.fulfill(json={"voices": [VOICE]})
-
-        await page.route("**/v1/voices", voices)
-
     viewport = {"width": width, "height": 900}
-    async with DemoPage.open(browser, address, before=before, viewport=viewport) as demo:
+    async with DemoPage.open(browser, address, before=listing(VOICE), viewport=viewport) as demo:
         await demo.until_state("Ready")
         card = demo.page.locator(".voice")
         assert await card.inner_text() == "anna\n11 languages"

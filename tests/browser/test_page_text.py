@@ -144,7 +144,7 @@ async def test_every_control_has_an_accessible_name(demo: DemoPage) -> None:
     await expect(demo.page.locator(".voice")).to_have_count(3)
     tree = await demo.page.locator("body").aria_snapshot()
     controls = re.findall(r"- (textbox|button|switch|radio|combobox|slider|spinbutton)(?: \"([^\"]*)\")?", tree)
-    assert len(controls) == 19
+    assert len(controls) == 20
     assert all(name for _, name in controls), controls
 
 

@@ -35,7 +35,8 @@ def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request],
         await hub.refresh_voices()
         if is_elevenlabs(request):
             return elevenlabs.voices_response(hub)
-        return SafeJSONResponse({"voices": [voice_json(voice, hub.voices.default) for voice in hub.voices]})
+        listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]
+        return SafeJSONResponse({"voices": listed, "can_add": hub.library is not None})
 
     @app.get(f"{PATH}/{{name}}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:

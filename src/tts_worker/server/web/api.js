@@ -84,7 +84,7 @@ export async function isReachable() {
 
 /**
  * The voices, or why there are none.
- * @returns {Promise<{voices?: object[], problem?: {kind: string, text: string}}>}
+ * @returns {Promise<{voices?: object[], canAdd?: boolean, problem?: {kind: string, text: string}}>}
  */
 export async function fetchVoices() {
   let response, body;
@@ -94,7 +94,7 @@ export async function fetchVoices() {
   } catch {
     return { problem: UNREACHABLE };
   }
-  return response.ok ? { voices: body.voices } : { problem: problemOf(response.status, body) };
+  return response.ok ? { voices: body.voices, canAdd: Boolean(body.can_add) } : { problem: problemOf(response.status, body) };
 }
 
 /**
@@ -115,6 +115,25 @@ export async function synthesize(request, signal) {
   }
   throw new Error(problemOf(response.status, await response.json().catch(() => null)).text);
 }
+
+/** Send a request about voices. Rejects with an Error for the user. */
+async function changeVoices(path, options) {
+  let response, body;
+  try {
+    response = await fetch(`/v1/voices${path}`, { ...options, headers: authorization() });
+    body = await response.json();
+  } catch (error) {
+    throw new Error(UNREACHABLE.text, { cause: error });
+  }
+  if (!response.ok) throw new Error(problemOf(response.status, body).text);
+  return body;
+}
+
+/** Make a voice of a recording; see docs/voices.md. @param {FormData} fields @returns {Promise<object>} the voice */
+export const addVoice = (fields) => changeVoices("", { method: "POST", body: fields });
+
+/** @param {string} id of a voice that was added */
+export const deleteVoice = (id) => changeVoices(`/${encodeURIComponent(id)}`, { method: "DELETE" });
 
 /**
  * Why a WebSocket could not be opened.

@@ -3,16 +3,20 @@
  *
  * One page for both transports, with a session for each: `/` opens it over a WebSocket, `/webrtc` over WebRTC.
  */
+import { CodePanel } from "./code-panel.js";
 import { ConnectionView } from "./connection-view.js";
+import { downloadSpeech } from "./download.js";
 import { Examples } from "./examples.js";
+import { History } from "./history.js";
+import { Latencies } from "./latencies.js";
 import { languagesOf } from "./languages.js";
 import { LiveInput } from "./live-input.js";
 import { Microphone } from "./microphone.js";
 import { VoiceSettings } from "./settings.js";
 import { SpeechSession } from "./speech-session.js";
 import { TextView } from "./text-view.js";
+import { Timeline } from "./timeline.js";
 import { offersWebRtc, openedTransport, TRANSPORTS } from "./transports.js";
-import { Waveform } from "./waveform.js";
 import { RATE_HZ } from "./wire.js";
 
 const STATE_LABELS = {
@@ -34,7 +38,8 @@ const byId = (id) => document.getElementById(id);
 const field = byId("text");
 
 const textView = new TextView(byId("text-view"), field, byId("mirror"));
-const waveform = new Waveform(byId("waveform"));
+const timeline = new Timeline(byId("timeline"));
+const latencies = new Latencies(byId("latencies"));
 const examples = new Examples(byId("examples"), chooseText);
 const connection = new ConnectionView({ problem: showProblem, connect: () => session.connect() });
 const settings = new VoiceSettings({
@@ -42,11 +47,22 @@ const settings = new VoiceSettings({
   problem: showProblem,
   beforePreview: () => session.stop(),
 });
+const codePanel = new CodePanel(
+  { panel: byId("code-panel"), languages: byId("languages"), code: byId("code"), copy: byId("copy") },
+  () => ({ text: field.value, settings: settings.values }),
+);
+const history = new History(byId("history"), {
+  reuse({ text, settings: values }) {
+    settings.restore(values);
+    chooseText(text);
+    field.focus();
+  },
+  download: ({ text, settings: values }) => download(text, values),
+});
 const liveInput = new LiveInput(field, () => session, () => settings.values);
 
 let shownUtterance = null; // the utterance whose words the text view shows
 let rest = null; // {text, base}: the text that an interruption left unspoken
-let drawing = false; // the waveform
 let result = ""; // the status text while nothing is in progress
 let shownLanguages = null; // of the examples
 
@@ -60,7 +76,7 @@ let session = sessionOver(transport);
 function sessionOver(name) {
   if (!(name in sessions)) {
     const { createPlayer, openTransport, showStopParts } = TRANSPORTS[name].create();
-    const view = { ...viewOf(name), ...utteranceView(showStopParts) };
+    const view = { ...viewOf(name), ...utteranceView(name, showStopParts) };
     sessions[name] = new SpeechSession(view, createPlayer, openTransport);
   }
   return sessions[name];
@@ -76,30 +92,47 @@ function viewOf(name) {
 }
 
 /** What a session shows of its utterances. */
-function utteranceView(showStopParts) {
+function utteranceView(name, showStopParts) {
   return {
     began(utterance) {
       shownUtterance = utterance;
       result = "";
       offerRest(null);
       textView.begin(utterance.base);
+      timeline.begin(sessions[name].analyser);
       byId("spoken").textContent = "0.0 s";
       showState();
     },
+    audio(utterance, pcm) {
+      if (utterance === shownUtterance) timeline.model.addAudio(new Int16Array(pcm), performance.now());
+    },
+    firstHeard(utterance) {
+      byId("latency-card").hidden = false;
+      latencies.showStart(TRANSPORTS[name].label, utterance.times);
+    },
     words(utterance, words) {
-      if (utterance === shownUtterance) textView.addWords(words, utterance.base);
+      if (utterance !== shownUtterance) return;
+      textView.addWords(words, utterance.base);
+      timeline.model.addWords(
+        words.map(({ start, end, startSample }) => ({ text: utterance.text.slice(start, end), startSample })),
+      );
     },
     heard(utterance) {
+      if (utterance === shownUtterance) timeline.hear(utterance.playedSamples);
       if (utterance === shownUtterance && utterance.heardWords) textView.highlight(utterance.heardWords);
       showSpoken(utterance);
     },
     stopMeasured(stop) {
       byId("stop-silent").textContent = milliseconds(stop.silentMs);
       byId("stop-answered").textContent = milliseconds(stop.answeredMs);
+      latencies.showStop(TRANSPORTS[name].label, stop);
       showStopParts(stop);
     },
     finished(utterance, outcome) {
       showSpoken(utterance);
+      timeline.hear(utterance.playedSamples);
+      timeline.end(outcome.kind !== "done");
+      remember(utterance, name, outcome);
       if (outcome.kind === "done") {
         textView.complete();
       } else {
@@ -121,7 +154,7 @@ function switchTransport(name) {
   session.close();
   transport = name;
   session = sessionOver(name);
-  history.replaceState(null, "", TRANSPORTS[name].path);
+  globalThis.history.replaceState(null, "", TRANSPORTS[name].path);
   showProblem("");
   showTransport();
   session.prepareAudio();
@@ -162,6 +195,17 @@ function stop(reason, atMs) {
 }
 
 byId("stop").addEventListener("click", () => stop());
+
+byId("download").addEventListener("click", () => download(field.value, settings.values));
+
+async function download(text, values) {
+  showProblem("");
+  try {
+    await downloadSpeech(text, values);
+  } catch (error) {
+    showProblem(error.message);
+  }
+}
 
 byId("rest").addEventListener("click", () => {
   const { text, base } = rest;
@@ -222,6 +266,7 @@ function textChanged() {
   if (!shownUtterance) textView.showPlain();
   if (liveInput.on) liveInput.input();
   textView.update();
+  codePanel.update();
 }
 
 /** Replace the text, unless it is being spoken. */
@@ -233,6 +278,7 @@ function chooseText(text) {
   showProblem("");
   offerRest(null);
   textView.showPlain();
+  codePanel.update();
   showState();
 }
 
@@ -283,9 +329,6 @@ function showState() {
     byId("first-audio").textContent = milliseconds(shownUtterance.firstAudioMs);
     byId("gaps").textContent = shownUtterance.gaps;
   }
-  const speaking = state === "speaking";
-  if (speaking !== drawing) waveform.watch(speaking ? session.analyser : null);
-  drawing = speaking;
 }
 
 /** Not `disabled`: a disabled button loses the focus of a keyboard user. */
@@ -304,6 +347,7 @@ function showConnection(state, problem) {
 }
 
 function showSettings() {
+  codePanel.update();
   const languages = settings.voice ? languagesOf(settings.voice) : [];
   if (String(languages) === shownLanguages) return;
   shownLanguages = String(languages);
@@ -313,6 +357,12 @@ function showSettings() {
 
 function showSpoken(utterance) {
   byId("spoken").textContent = `${(utterance.playedSamples / RATE_HZ).toFixed(1)} s`;
+  byId("lead").textContent = milliseconds(timeline.model.leadMs);
+}
+
+function remember({ text, settings: values, firstAudioMs }, name, { message }) {
+  byId("history-panel").hidden = false;
+  history.add({ text, settings: values, transport: TRANSPORTS[name].label, firstAudioMs, message });
 }
 
 /** @param {{text: string, base: number} | null} unspoken text of an interrupted utterance that can be spoken */

@@ -4,7 +4,8 @@
  * The voices, their styles and speed ranges come from the server; a choice survives a new connection as long as the
  * voice does. A field is shown only where the chosen voice supports it.
  */
-import { fetchVoices } from "./api.js";
+import { deleteVoice, fetchVoices } from "./api.js";
+import { CloneForm } from "./clone-form.js";
 import { languageName, languagesOf } from "./languages.js";
 import { VoiceCards } from "./voice-cards.js";
 
@@ -25,14 +26,18 @@ export class VoiceSettings {
   #seed = byId("seed");
   #flushAfter = byId("flush-after");
   #changed;
+  #problem;
+  #cloneForm = new CloneForm((voice) => this.#addVoice(voice));
 
   /** @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener */
   constructor(listener) {
     this.#changed = listener.changed;
+    this.#problem = listener.problem;
     this.#cards = new VoiceCards({ ...listener, changed: () => this.#showVoice() });
     for (const field of [this.#style, this.#instruct, this.#speed, this.#seed, this.#flushAfter]) {
       field.addEventListener("input", () => this.#update());
     }
+    byId("delete-voice").addEventListener("click", ({ target }) => this.#deleteVoice(target));
     byId("shuffle").addEventListener("click", () => {
       this.#seed.value = Math.floor(Math.random() * 10000);
       this.#changed();
@@ -68,12 +73,37 @@ export class VoiceSettings {
 
   /** Fetch the list of voices. */
   async load() {
-    const { voices } = await fetchVoices();
-    if (voices) this.#cards.show(voices); // else the connection was lost meanwhile; the next one loads them
+    const { voices, canAdd } = await fetchVoices();
+    if (!voices) return; // the connection was lost meanwhile; the next one loads them
+    this.#cards.show(voices);
+    this.#cloneForm.show(canAdd);
   }
 
   stopPreview() {
     this.#cards.stopPreview();
+  }
+
+  async #addVoice(voice) {
+    this.#cards.forget(voice.id);
+    await this.load();
+    this.#cards.choose(voice.id);
+  }
+
+  /** The first click asks, the second one deletes. */
+  async #deleteVoice(button) {
+    const { id } = this.voice;
+    if (button.dataset.voice !== id) {
+      button.dataset.voice = id;
+      button.textContent = `Really delete ${id}?`;
+      return;
+    }
+    try {
+      await deleteVoice(id);
+      this.#cards.forget(id);
+      await this.load();
+    } catch (error) {
+      this.#problem(error.message);
+    }
   }
 
   get #voiceName() {
@@ -101,6 +131,8 @@ export class VoiceSettings {
     const languages = names.length ? `Languages: ${names.join(", ")}` : "";
     const details = [voice.description, languages, voice.license && `License: ${voice.license}`].filter(Boolean);
     byId("voice-details").textContent = details.map((detail) => detail.replace(/\.?$/, ".")).join(" ");
+    byId("delete-voice").hidden = !voice.stored;
+    if (byId("delete-voice").dataset.voice !== voice.id) byId("delete-voice").textContent = "Delete this voice";
     byId("alignment").textContent = ALIGNMENT[voice.alignment];
     byId("instruct-field").hidden = !(voice.capabilities ?? []).includes("instruct");
     this.#showStyles(voice.styles ?? []);

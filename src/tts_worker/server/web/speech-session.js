@@ -19,7 +19,8 @@ export class SpeechSession {
   #utterances = 0;
 
   /**
-   * @param {{changed(): void, began(utterance: Utterance): void, words(utterance: Utterance, words: object[]): void,
+   * @param {{changed(): void, began(utterance: Utterance): void,
+   *   audio(utterance: Utterance, pcm: ArrayBuffer): void, firstHeard(utterance: Utterance): void, words(utterance: Utterance, words: object[]): void,
    *   heard(utterance: Utterance): void, stopMeasured(stop: object): void,
    *   finished(utterance: Utterance, outcome: object): void, problem(text: string): void,
    *   connection(state: string, problem: object | null): void}} view
@@ -167,11 +168,13 @@ export class SpeechSession {
     const utterance = new Utterance(this.#utterances, request);
     // Typed text that waited for the previous utterance could not be heard earlier.
     if (request.open) utterance.askedAtMs = Math.max(utterance.askedAtMs, this.#endedAtMs);
+    utterance.times.askedMs = utterance.askedAtMs;
     this.#utterance = utterance;
     this.#player.begin();
     this.#connection.send(wire.start(utterance.settings));
     this.#sendText(utterance, utterance.text);
     if (!utterance.open) this.#connection.send(wire.end(utterance.context));
+    utterance.times.sentMs = Date.now();
     this.#view.began(utterance);
   }
 
@@ -228,6 +231,8 @@ export class SpeechSession {
   #onFirst(atMs) {
     const utterance = this.#utterance;
     utterance.firstAudioMs = Math.max(0, atMs - utterance.askedAtMs) + this.#player.outputLatencyMs;
+    utterance.times.heardMs = atMs + this.#player.outputLatencyMs;
+    this.#view.firstHeard(utterance);
     this.#view.changed();
   }
 
@@ -285,7 +290,11 @@ export class SpeechSession {
   }
 
   #onAudio(pcm) {
-    if (this.#utterance && !this.#utterance.stop) this.#player.push(pcm);
+    const utterance = this.#utterance;
+    if (!utterance || utterance.stop) return;
+    utterance.times.firstFrameMs ??= Date.now();
+    this.#view.audio(utterance, pcm);
+    this.#player.push(pcm);
   }
 
   #onMessage(message) {
@@ -297,7 +306,12 @@ export class SpeechSession {
           this.stop();
         }
         break;
+      case "started":
+        if (utterance) utterance.times.acceptedMs ??= Date.now();
+        break;
       case "words":
+        // Sent just before the audio of the word, which does not pass through the page on a WebRTC track.
+        if (utterance) utterance.times.firstFrameMs ??= Date.now();
         if (utterance && !utterance.stop) this.#view.words(utterance, utterance.addWords(message.words));
         break;
       case "stopped":

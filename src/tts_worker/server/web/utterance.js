@@ -10,6 +10,7 @@ export class Utterance {
   heardWords = 0;
   playedSamples = 0;
   firstAudioMs = null;
+  times = { askedMs: 0, sentMs: null, acceptedMs: null, firstFrameMs: null, heardMs: null }; // wall clock, see latencies.js
   gaps = 0;
   paused = false;
   stop = null; // a stop by the user: {atMs, reason, pending, playedSamples, silentMs, answeredMs}
@@ -25,6 +26,7 @@ export class Utterance {
     this.settings = settings;
     this.open = open;
     this.askedAtMs = askedAtMs;
+    this.times.askedMs = askedAtMs;
   }
 
   /** Add word timestamps of the server; returns them with offsets in UTF-16 units. */
