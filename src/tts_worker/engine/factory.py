@@ -12,6 +12,7 @@ from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
+    KokoroEngineSettings,
     ToneEngineSettings,
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
@@ -35,6 +36,8 @@ class EngineFactory:
     def __call__(self) -> Engine:
         if isinstance(self.settings, HibariEngineSettings):
             return _hibari(self.settings)
+        if isinstance(self.settings, KokoroEngineSettings):
+            return _kokoro(self.settings)
         if isinstance(self.settings, CosyVoiceEngineSettings):
             return _cosyvoice(self.settings, self.enrolled, self.memory_share)
         return _tone(self.settings)
@@ -50,11 +53,18 @@ def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
 def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     """Describe an engine before it is loaded, well enough to route a session to it."""
     voices: tuple[str, ...] = ()
+    languages: tuple[str, ...]
     if isinstance(settings, HibariEngineSettings):
         from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
 
         voices = (VOICE,)
         languages = (LANGUAGE,)
+    elif isinstance(settings, KokoroEngineSettings):
+        from tts_worker.engine.kokoro.model import LANGUAGES
+        from tts_worker.engine.kokoro.model import VOICES as KOKORO_VOICES
+
+        voices = tuple(KOKORO_VOICES)
+        languages = LANGUAGES
     elif isinstance(settings, ToneEngineSettings):
         from tts_worker.engine.tone import VOICES
 
@@ -78,6 +88,12 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     from tts_worker.engine.hibari.engine import HibariEngine, HibariSettings
 
     return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
+
+
+def _kokoro(settings: KokoroEngineSettings) -> Engine:
+    from tts_worker.engine.kokoro.engine import KokoroEngine, KokoroSettings
+
+    return KokoroEngine(KokoroSettings(max_utterances=settings.max_utterances, threads=settings.threads))
 
 
 def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None, memory_share: float) -> Engine:

@@ -69,7 +69,7 @@ class EngineSequence(ABC):
         arrival: Its number in the order of arrival.
     """
 
-    UNSPEAKABLE = "the text has no letters or digits to speak"
+    unspeakable = "the text has no letters or digits to speak"
     """Message of the error for an utterance whose text gives no audio."""
 
     def __init__(self, command: Open) -> None:
@@ -207,7 +207,7 @@ class EngineSequence(ABC):
             TTSWorkerError: Its text gave no audio.
         """
         if self.has_text and not self.output.rendered_samples:
-            raise UnspeakableText(self.UNSPEAKABLE)
+            raise UnspeakableText(self.unspeakable)
         return Done(self.key)
 
 

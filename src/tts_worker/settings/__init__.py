@@ -8,6 +8,7 @@ from tts_worker.settings.engines import (
     CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
+    KokoroEngineSettings,
     ToneEngineSettings,
 )
 from tts_worker.settings.load import load_settings, read_yaml
@@ -31,6 +32,7 @@ __all__ = [
     "EngineSettings",
     "GrpcSettings",
     "HibariEngineSettings",
+    "KokoroEngineSettings",
     "RaySettings",
     "ServerSettings",
     "Settings",

@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tts_worker.settings.engines import (
-    CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
-    ToneEngineSettings,
 )
 from tts_worker.settings.sections import (
     BatchSettings,
@@ -34,7 +32,7 @@ from tts_worker.settings.sections import (
 ENV_PREFIX = "TTS_WORKER_"
 
 
-def _default_engines() -> dict[str, HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings]:
+def _default_engines() -> dict[str, EngineSettings]:
     return {"hibari": HibariEngineSettings()}
 
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari import engine as hibari_engine
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import MODEL_SHA256, HibariModel, Spectra
-from tts_worker.engine.hibari.text import MAX_PHONEMES, Phonemizer
+from tts_worker.engine.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -346,7 +345,7 @@ def test_small_credits_are_coalesced_into_chunks(hibari_model: HibariModel) -> N
 
 def test_spectra_are_bounded_under_load(hibari_model: HibariModel, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 2_000
-    monkeypatch.setattr(hibari_engine, "_MAX_SPECTRA_FRAMES", limit)
+    monkeypatch.setattr(HibariEngine, "MAX_SPECTRA_FRAMES", limit)
     driver = make_driver(hibari_model)
     keys = [UtteranceKey(f"s{number}", 1) for number in range(24)]
     for key in keys:

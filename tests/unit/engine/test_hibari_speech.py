@@ -7,12 +7,14 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from tests.unit.engine.test_hibari_text import plain
+from tests.unit.engine.test_phrase_text import plain
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari.model import FRAME_SAMPLES, HibariModel, Spectra
-from tts_worker.engine.hibari.speech import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, PhraseSynthesis
-from tts_worker.engine.hibari.text import Phrase
+from tts_worker.engine.hibari.model import HibariModel, Spectra
+from tts_worker.engine.hibari.speech import HibariSynthesis
+from tts_worker.engine.phrases.engine import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
+from tts_worker.engine.phrases.text import Phrase
+from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import SAMPLE_RATE_HZ, WordTiming
 
@@ -35,7 +37,7 @@ def synthesize(
     """Return the samples, the words and the lengths of the blocks."""
     phrase = make_phrase(model, text)
     spectra = model.predict(phrase.ids, speed)
-    speech = PhraseSynthesis(phrase, spectra, speed, np.random.default_rng(seed))
+    speech = HibariSynthesis(phrase, spectra, speed, np.random.default_rng(seed))
     blocks: list[Floats] = []
     words: tuple[WordTiming, ...] = ()
     while not speech.finished:
@@ -163,9 +165,9 @@ def test_suspending_between_blocks_changes_nothing(hibari_model: HibariModel) ->
     assert words == suspended_words
 
 
-def modified_synthesis(model: HibariModel, text: str, modify: Callable[[Spectra], Spectra]) -> PhraseSynthesis:
+def modified_synthesis(model: HibariModel, text: str, modify: Callable[[Spectra], Spectra]) -> HibariSynthesis:
     phrase = make_phrase(model, text)
-    return PhraseSynthesis(phrase, modify(model.predict(phrase.ids, 1.0)), 1.0, np.random.default_rng(0))
+    return HibariSynthesis(phrase, modify(model.predict(phrase.ids, 1.0)), 1.0, np.random.default_rng(0))
 
 
 def test_nan_output_raises_synthesis_failed(hibari_model: HibariModel) -> None:

@@ -9,10 +9,9 @@ from typing import cast
 import pytest
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tts_worker.engine.hibari import engine as hibari_engine
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
-from tts_worker.engine.hibari.text import Phonemizer
+from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Boundary, Cancel, Done, Failed, Hold, Release, SynthesisParams, UtteranceKey
 
@@ -163,8 +162,8 @@ def test_engine_waits_for_a_run_that_takes_too_long(
     subject.speak(KEY)
     limit_s = subject.engine.wait_limit_s
     assert limit_s is not None
-    assert 0.0 < limit_s <= hibari_engine._MAX_RUN_S
-    monkeypatch.setattr(hibari_engine, "_MAX_RUN_S", 0.0)
+    assert 0.0 < limit_s <= HibariEngine.MAX_RUN_S
+    monkeypatch.setattr(HibariEngine, "MAX_RUN_S", 0.0)
     assert subject.engine.wait_limit_s == 0.0
     assert subject.engine.has_work
     waiting = threading.Thread(target=subject.driver.drain)  # the watchdog of the engine thread sees this call

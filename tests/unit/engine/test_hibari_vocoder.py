@@ -6,8 +6,9 @@ from hibari import dsp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari.model import FRAME_SAMPLES, Spectra
+from tts_worker.engine.hibari.model import Spectra
 from tts_worker.engine.hibari.vocoder import Vocoder
+from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 
 
 class NoNoise(np.random.Generator):

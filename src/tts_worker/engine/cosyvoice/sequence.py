@@ -138,7 +138,7 @@ class Sequence(EngineSequence):
             return Done(self.key, generator.truncated)
         if generator.has_speakable_text:
             raise SynthesisFailed("the model generated no valid speech; try another seed")
-        raise UnspeakableText(self.UNSPEAKABLE)
+        raise UnspeakableText(self.unspeakable)
 
     # -- needs --------------------------------------------------------------------------------------------------------
 

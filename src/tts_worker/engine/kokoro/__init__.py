@@ -1,0 +1,1 @@
+"""Kokoro-82M: voices for English and Mandarin on the CPU."""

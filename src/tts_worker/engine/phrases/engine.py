@@ -1,0 +1,454 @@
+"""Serving of many utterances by a network that turns a phrase into audio, on two threads.
+
+A step starts the network for one phrase and does one unit of work of a few milliseconds: phonemizing a batch of text,
+or rendering one block of audio. The network, most of all work, runs on a thread of its own if the engine can wake its
+caller (``on_work``), otherwise inside the step; the audio is the same.
+
+A voice brings a ``PhraseNetwork``: see ``engine/hibari`` and ``engine/kokoro``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from tts_worker.audio.pcm import Floats, silence, to_pcm
+from tts_worker.engine.phrases.text import Phrase
+from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan
+from tts_worker.engine.shell import EngineSequence, EngineShell
+from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
+from tts_worker.errors import EngineFault, OutOfMemory, SynthesisFailed, TTSWorkerError, UnknownVoice
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Boundary,
+    EngineInfo,
+    Open,
+    Segment,
+    Span,
+    SynthesisParams,
+    UtteranceKey,
+    WordTiming,
+)
+
+P = TypeVar("P")
+"""What the network predicts for a phrase."""
+
+PRE_ROLL_SAMPLES = SAMPLE_RATE_HZ // 50
+POST_ROLL_SAMPLES = SAMPLE_RATE_HZ // 25
+"""Near-silence that a phrase retains around its speech: 20 ms before it and 40 ms after it."""
+
+FADE_SAMPLES = SAMPLE_RATE_HZ // 200
+
+_PAUSE_MS: dict[Boundary, int] = {
+    Boundary.CLAUSE: 120,
+    Boundary.FLUSH: 120,
+    Boundary.SENTENCE: 280,
+    Boundary.PARAGRAPH: 450,
+}
+"""Silence between the speech of two segments at normal speed.
+
+A forced cut (WORD, FORCED) adds none beyond what phrases retain.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioBlock:
+    """Part of a phrase.
+
+    Attributes:
+        samples: ``[N] float32``.
+        words: Words that begin in this or later blocks, each reported once, in samples from the start of the phrase.
+    """
+
+    samples: Floats
+    words: tuple[WordTiming, ...]
+
+
+class PhraseSynthesis(ABC, Generic[P]):
+    """Audio of one phrase, block by block. It depends only on the phrase, its parameters and the noise generator.
+
+    A network whose predictions are large overrides the members that free them.
+
+    Attributes:
+        phrase: The phrase.
+        total_samples: Length of the audio; 0 if it is silent.
+    """
+
+    phrase: Phrase
+    total_samples: int
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether all audio is rendered."""
+
+    @abstractmethod
+    def next_block(self) -> AudioBlock:
+        """Render the next block.
+
+        Raises:
+            SynthesisFailed: The network's output contains NaN or infinity.
+        """
+
+    @property
+    def spectra_frames(self) -> int:
+        """Length of the predicted spectra in memory."""
+        return 0
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the prediction was freed."""
+        return False
+
+    def suspend(self) -> None:
+        """Free the prediction; ``resume`` brings it back before the next block."""
+        return
+
+    def resume(self, prediction: P) -> None:
+        """Continue after ``suspend`` with the same prediction, made again."""
+        return
+
+
+class PhraseNetwork(ABC, Generic[P]):
+    """A network that turns a phrase into audio, with the text processing that it needs."""
+
+    @abstractmethod
+    def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
+        """Yield the phrases of a segment; each item, None included, takes a bounded amount of work."""
+
+    @abstractmethod
+    def predict(self, phrase: Phrase, params: SynthesisParams) -> P:
+        """Run the network. It is called on another thread."""
+
+    @abstractmethod
+    def synthesis(
+        self, phrase: Phrase, prediction: P, params: SynthesisParams, noise: np.random.Generator
+    ) -> PhraseSynthesis[P]:
+        """Return the audio of a phrase."""
+
+
+class _Run(NamedTuple, Generic[P]):
+    """Result of a run of the network, and how long it took."""
+
+    prediction: P
+    network_ms: float
+
+
+def _run(network: PhraseNetwork[P], phrase: Phrase, params: SynthesisParams) -> _Run[P]:
+    start_s = perf_counter()
+    prediction = network.predict(phrase, params)
+    return _Run(prediction, 1000 * (perf_counter() - start_s))
+
+
+class PhraseSequence(EngineSequence, Generic[P]):
+    """An utterance as phrases.
+
+    Segments are phonemized to phrases one by one; each phrase is synthesized in blocks into the output buffer.
+
+    Attributes:
+        synthesis: The phrase in progress, from its first prediction to its last block.
+        is_predicting: Whether the network runs for it.
+    """
+
+    def __init__(self, command: Open, network: PhraseNetwork[P], languages: str) -> None:
+        super().__init__(command)
+        self.synthesis: PhraseSynthesis[P] | None = None
+        self.is_predicting = False
+        self._network = network
+        self.unspeakable = f'the text contains nothing that the voice "{command.params.voice}" ({languages}) can speak'
+        self._segments: deque[Segment] = deque()
+        self._segment: Segment | None = None
+        self._phrases: Iterator[Phrase | None] | None = None  # the remaining phrases of the segment
+        self._next_phrase: Phrase | None = None
+        self._started_phrases = 0  # of this segment
+        self._pause_samples = 0  # silence before the next audio, if any follows
+        self._phonemize_ms = 0.0  # spent on the next phrase so far
+        self._network_ms = 0.0  # spent on the next block
+        self._timed_until_char = 0  # words before this have been reported
+
+    def add_text(self, segment: Segment) -> None:
+        self._segments.append(segment)
+
+    @property
+    def needs(self) -> Need:
+        if self.is_predicting:
+            return Need.NONE
+        if self.synthesis is not None:
+            return Need.PREDICT if self.synthesis.suspended else Need.RENDER
+        if self._can_phonemize:
+            return Need.RENDER
+        return Need.PREDICT if self._can_start_phrase else Need.NONE
+
+    def drop_pause(self) -> None:
+        self._pause_samples = 0
+
+    @property
+    def has_pending_speech(self) -> bool:
+        has_phrase = self._next_phrase is not None or self.synthesis is not None
+        return has_phrase or bool(self._segments) or self._phrases is not None
+
+    @property
+    def spectra_frames(self) -> int:
+        """Length of the predicted spectra in memory."""
+        return 0 if self.synthesis is None else self.synthesis.spectra_frames
+
+    def suspend(self) -> None:
+        """Free the prediction, which can be made again."""
+        if self.synthesis is not None:
+            self.synthesis.suspend()
+
+    @property
+    def _can_phonemize(self) -> bool:
+        has_phrase = self._next_phrase is not None or self.synthesis is not None
+        return not has_phrase and (self._phrases is not None or bool(self._segments))
+
+    @property
+    def _can_start_phrase(self) -> bool:
+        """Whether a phrase is ready and the credit exceeds the audio that already waits for it."""
+        return self._next_phrase is not None and self.output.credit_samples > self.output.waiting_samples
+
+    def advance(self) -> None:
+        """Do one unit of work: phonemize a batch of text, or render the next block of audio."""
+        start_s = perf_counter()
+        if self.synthesis is not None:
+            self._render_block(self.synthesis, start_s)
+        else:
+            self._find_phrase()
+            self._phonemize_ms += 1000 * (perf_counter() - start_s)
+
+    def start_prediction(self) -> Callable[[], _Run[P]]:
+        """Return the run of the network that it needs, which another thread may do.
+
+        The sequence stays unchanged until ``end_prediction``, so a result may as well be dropped.
+        """
+        phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
+        assert phrase is not None
+        self.is_predicting = True
+        return partial(_run, self._network, phrase, self.params)
+
+    def _find_phrase(self) -> None:
+        """Phonemize one bounded batch of text to find the next phrase."""
+        if self._phrases is None:
+            self._segment = self._segments.popleft()
+            self._phrases = self._network.phrases(self._segment, self.params)
+            self._started_phrases = 0
+        try:
+            self._next_phrase = next(self._phrases)
+        except StopIteration:
+            self._phrases = None
+            if self._segment is not None:
+                self._add_pause(self._segment.boundary)
+
+    def end_prediction(self, run: _Run[P]) -> None:
+        """Begin the next phrase with its prediction, or go on with the one whose prediction was freed."""
+        start_s = perf_counter()
+        if self.synthesis is not None:
+            self.synthesis.resume(run.prediction)
+        elif self._next_phrase is not None and self._segment is not None:
+            self._start_phrase(self._next_phrase, self._segment, run.prediction)
+        self._network_ms += run.network_ms + 1000 * (perf_counter() - start_s)
+
+    def _start_phrase(self, phrase: Phrase, segment: Segment, prediction: P) -> None:
+        # Every phrase has a separate noise generator, so its audio does not depend on earlier text or timing.
+        seeds = (self.params.seed, segment.index, self._started_phrases)
+        noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
+        self.synthesis = self._network.synthesis(phrase, prediction, self.params, noise)
+        self._started_phrases += 1
+        self._next_phrase = None
+
+    def _render_block(self, synthesis: PhraseSynthesis[P], start_s: float) -> None:
+        """Render the next block of the phrase, after the pending pause if it is the first."""
+        if self._segment is None:
+            return
+        if synthesis.total_samples:
+            block = synthesis.next_block()
+            origin = self.output.rendered_samples + self._pause_samples
+            words = [
+                WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
+                for word in block.words
+                if word.start_char >= self._timed_until_char  # a word divided between phrases is reported once
+            ]
+            if words:
+                self._timed_until_char = words[-1].end_char
+            vocoder_ms = 1000 * (perf_counter() - start_s)
+            self.output.render(
+                silence(self._pause_samples) + to_pcm(block.samples),
+                words,
+                text_range=(self._segment.start, self._segment.end),
+                wall_ms=self._phonemize_ms + self._network_ms + vocoder_ms,
+                stages_ms=(("text", self._phonemize_ms), ("network", self._network_ms), ("vocoder", vocoder_ms)),
+            )
+            self._pause_samples = 0
+            self._phonemize_ms = self._network_ms = 0.0
+        if synthesis.finished:
+            self._add_pause(synthesis.phrase.boundary)
+            self.synthesis = None
+
+    def _add_pause(self, boundary: Boundary) -> None:
+        """Insert the silence of ``boundary`` before the next audio, unless nothing has been rendered."""
+        if self.output.rendered_samples:
+            pause = _PAUSE_MS.get(boundary, 0) * SAMPLE_RATE_HZ / 1000 / self.params.speed
+            self._pause_samples = max(self._pause_samples, round(pause) - PRE_ROLL_SAMPLES - POST_ROLL_SAMPLES)
+
+
+class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
+    """Speaks with a ``PhraseNetwork``.
+
+    An utterance fails for an unknown voice, an unsupported language or speed, or text that gives no audio. Words
+    without audio (words of another script, a dash) have no timestamp; the others have measured ones.
+
+    Attributes:
+        MAX_SPECTRA_FRAMES: Limit of the predicted spectra in memory of paced utterances. At the limit, open phrases are
+            rendered to their end before another one is opened, so a new call waits for the whole phrases of others.
+        MAX_UNPACED_SPECTRA_FRAMES: The same of unpaced utterances. Separate limits keep downloads from blocking the
+            phrases of calls.
+        MAX_RUN_S: The engine waits for a longer run of the network, so that it counts as hanging.
+        SHARES_THREAD: Whether a single utterance runs the network on the engine thread: it has nothing to overlap
+            with, and its first audio is earlier without a change of threads. Only for a network of milliseconds.
+    """
+
+    WORKS_IN_SUBMIT = True
+    MAX_SPECTRA_FRAMES: ClassVar[int] = 8_000
+    MAX_UNPACED_SPECTRA_FRAMES: ClassVar[int] = 4_000
+    MAX_RUN_S: ClassVar[float] = 2.0
+    SHARES_THREAD: ClassVar[bool] = True
+
+    def __init__(self, info: EngineInfo, network: PhraseNetwork[P]) -> None:
+        self._network = network
+        self._network_thread: WorkerThread | None = None
+        self._wake: Callable[[], None] | None = None
+        self._in_flight: tuple[PhraseSequence[P], StreamFuture[_Run[P]]] | None = None
+        self._started_s = 0.0  # start of the run in flight
+        super().__init__(info)
+
+    def open_sequence(self, command: Open) -> PhraseSequence[P]:
+        if command.params.voice not in self.info.voices:
+            names = ", ".join(f'"{voice}"' for voice in self.info.voices)
+            raise UnknownVoice(f'the engine {self.info.name} has no voice "{command.params.voice}"; it has {names}')
+        return PhraseSequence(command, self._network, ", ".join(self.info.languages))
+
+    def hold_sequence(self, sequence: PhraseSequence[P]) -> None:
+        sequence.suspend()  # a pause may last long
+
+    def candidates(self, now_us: int) -> list[Candidate]:
+        """Return the utterances that can use a step; only those with spectra at the limit of their class."""
+        candidates = super().candidates(now_us)
+        for paced, limit in ((True, self.MAX_SPECTRA_FRAMES), (False, self.MAX_UNPACED_SPECTRA_FRAMES)):
+            frames = {c.key: self.sequences[c.key].spectra_frames for c in candidates if c.paced is paced}
+            if sum(frames.values()) >= limit:
+                candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
+        return candidates
+
+    def on_work(self, wake: Callable[[], None]) -> None:
+        """Run the network of several utterances on a thread from now on, and call ``wake`` there after every run."""
+        self._wake = wake
+        if self._network_thread is None:
+            self._network_thread = WorkerThread("tts-network")
+
+    def wait_for_work(self) -> bool:
+        if self._in_flight is None:
+            return False
+        self._in_flight[1].finished_event.wait()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an utterance can go on with the spectra of a finished run, or a run takes too long."""
+        if self._in_flight is None:
+            return False
+        sequence, future = self._in_flight
+        return self.is_active(sequence) if future.is_done else self._takes_too_long
+
+    @property
+    def _takes_too_long(self) -> bool:
+        return perf_counter() - self._started_s >= self.MAX_RUN_S
+
+    @property
+    def wait_limit_s(self) -> float | None:
+        """When the run in flight takes too long, the engine waits for it in a step, which the watchdog sees."""
+        if self._in_flight is None or self._in_flight[1].is_done:
+            return None
+        return max(0.0, self._started_s + self.MAX_RUN_S - perf_counter())
+
+    def can_start(self, need: Need) -> bool:
+        return need is not Need.PREDICT or self._in_flight is None or self._in_flight[1].is_done
+
+    def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
+        is_threaded = self._network_thread is not None
+        return Budgets(token_batch=1 if self._in_flight is None else 0, concurrent=is_threaded)
+
+    def collect(self) -> bool:
+        """Take over the spectra of a finished run, unless its utterance was cancelled or is held."""
+        if self._in_flight is not None and (self._in_flight[1].is_done or self._takes_too_long):
+            sequence, future = self._in_flight
+            future.finished_event.wait()
+            self._in_flight = None
+            sequence.is_predicting = False
+            if self.is_active(sequence):
+                self._isolate(sequence, lambda: sequence.end_prediction(future.result()))
+                self.mark_ready(sequence)
+        return True
+
+    def submit(self, plan: Plan) -> None:
+        """Start the network and do one unit of work. An error of either fails only its utterance."""
+        if plan.tokens is not None:
+            self._start_prediction(self.sequences[plan.tokens.members[0]])
+        if plan.audio is None:
+            return
+        sequence = self.sequences[plan.audio.members[0]]
+        self._isolate(sequence, sequence.advance)
+        # The network of a call starts at once. After a download has been phonemized, a call may have arrived.
+        goes_on = sequence.output.paced and self._in_flight is None
+        if goes_on and self.is_active(sequence) and sequence.needs is Need.PREDICT:
+            self._start_prediction(sequence)
+
+    def _start_prediction(self, sequence: PhraseSequence[P]) -> None:
+        work = sequence.start_prediction()
+        self._started_s = perf_counter()
+        if self._network_thread is None or (self.SHARES_THREAD and len(self.sequences) == 1):
+            self._in_flight = sequence, StreamFuture(work).run()
+            return
+        self._in_flight = sequence, self._network_thread.submit(work)
+        if self._wake is not None:
+            self._network_thread.call(self._wake)
+
+    def _isolate(self, sequence: PhraseSequence[P], work: Callable[[], None]) -> None:
+        """Do ``work`` for ``sequence``; an error fails only this utterance."""
+        try:
+            work()
+        except TTSWorkerError as error:
+            self.fail(sequence, error.info)
+        except MemoryError:
+            self.fail(sequence, OutOfMemory("not enough memory for this utterance").info)
+        except Exception as error:
+            kind = type(error).__name__
+            self.fail(sequence, SynthesisFailed(f"the voice could not synthesize part of the text ({kind})").info)
+
+    def close(self) -> None:
+        super().close()
+        self._in_flight = None
+        if self._network_thread is not None:
+            self._network_thread.close()
+
+    def warm_up_with(self, voice: str, texts: Sequence[tuple[float, Segment]]) -> None:
+        """Synthesize texts at given speeds, each on its own.
+
+        Raises:
+            EngineFault: Synthesis fails or its output is silent.
+        """
+        for speed, segment in texts:
+            pcm = self.speak(UtteranceKey("warm-up", -1), SynthesisParams(voice, speed), [segment])
+            if not np.any(np.abs(np.frombuffer(pcm, "<i2").astype(np.int32)) > 1000):
+                raise EngineFault(f"the voice {voice} is silent; reinstall it and onnxruntime")
+
+
+def whole_text(text: str, phonemes: str | None = None) -> Segment:
+    """Return a whole text as one segment, spoken as ``phonemes`` if given."""
+    return Segment(0, (Span(text, 0, len(text), phonemes),), 0, len(text), Boundary.END)
