@@ -74,7 +74,7 @@ export class Latencies {
           "latency",
           element("h3", "", transport),
           this.#bar(row.start, longestMs),
-          this.#values([...latency.start, ...latency.stop]),
+          this.#values([...row.start, ...row.stop]),
         ),
       ),
     );
