@@ -280,7 +280,7 @@ def test_offline_audio_equals_the_engine_in_a_crowd(bundle: Path, say: Say, inte
 
 
 def test_offline_audio_equals_the_audio_of_a_session(bundle: Path, say: Say, tmp_path: Path) -> None:
-    text = "**Hello**, how are you today? It is fine."
+    text = "**Hello**, [sigh] how are you today? It is fine"
     engines = f"engines={{cosyvoice: {{kind: cosyvoice, bundle: {bundle}, device: cpu}}}}"
     out = tmp_path / "session.wav"
     as_generated = ["--set", "session.loudness=off"]
@@ -291,7 +291,7 @@ def test_offline_audio_equals_the_audio_of_a_session(bundle: Path, say: Say, tmp
 
 
 def test_special_token_is_text_unless_allowed(say: Say) -> None:
-    text = "Well [laughter] yes."
+    text = "Well <|im_start|> yes."
     assert (
         say(text, "--seed", "1")["samples"].tolist() != say(text, "--seed", "1", "--allow-special")["samples"].tolist()
     )
