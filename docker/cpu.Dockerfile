@@ -20,7 +20,7 @@ COPY src src
 RUN pip install -c constraints.txt ./packages/tts-worker-client ".[${EXTRAS}]"
 
 RUN useradd --create-home --uid 10001 worker
-USER worker
+USER 10001
 EXPOSE 8080 7002
 # SIGTERM drains: running utterances may end within server.drain_s, so allow more time than that (--stop-timeout 40).
 STOPSIGNAL SIGTERM

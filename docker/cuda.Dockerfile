@@ -26,7 +26,7 @@ COPY src src
 RUN pip install -c constraints.txt ./packages/tts-worker-client ".[${EXTRAS}]"
 
 RUN useradd --create-home --uid 10001 worker && install --directory --owner=worker /cache
-USER worker
+USER 10001
 EXPOSE 8080 7002
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tts-worker"]

@@ -187,7 +187,7 @@ def test_dockerfile_copies_existing_files_without_root(file: Path) -> None:
         assert is_in_build_context(source), f"{source} is is_in_build_context out by .dockerignore"
     assert not is_in_build_context("models/llm.pt")
     assert not is_in_build_context(".git/config")
-    assert [line for key, line in lines if key == "USER"] == ["worker"]
+    assert [line for key, line in lines if key == "USER"] == ["10001"]  # Kubernetes checks numbers only
     (entry,) = [line for key, line in lines if key == "ENTRYPOINT"]
     assert yaml.safe_load(entry) == list(PROJECT["project"]["scripts"])
     (command,) = [yaml.safe_load(line) for key, line in lines if key == "CMD"]
