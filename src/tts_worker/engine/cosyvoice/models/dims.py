@@ -36,6 +36,21 @@ class LmDims:
 
 
 @dataclass(frozen=True)
+class TransformerLmDims:
+    """Language model of CosyVoice-300M: text encoder and decoder of the same width."""
+
+    text_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    text_layers: int
+    layers: int
+    text_vocab: int
+    speech_tokens: int  # the end of speech has this id
+    spk_embed: int
+
+
+@dataclass(frozen=True)
 class LookaheadDims:
     in_channels: int
     channels: int
