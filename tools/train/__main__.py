@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tools.train import boundaries
 from tools.train.config import Config
 from tools.train.curves import draw, read_curves
 from tools.train.evaluate import STAGES, evaluate
@@ -52,6 +53,15 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     judging.add_argument("--threads", type=int, default=2)
 
 
+def _add_boundaries(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    seams = commands.add_parser("boundaries", help="compare chunk boundaries of streamed audio with the rest of it")
+    seams.add_argument("bundle", type=Path)
+    seams.add_argument("--graph", type=Path, required=True, help="file of the teacher's network (RUN/teacher.onnx)")
+    seams.add_argument("--sentences", type=int, help="only the first ones")
+    seams.add_argument("--svg", type=Path, help="also draw a picture")
+    seams.add_argument("--threads", type=int, default=2)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.train", description="Train a CosyVoice bundle.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -84,6 +94,7 @@ def main() -> int:
     drawing.set_defaults(device="cpu")
     _add_finetune(commands)
     _add_evaluate(commands)
+    _add_boundaries(commands)
 
     args = parser.parse_args()
     if args.command in ("run", "stage"):
@@ -108,6 +119,16 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _boundaries(args: argparse.Namespace) -> int:
+    result = boundaries.measure(args.bundle, held_out()[: args.sentences], args.graph)
+    if args.svg is not None:
+        args.svg.write_text(boundaries.draw(result), "utf-8")
+    low, high = result.usual
+    print(f"{result.boundaries} boundaries: streaming adds {result.excess:.1%} of the mean flux", end=" ")
+    print(f"(as many random times: {low:.1%} to {high:.1%})")
+    return 0
+
+
 def _fine_tune(args: argparse.Namespace) -> int:
     names = ("voice", "lm", "flow", "lm_steps", "flow_steps", "rank", "lr", "positions")
     plan = FineTuning(**{name: getattr(args, name) for name in names})
@@ -119,6 +140,8 @@ def _fine_tune(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.command == "evaluate":
         return _evaluate(args)
+    if args.command == "boundaries":
+        return _boundaries(args)
     if args.command == "finetune":
         return _fine_tune(args)
     if args.command == "plot":

@@ -141,7 +141,7 @@ class Evaluation:
         mel = mel_of(audio, self._bundle.config)
         frames = np.cumsum(audio.samples // self._bundle.config.mel.hop_samples)[:-1]
         networks = Networks.load(self._bundle)
-        return [_vocode(networks, part.astype(np.float32)) for part in np.split(mel, frames)]
+        return [vocode(networks, part.astype(np.float32)) for part in np.split(mel, frames)]
 
     def _coded_audio(self) -> list[bytes]:
         units, _ = self._taught
@@ -151,7 +151,7 @@ class Evaluation:
         voice = next(iter(bundled_voices(self._bundle.speaker_info, self._bundle.config).values()))
         speaker = torch.from_numpy(np.array(voice.embedding))[None]
         return [
-            _vocode(networks, flow_mel(networks.flow, units.of(codes, i), speaker)) for i in range(len(units.tokens))
+            vocode(networks, flow_mel(networks.flow, units.of(codes, i), speaker)) for i in range(len(units.tokens))
         ]
 
 
@@ -166,7 +166,7 @@ def evaluate(
     return {"bundle": str(path.name), "sentences": len(sentences), "threads": threads, "stages": scores}
 
 
-def _vocode(networks: Networks, mel: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> bytes:
+def vocode(networks: Networks, mel: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> bytes:
     """Audio of ``mel [frames, bins]`` as PCM."""
     frames = torch.from_numpy(mel).T[None]
     audio, _ = networks.hift(frames, HashedNoise(torch.zeros(1, dtype=torch.long), not networks.hift.dims.causal))
