@@ -53,6 +53,7 @@ def test_words_cut_the_history_to_what_was_heard() -> None:
     assert conversation.transcribed("Wait, what?", is_final=True) == [UserTurn(3, "Wait, what?")], (
         "the report is awaited"
     )
+    conversation.speech_ended()
     settled, ask = conversation.reported(2, "One two")
     assert settled == Settled(2, "One two", " three.")
     assert isinstance(ask, Ask)
@@ -80,9 +81,28 @@ def test_assent_resumes_but_answers_a_question() -> None:
 def test_echo_of_the_answer_resumes_it() -> None:
     conversation = speaking("You can stop me at any time, and I fall silent.")
     conversation.speech_began()
-    assert conversation.transcribed("me at any time and I", is_final=False) == []
-    assert conversation.transcribed("Me at any time, and I.", is_final=True) == [Release(2)]
-    assert conversation.transcribed("Stop.", is_final=False) == [Interrupt(2, "barge_in")], "one word is no echo"
+    played = "You can stop me at any time,"
+    assert conversation.transcribed("me at any", is_final=False, played=played) == []
+    assert conversation.transcribed("Me at any time.", is_final=True, played=played) == [Release(2)]
+    assert conversation.transcribed("Stop.", is_final=False, played=played) == [Interrupt(2, "barge_in")], "one word"
+
+
+def test_words_that_are_yet_to_be_played_are_no_echo() -> None:
+    conversation = speaking("You can stop me at any time.")
+    assert conversation.transcribed("at any time", is_final=False, played="You can") == [Interrupt(2, "barge_in")]
+
+
+def test_user_who_goes_on_is_answered_once_to_all_of_it() -> None:
+    conversation = Conversation()
+    conversation.speech_began()
+    _, ask, hold = conversation.transcribed("First.", is_final=True)
+    assert (ask, hold) == (Ask(2, ({"role": "user", "content": "First."},)), Hold(2))
+    assert conversation.delta(2, "Answer.") == [], "the user is still speaking"
+    conversation.speech_ended()
+    assert conversation.transcribed("Second.", is_final=True) == [UserTurn(3, "Second."), Interrupt(2, "barge_in")]
+    _, asked = conversation.reported(2, "")
+    assert isinstance(asked, Ask)
+    assert [message["content"] for message in asked.messages] == ["First.", "Second."]
 
 
 def test_withdrawn_words_that_interrupted_are_kept() -> None:
@@ -162,6 +182,10 @@ class ConversationMachine(RuleBasedStateMachine):
     @rule()
     def begin_speech(self) -> None:
         self.apply(self.conversation.speech_began())
+
+    @rule()
+    def end_speech(self) -> None:
+        self.conversation.speech_ended()
 
     @rule()
     def type(self) -> None:

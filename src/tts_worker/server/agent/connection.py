@@ -198,7 +198,8 @@ class AgentConnection:
                     raise InvalidRequest("text must not be blank")
                 self._apply(conversation.say(text.strip()))
             case TranscriptMessage(text, final):
-                self._on_words(text, final)
+                # The browser's recognizer listens all the time, also to loudspeakers.
+                self._on_words(text, final, "" if self._utterance is None else self._utterance.heard)
             case SpeechMessage():
                 self._on_speech(message)
             case PlaybackMessage(turn, samples, complete):
@@ -219,18 +220,20 @@ class AgentConnection:
             self._apply(self._conversation.speech_began())
             if self._listener is not None:
                 self._listener.begin(message.sample_rate)
-        elif self._listener is not None:
-            self._listener.end()
+        else:
+            self._conversation.speech_ended()
+            if self._listener is not None:
+                self._listener.end()
 
     def _hear(self, pcm: bytes) -> None:
         if self._listener is None:
             raise InvalidRequest("this server does not recognize speech")
         self._listener.add(pcm)
 
-    def _on_words(self, text: str, is_final: bool) -> None:
+    def _on_words(self, text: str, is_final: bool, played: str = "") -> None:
         if text.strip() and not is_final:
             self._send(UserMessage(turn=0, text=text.strip()))
-        self._apply(self._conversation.transcribed(text, is_final=is_final))
+        self._apply(self._conversation.transcribed(text, is_final=is_final, played=played))
         if is_final:
             self._send(UserMessage(turn=0, text=""))
 

@@ -22,7 +22,9 @@ ASSENTS = frozenset(
 """Words of a listener. While an answer is spoken they do not end it."""
 
 ECHO_WORDS = 3
-"""So many words that the answer contains in this order are its echo: loudspeakers reach the microphone."""
+"""So many words that were played a moment ago, in this order, are their echo: loudspeakers reach the microphone."""
+ECHO_SPAN_WORDS = 12
+"""The words that were played last."""
 
 Message = dict[str, str]
 """A message of the chat API: ``role`` and ``content``."""
@@ -147,6 +149,7 @@ class Conversation:
         self._is_audible = False
         self._is_held = False
         self._is_stopping = False
+        self._is_user_speaking = False
         self._is_owed = False  # the user has spoken, and the model was not asked yet
         self._withheld = ""  # text of the model that arrived while the answer was held
         self._text_ended = False
@@ -180,19 +183,30 @@ class Conversation:
     # -- the user -----------------------------------------------------------------------------------------------------
 
     def speech_began(self) -> list[Effect]:
-        """The user's voice was detected."""
+        """The user's voice was detected. A final transcription follows its end, with or without words."""
+        self._is_user_speaking = True
         if self._answer is None or self._is_stopping or self._is_held:
             return []
         self._is_held = True
         return [Hold(self._answer.number)]
 
-    def transcribed(self, text: str, *, is_final: bool) -> list[Effect]:
-        """Words of the user were recognized; ``text`` is all of them since the last final result."""
+    def speech_ended(self) -> None:
+        """The user's voice has ended."""
+        self._is_user_speaking = False
+
+    def transcribed(self, text: str, *, is_final: bool, played: str = "") -> list[Effect]:
+        """Words of the user were recognized.
+
+        Args:
+            text: All words since the last final result.
+            is_final: They will not change.
+            played: The text that was played up to now, if the recognizer may have heard it.
+        """
         text = text.strip()
         if self._answer is None or self._is_stopping:
             is_speech = bool(_words(text))
         else:
-            is_speech = _is_interruption(_words(text), _words(self._answer.text))
+            is_speech = _is_interruption(_words(text), _words(played)[-ECHO_SPAN_WORDS:])
         if not is_speech:
             text = ""
         if not is_final:
@@ -279,7 +293,11 @@ class Conversation:
         self._withheld = ""
         messages = self.messages()
         self._answer = self._add_turn("assistant")
-        return [Ask(self._answer.number, messages)]
+        ask = Ask(self._answer.number, messages)
+        if not self._is_user_speaking:
+            return [ask]
+        self._is_held = True  # the user goes on: an answer to all of it follows
+        return [ask, Hold(ask.answer)]
 
     def _interrupt(self, reason: str) -> list[Effect]:
         if self._answer is None or self._is_stopping:
@@ -316,9 +334,9 @@ def _words(text: str) -> list[str]:
     return "".join(each if each.isalnum() else " " for each in text.lower()).split()
 
 
-def _is_interruption(words: list[str], answer: list[str]) -> bool:
+def _is_interruption(words: list[str], played: list[str]) -> bool:
     """Whether words that were recognized while an answer is spoken end it: no mere assent, and no echo of it."""
     count = len(words)
-    if count >= ECHO_WORDS and any(answer[at : at + count] == words for at in range(len(answer) - count + 1)):
+    if count >= ECHO_WORDS and any(played[at : at + count] == words for at in range(len(played) - count + 1)):
         return False
     return any(word not in ASSENTS for word in words)

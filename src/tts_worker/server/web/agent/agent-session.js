@@ -89,7 +89,7 @@ export class AgentSession {
       this.#rest();
       if (this.#playing) this.#voiceAtMs = atMs;
     }
-    const message = { type: "speech", active, sample_rate: sampleRate };
+    const message = { type: "speech", active, ...(active && { sample_rate: sampleRate }) };
     this.#connection.send({ ...message, played_samples: this.#utterance?.playedSamples ?? null });
   }
 

@@ -95,6 +95,7 @@ export class NoRecognition {
 
   #end() {
     clearTimeout(this.#timer);
+    this.#session.voice(false);
     if (this.#isSpeech) this.#session.say(UNKNOWN_WORDS);
     else this.#session.words("", true);
   }
@@ -113,6 +114,7 @@ export class BrowserRecognition {
   #failed;
   #recognizer = null;
   #voiceAtMs = -Infinity;
+  #awaitsWords = false; // interim words will become final
   #hasWords = false;
   #timer = 0;
 
@@ -130,9 +132,8 @@ export class BrowserRecognition {
       () => {
         this.#voiceAtMs = Date.now();
         session.voice(false, sampleRate());
-        this.#timer = setTimeout(() => {
-          if (!this.#hasWords) session.words("", true);
-        }, NO_WORDS_MS);
+        if (this.#hasWords && !this.#awaitsWords) session.words("", true);
+        else this.#timer = setTimeout(() => this.#giveUp(), NO_WORDS_MS);
       },
     );
   }
@@ -164,6 +165,12 @@ export class BrowserRecognition {
     this.voice.stop();
   }
 
+  /** Nothing final arrived after the voice. */
+  #giveUp() {
+    this.#awaitsWords = false;
+    this.#session.words("", true);
+  }
+
   #onResult(event) {
     if (Date.now() - this.#voiceAtMs > VOICE_VALID_MS) return;
     let interim = "";
@@ -174,6 +181,9 @@ export class BrowserRecognition {
       if (result.isFinal) this.#session.words(text, true);
       else interim = `${interim} ${text}`.trim();
     }
+    this.#awaitsWords = Boolean(interim);
+    if (this.#hasWords) clearTimeout(this.#timer);
+    if (interim && this.#voiceAtMs !== Infinity) this.#timer = setTimeout(() => this.#giveUp(), NO_WORDS_MS);
     if (interim) this.#session.words(interim, false);
   }
 }
