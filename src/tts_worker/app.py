@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,13 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
-from tts_worker.engine.factory import EngineFactory, enroller_of, info_before_loading, stored_voices_dir
+from tts_worker.engine.factory import (
+    EngineFactory,
+    enroller_of,
+    info_before_loading,
+    model_version,
+    stored_voices_dir,
+)
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra
 from tts_worker.logs import fields
@@ -44,7 +50,7 @@ from tts_worker.server.tls import TlsContext
 from tts_worker.session.hub import HubConfig, SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
-from tts_worker.session.session import SessionTimeouts
+from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.session.traces import open_traces
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
@@ -66,6 +72,9 @@ if TYPE_CHECKING:
     from tts_worker.fleet import FleetMember
 
 log = logging.getLogger(__name__)
+
+_RETIRE_S = 600.0
+"""Time limit for utterances on an engine that was replaced."""
 
 _SWITCH_INTERVAL_S = 0.0005
 """Interval after which an engine thread releases the interpreter lock to the event loop (Python's default: 5 ms)."""
@@ -104,7 +113,9 @@ class Worker:
         self.hub.traces = open_traces(settings.tracing)
         self.models = ModelManager(
             settings.engines,
-            EngineActions(self._load, self.hub.remove_engine, self._unload, self.hub.count_sessions),
+            EngineActions(
+                self._load, self.hub.remove_engine, self._unload, self.hub.count_sessions, self._replace_engine
+            ),
             self.metrics,
             _manager_config(settings),
             asyncio.get_running_loop().time,
@@ -126,6 +137,7 @@ class Worker:
             self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
         self._voice_watch: asyncio.Task[None] | None = None
         self._lag: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
         self._key_watch: asyncio.Task[None] | None = None
         self._quota_exchange: asyncio.Task[None] | None = None
         self._batch_runs: asyncio.Task[None] | None = None
@@ -191,8 +203,41 @@ class Worker:
         await self.models.unload(name)
 
     async def _load(self, name: str) -> None:
+        engine, enrolment, version = await self._start_engine(name)
+        settings = self.settings.engines[name]
+        try:
+            self.hub.add_engine(name, settings.kind, engine, enrolment)
+        except BaseException:
+            await engine.stop()
+            raise
+        await self._use_engine(name, engine, version)
+
+    async def _replace_engine(self, name: str) -> None:
+        """Start an engine beside the running one, and use it for new sessions; the old one ends with its sessions."""
+        engine, enrolment, version = await self._start_engine(name)
+        settings = self.settings.engines[name]
+        try:
+            sessions = self.hub.replace_engine(name, settings.kind, engine, enrolment)
+        except BaseException:
+            await engine.stop()
+            raise
+        old = self.engines[name]
+        retiring = asyncio.get_running_loop().create_task(self._retire(old, sessions), name=f"retire-{name}")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        await self._use_engine(name, engine, version)
+
+    async def _retire(self, engine: EngineLoop, sessions: Iterable[LocalSession]) -> None:
+        try:
+            await self.hub.end_sessions(sessions, "reload", _RETIRE_S)
+        finally:
+            await engine.stop()
+
+    async def _start_engine(self, name: str) -> tuple[EngineLoop, Enrolment | None, str]:
+        """Build and warm up an engine. Raises its error."""
         settings = self.settings.engines[name]
         enroller = enroller_of(settings)
+        version = await asyncio.to_thread(model_version, settings)
         engine = EngineLoop(
             EngineFactory(settings, enroller, self.settings.engine.memory_share),
             name=name,
@@ -204,14 +249,17 @@ class Worker:
         engine.on_state(lambda state: self.lost.set() if state is EngineState.LOST else None)
         try:
             await engine.start()
-            self.hub.add_engine(name, settings.kind, engine, None if enroller is None else Enrolment(enroller))
         except BaseException as error:  # also on cancellation: the thread must not outlive the worker
             await engine.stop()
             if isinstance(error, DeviceLost):
                 self.lost.set()
             raise
+        return engine, None if enroller is None else Enrolment(enroller), version
+
+    async def _use_engine(self, name: str, engine: EngineLoop, version: str) -> None:
         self.engines[name] = engine
-        await self._import_packs(name, settings.kind, engine)
+        self.hub.model_versions[name] = version
+        await self._import_packs(name, self.settings.engines[name].kind, engine)
         self.metrics.watch_engine(name, engine.stats)
         if (gpu := dict(engine.info.extra).get("gpu")) is not None:
             self.metrics.gpus.add(name, gpu)
@@ -225,6 +273,7 @@ class Worker:
 
     async def _unload(self, name: str) -> None:
         self.metrics.forget_engine(name)
+        self.hub.model_versions.pop(name, None)
         self.metrics.gpus.remove(name)
         await self.engines.pop(name).stop()
 
@@ -241,6 +290,8 @@ class Worker:
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
         await self.models.close()
+        if retiring := [*self._retiring]:  # their sessions are closed
+            await asyncio.wait(retiring)
         for engine in self.engines.values():
             await engine.stop()
         await self.hub.quotas.aclose()

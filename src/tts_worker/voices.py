@@ -105,8 +105,9 @@ class VoiceCatalog:
         self._check_names(engine, info)
         known = self._engine(engine, family, info)
         known.info = info
+        if not known.loaded:  # an engine that replaces another keeps its place
+            known.order = next(self._orders)
         known.loaded = True
-        known.order = next(self._orders)
         self._publish(engine)
 
     def add_unloaded(self, engine: str, family: str, info: EngineInfo) -> None:
@@ -122,6 +123,11 @@ class VoiceCatalog:
             self._publish(engine)
         for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
             del self._enrolled[name]
+
+    def remove_all_enrolled(self, engine: str) -> None:
+        """Remove the enrolled voices of an engine; sessions that have one keep it."""
+        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
+            self._removed[name] = self._enrolled.pop(name)
 
     def remove(self, engine: str) -> None:
         """Remove an engine and all its voices."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tts_worker import __version__
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.errors import MissingExtra
@@ -17,6 +20,8 @@ from tts_worker.settings import (
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
 from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+
+_SAMPLED_BYTES = 65_536
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,28 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
         voices = tuple(stored_voices(settings.voices or settings.bundle / VOICES_DIR))
         languages = ("mul",)
     return EngineInfo(name, voices, languages, Alignment.NONE, settings.max_utterances or 1)
+
+
+def model_version(settings: EngineSettings) -> str:
+    """Return a short hash of a model directory, or the version of this package for engines without one; blocks.
+
+    The hash covers names and sizes of all files except stored voices, and the first and last 64 KiB of each: a whole
+    directory would take seconds to read. A file whose middle alone was changed is not noticed.
+    """
+    if not isinstance(settings, CosyVoiceEngineSettings):
+        return __version__
+    digest = hashlib.sha256()
+    voices = stored_voices_dir(settings)
+    for file in sorted(settings.bundle.rglob("*")):
+        if not file.is_file() or (voices is not None and voices in file.parents):
+            continue
+        with open(file, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            digest.update(f"{file.relative_to(settings.bundle).as_posix()}\0{size}\0".encode())
+            for start in (0, max(_SAMPLED_BYTES, size - _SAMPLED_BYTES)):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLED_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def stored_voices_dir(settings: EngineSettings) -> Path | None:

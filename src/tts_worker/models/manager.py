@@ -47,12 +47,15 @@ class EngineActions:
         withdraw: Removes its voices from new sessions at once; raises IllegalCommand while sessions use it.
         stop: Releases its resources.
         references: Returns the number of sessions that use it.
+        replace: Builds the engine anew beside the running one and swaps them for new sessions; if it raises, the
+            running one stays.
     """
 
     start: Callable[[str], Awaitable[None]]
     withdraw: Callable[[str], None]
     stop: Callable[[str], Awaitable[None]]
     references: Callable[[str], int]
+    replace: Callable[[str], Awaitable[None]]
 
 
 class ModelObserver(Protocol):
@@ -94,6 +97,7 @@ class _Model:
     pinned: bool
     state: ModelState = ModelState.COLD
     task: asyncio.Task[None] | None = None  # current transition
+    reload: asyncio.Task[None] | None = None  # the model is resident meanwhile
     loaded_at_s: float = 0.0
     used_at_s: float = 0.0
     has_slot: bool = False  # counts toward the cap
@@ -140,6 +144,11 @@ class ModelManager:
         """Return the state of a model. Raises UnknownModel."""
         return self._model(name).state
 
+    def describe_state(self, name: str) -> str:
+        """Return the state of a model as a word for people: a ModelState, or "reloading". Raises UnknownModel."""
+        model = self._model(name)
+        return "reloading" if model.reload is not None else model.state.value
+
     def _model(self, name: str) -> _Model:
         if name not in self._models:
             known = ", ".join(self._models)
@@ -170,7 +179,7 @@ class ModelManager:
     async def close(self) -> None:
         """Cancel loads and eviction and wait for them. Resident models stay: the owner stops the engines."""
         self._closed = True
-        tasks = [model.task for model in self._models.values() if model.task is not None]
+        tasks = [task for model in self._models.values() for task in (model.task, model.reload) if task is not None]
         for task in (*tasks, *([self._eviction_task] if self._eviction_task is not None else [])):
             task.cancel()
         if tasks:
@@ -197,6 +206,50 @@ class ModelManager:
         if task.cancelled():
             raise NotReady("the worker is shutting down")
         task.result()
+
+    async def reload(self, name: str) -> None:
+        """Replace a resident model by one that is read anew from its files; load it if it is not resident.
+
+        Sessions in progress keep the old one. Cancelling the caller does not cancel the reload.
+
+        Raises:
+            UnknownModel: The name is unknown.
+            IllegalCommand: The model is being reloaded.
+            NotReady: The worker is shutting down.
+            TTSWorkerError: The new one failed to start; the old one goes on.
+        """
+        model = self._model(name)
+        while model.state is ModelState.UNLOADING:
+            await _wait_transition(model)
+        if model.state is not ModelState.RESIDENT:
+            await self.load(name)
+            return
+        if model.reload is not None:
+            raise IllegalCommand(f"engine {name} is being reloaded")
+        if self._closed:
+            raise NotReady("the worker is shutting down")
+        model.reload = task = asyncio.create_task(self._reload(model), name=f"reload-{name}")
+        task.add_done_callback(_consume_exception)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise NotReady("the worker is shutting down")
+        task.result()
+
+    async def _reload(self, model: _Model) -> None:
+        began_s = self._clock()
+        try:
+            async with self._loads:
+                await self._actions.replace(model.name)
+        except Exception as error:
+            info = error_info(error)
+            self._observer.model_failed(model.name, info.code.value)
+            log.error("model %s could not be reloaded and stays as it was: %s", model.name, info.message)
+            raise
+        finally:
+            model.reload = None
+        model.loaded_at_s = self._clock()
+        self._observer.model_loaded(model.name, self._clock() - began_s)
+        log.info("model %s reloaded", model.name)
 
     def _begin(self, model: _Model) -> asyncio.Task[None]:
         if model.task is None:
@@ -261,7 +314,7 @@ class ModelManager:
         if model.state is ModelState.LOADING:
             return ResidentModel(model.name, self._clock(), self._clock(), references=1)
         # Waiting sessions count as references; otherwise two models could evict each other repeatedly.
-        references = self._actions.references(model.name) + model.waiting
+        references = self._actions.references(model.name) + model.waiting + (model.reload is not None)
         return ResidentModel(model.name, model.loaded_at_s, model.used_at_s, references, model.pinned)
 
     # -- unloading ----------------------------------------------------------------------------------------------------
@@ -278,6 +331,8 @@ class ModelManager:
             if model.state is ModelState.RESIDENT:
                 if model.waiting:
                     raise IllegalCommand(f"{model.waiting} sessions are waiting for engine {name}")
+                if model.reload is not None:
+                    raise IllegalCommand(f"engine {name} is being reloaded")
                 self._begin_unload(model, "asked")
             await _wait_transition(model)
 

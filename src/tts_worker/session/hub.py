@@ -75,6 +75,14 @@ class ModelLoader(Protocol):
         """Whether every preloaded engine is warm or has failed."""
         ...
 
+    def describe_state(self, name: str) -> str:
+        """Return the state of an engine in a word; raises UnknownModel."""
+        ...
+
+    async def reload(self, name: str) -> None:
+        """Replace an engine by one that is built anew; raises the error of its start."""
+        ...
+
     def touch(self, name: str) -> None:
         """Mark an engine as used: a session on it was opened or closed."""
         ...
@@ -132,6 +140,8 @@ class SessionHub:
         """Loads engines on demand; None if engines are only added and removed explicitly."""
         self.enrolling_engines: Collection[str] = ()
         """Configured engines that can enrol voices, loaded or not."""
+        self.model_versions: dict[str, str] = {}
+        """Versions of the loaded engines, by name."""
         self.library: VoiceLibrary | None = None
         """Stored voices; None if no engine stores any."""
         self._engines: dict[str, EnginePort] = {}
@@ -182,6 +192,30 @@ class SessionHub:
                     self._loudness.set_loudness(name, voice.name, voice.loudness_lufs)
         if enrolment is not None:
             self._enrolments[name] = enrolment
+
+    def replace_engine(
+        self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
+    ) -> list[LocalSession]:
+        """Use another engine for new sessions; return the sessions on the old one. Raises as ``add_engine`` does."""
+        sessions = [self._sessions[session] for session, used in self._engine_of.items() if used == name]
+        if self._loudness is not None:
+            self._loudness.forget(name)
+        self.add_engine(name, family, engine, enrolment)
+        self.voices.remove_all_enrolled(name)
+        return sessions
+
+    async def end_sessions(self, sessions: Iterable[LocalSession], reason: str, timeout_s: float) -> None:
+        """Let the utterances of sessions end, then close them; after ``timeout_s`` close all."""
+        error = Draining("the model of this session was replaced; open another session", retry_after_s=RETRY_AFTER_S)
+        remaining = list(sessions)
+        with anyio.move_on_after(timeout_s):
+            while remaining := [session for session in remaining if session.id in self._sessions]:
+                for session in remaining:
+                    if session.state is State.IDLE:
+                        session.close(reason, error)
+                await asyncio.sleep(_DRAIN_CHECK_S)
+        for session in remaining:
+            session.close(reason, error)
 
     def remove_engine(self, name: str) -> None:
         """Accept no more sessions for an engine; its voices stay known. An unknown name is ignored.

@@ -36,7 +36,7 @@ class FakeEngines:
         rules = EvictionRules(**{"ttl_s": 100, "min_residency_s": 20, "resident_cap": 2, **config.pop("rules", {})})
         self.manager = ModelManager(
             NAMES,
-            EngineActions(self._start, self._withdraw, self._stop, lambda name: self.sessions[name]),
+            EngineActions(self._start, self._withdraw, self._stop, lambda name: self.sessions[name], self._replace),
             self,
             ManagerConfig(**{"default": "main", "preload": (), "on_demand": True, "rules": rules, **config}),
             lambda: self.now_s,
@@ -56,6 +56,14 @@ class FakeEngines:
             self.running.discard(name)
             raise
         self.available.add(name)
+
+    async def _replace(self, name: str) -> None:
+        for _ in range(self.loop_turns):
+            await asyncio.sleep(0)
+            assert name in self.available, "the old one serves meanwhile"
+        if name in self.failing:
+            raise BundleError("a file is missing")
+        self.starts[name] += 1
 
     def _withdraw(self, name: str) -> None:
         if self.sessions[name]:

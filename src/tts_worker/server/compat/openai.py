@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.callers import ApiScope
 from tts_worker.errors import (
     ErrorCode,
     InvalidRequest,
@@ -26,6 +27,7 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
+from tts_worker.server.audit import audited
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
@@ -111,22 +113,35 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
     async def model(name: str) -> Response:
         if name not in _model_names(hub):
             raise _unknown_model(name)
-        return JSONResponse(_model(name))
+        return JSONResponse(_model(hub, name))
+
+    @routes.post("/v1/models/{name}/reload", summary="Read a model anew; calls in progress finish on the old one")
+    async def reload(name: str) -> Response:
+        with audited("reload_model", name, ApiScope.ADMIN):
+            if hub.models is None or name in OPENAI_MODELS:
+                raise _unknown_model(name)
+            before = hub.model_versions.get(name)
+            await hub.models.reload(name)
+        return JSONResponse({**_model(hub, name), "previous_version": before})
 
     return routes
 
 
 def models_response(hub: SessionHub) -> Response:
     """Answer ``GET /v1/models``."""
-    return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(hub)]})
+    return JSONResponse({"object": "list", "data": [_model(hub, name) for name in _model_names(hub)]})
 
 
 def _model_names(hub: SessionHub) -> tuple[str, ...]:
     return (*sorted({voice.engine for voice in hub.voices}), *OPENAI_MODELS)
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"}
+def _model(hub: SessionHub, name: str) -> dict[str, Any]:
+    """Describe a model; version and state are those of an engine of this worker."""
+    described = {"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"}
+    if hub.models is None or name in OPENAI_MODELS:
+        return described
+    return {**described, "version": hub.model_versions.get(name), "state": hub.models.describe_state(name)}
 
 
 def _unknown_model(name: str) -> UnknownModel:
