@@ -18,9 +18,15 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_cuda,
     fake_networks,
 )
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.chunks import Chunk, Item, Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.renderer import Renderer, RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 
+FIRST_DRAWS = 11  # 8 to the boundary of the first chunk, 3 of look-ahead
 MAX_STEP_LAUNCHES = 250
 MAX_STEP_LAUNCHES_WITHOUT_KERNELS = 520
 MAX_PREFILL_LAUNCHES = 260
@@ -124,3 +130,39 @@ def test_launch_counts_follow_the_operators() -> None:
     assert counter.operators == {"new_zeros": 1, "convolution": 2, "clone": 1, "mul": 1}
     assert counter.launches == 5
     assert counter.bytes_moved["mul"] == 2 * 2 * 4 * 16 * 4
+
+
+class _UnreadStream(FakeCudaStream):
+    is_asynchronous = True
+
+
+def test_device_computes_the_first_chunk_without_values() -> None:
+    """Fake tensors have no values: whatever reads one between the prefill and the vocoder raises."""
+    with fake_cuda():
+        networks = fake_networks("cosyvoice3", tiny=True)
+        flow = networks.config.flow
+        runner = EagerRunner(fixed_shapes=True)
+        stream = _UnreadStream()
+        decoder = Decoder(networks, slots=4, max_tokens=3072, stream=stream, runner=runner)
+        pool = FlowPool(networks.flow, slots=8, pages=60, max_chunks=24, dtype=networks.flow.dtype, runner=runner)
+        renderer = Renderer(networks, pool, ExecutionStreams(stream, stream, stream), runner)
+        prompt = tuple(range(42))
+        mel = torch.zeros(84, flow.mel)
+        voice = VoiceState("v", None, prompt, mel, torch.zeros(192), 1.0, 25, 25, torch.zeros(1, flow.mel))  # type: ignore[arg-type]
+        voice.flow = pool.open()
+        pool.advance([voice.flow], torch.zeros(1, 28, dtype=torch.long), [28], voice.spk, mel[None, :50])
+
+        rows = [DecodeRow(slot, networks.config.lm.eos_id, 99, 100) for slot in (0, 1)]
+        ids, copy, _ = decoder.prefill_and_burst(rows, [[(Kind.SOS, 0), (Kind.TEXT, 5)]] * 2, 3)
+        chunk = Chunk(0, 8, FIRST_DRAWS, False)
+        requests = [
+            RenderRequest(RenderState(voice, 1, []), chunk, (), column)
+            for column in ids.repeat(4, 1)[:FIRST_DRAWS].unbind(1)
+        ]
+        mels = renderer.flow(requests).result().frames
+        audio = renderer.vocode(requests, mels)
+
+        assert [chunk.count for chunk in audio.chunks] == [3840] * 2, "16 frames less the look-ahead of the vocoder"
+        assert {each.name for each in runner.computations} == {"prefill", "decode", "flow", "null", "vocoder"}
+        with pytest.raises(HostAccess):
+            copy.wait()

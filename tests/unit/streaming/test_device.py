@@ -39,7 +39,7 @@ from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler
 from tts_worker.engine.cosyvoice.vocoder_windows import to_int16
-from tts_worker.types import Audio, Boundary, Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
 
@@ -181,14 +181,14 @@ def test_late_results_do_not_change_audio(mode: TextMode) -> None:
     assert [outputs[key].content for key in keys] == [expected.content] * 3
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 21])
-def test_cancel_during_device_work_frees_resources(steps: int) -> None:
+def test_cancel_during_device_work_frees_resources() -> None:
     subject = engine("cosyvoice2", streams=two_streams(LateStream([3, 1]), LateStream([4])))
-    synthesize(subject, TEXT)
+    expected = synthesize(subject, TEXT)
     free = ResourceUsage.of(subject)
-    cancel_two(subject, TEXT[0], steps)
-    assert ResourceUsage.of(subject) == free
-    assert synthesize(subject, TEXT).ends == [Done(KEY)]
+    for steps in (1, 2, 3, 5, 8, 13, 21):
+        cancel_two(subject, TEXT[0], steps)
+        assert ResourceUsage.of(subject) == free, steps
+    assert synthesize(subject, TEXT).content == expected.content
 
 
 def test_awaited_audio_leaves_in_the_same_step() -> None:

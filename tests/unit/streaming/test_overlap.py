@@ -180,13 +180,13 @@ def test_overlap_computes_no_extra_frames(credit: int) -> None:
 
 
 @pytest.mark.parametrize("polls", [[2], [10**9]])
-@pytest.mark.parametrize("steps", [3, 8, 21])
-def test_cancel_with_overlap_frees_resources(steps: int, polls: list[int]) -> None:
+def test_cancel_with_overlap_frees_resources(polls: list[int]) -> None:
     subject = engine("cosyvoice2", streams=flow_stream(SlowStream(polls)))
     synthesize(subject, TEXT)
     free = ResourceUsage.of(subject)
-    cancel_two(subject, TEXT[0], steps)
-    assert ResourceUsage.of(subject) == free
+    for steps in (3, 8, 21):
+        cancel_two(subject, TEXT[0], steps)
+        assert ResourceUsage.of(subject) == free, steps
 
 
 @pytest.mark.parametrize("work", ["open", "advance"])
