@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ RATE_HZ = 16_000
 """Sample rate of the recognizer."""
 
 _MAX_NO_SPEECH = 0.6
+_MAX_THREADS = 4
 
 
 class Recognizer(Protocol):
@@ -43,13 +45,19 @@ class WhisperRecognizer:
 
     def __init__(self, model: str, *, may_download: bool = False, language: str | None = None) -> None:
         try:
+            from ctranslate2 import get_cuda_device_count
             from faster_whisper import WhisperModel
         except ImportError:
             raise MissingExtra("speech recognition on the server", "whisper") from None
         is_directory = Path(model).is_dir()
+        has_gpu = get_cuda_device_count() > 0
         try:
             self._model = WhisperModel(
-                model, device="auto", compute_type="auto", local_files_only=is_directory or not may_download
+                model,
+                device="cuda" if has_gpu else "cpu",
+                compute_type="default" if has_gpu else "int8",
+                cpu_threads=_cpu_threads(),
+                local_files_only=is_directory or not may_download,
             )
         except Exception as error:
             # The library and its downloader raise errors of many kinds, with long messages.
@@ -78,6 +86,11 @@ class WhisperRecognizer:
         )
         heard: list[Any] = [segment for segment in segments if segment.no_speech_prob < _MAX_NO_SPEECH]
         return " ".join(segment.text.strip() for segment in heard).strip()
+
+
+def _cpu_threads() -> int:
+    """Leave a core to the voice; with more threads than free cores, recognition takes several times as long."""
+    return max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
 
 
 def resample(pcm: bytes, sample_rate_hz: int) -> Floats:
