@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import stat
@@ -21,6 +22,8 @@ import pytest
 import soundfile
 
 from tts_worker.cli import COMMANDS, EXAMPLES, main
+from tts_worker.commands import doctor
+from tts_worker.commands.finding import Finding, Status
 
 PROGRAM = [sys.executable, "-m", "tts_worker"]
 TONE = ["--engine", "tone"]
@@ -42,7 +45,7 @@ def test_say_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], s
     assert main(["say", "Hello there, my friend.", "--out", str(file), *TONE]) == 0
     samples, rate_hz = soundfile.read(file)
     assert len(samples) / rate_hz == pytest.approx(23 * 0.06, abs=0.3)
-    assert "first audio after" in capsys.readouterr().err
+    assert re.search(r"engine started in \d+\.\d s, first audio after \d+ ms", capsys.readouterr().err)
 
 
 def test_say_json_has_words_and_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,8 +322,21 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert findings["speech"]["status"] == "ok"
     assert findings["[cosyvoice]"]["status"] == "ok"
     assert {"[gpu]", "[livekit]", "[grpc]"} <= set(findings)
+    doctor._print([Finding("[ray]", Status.OPTIONAL, "several machines", "pip install ray")])
+    assert "  optional [ray]               several machines  -> pip install ray\n" in capsys.readouterr().out
     assert main(["doctor", "--set", "server.prt=1"]) == 1
     assert "server.prt: unknown setting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("no_color", "code"), [("", "\033[1;31m"), ("1", "")])
+def test_doctor_is_coloured_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_color: str, code: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    doctor._print([Finding("numpy", Status.FAULT, "not installed")])
+    assert f"  {code}FAULT   " in capsys.readouterr().out
 
 
 def bench(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, float]:

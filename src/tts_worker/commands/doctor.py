@@ -55,6 +55,9 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
+_COLOURS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
+"""Status -> ANSI code: green, dim, yellow, bold red."""
+
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 14)
 
@@ -86,10 +89,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(findings: list[Finding]) -> None:
     print(f"tts-worker {__version__}")
-    sign = {Status.OK: "ok     ", Status.MISSING: "missing", Status.FAULT: "FAULT  "}
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in findings:
         advice = f"  -> {finding.advice}" if finding.advice else ""
-        print(f"  {sign[finding.status]} {finding.what:19} {finding.detail}{advice}")
+        word = "FAULT" if finding.status is Status.FAULT else finding.status.value
+        sign = f"\033[{_COLOURS[finding.status]}m{word:8}\033[0m" if coloured else f"{word:8}"
+        print(f"  {sign} {finding.what:19} {finding.detail}{advice}")
 
 
 def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
@@ -138,7 +143,7 @@ def extra_finding(name: str) -> Finding:
     modules, purpose = _EXTRAS[name]
     missing = [module for module in modules if not _installed(module)]
     if missing:
-        return Finding(f"[{name}]", Status.MISSING, purpose, install_command(name))
+        return Finding(f"[{name}]", Status.OPTIONAL, purpose, install_command(name))
     return Finding(f"[{name}]", Status.OK, purpose)
 
 
@@ -152,7 +157,7 @@ def _installed(module: str) -> bool:
 def _player() -> Finding:
     player = find_player()
     if player is None:
-        return Finding("player", Status.MISSING, "for `say` without --out", "install ffmpeg, sox or alsa-utils")
+        return Finding("player", Status.OPTIONAL, "for `say` without --out", "install ffmpeg, sox or alsa-utils")
     return Finding("player", Status.OK, shutil.which(player) or player)
 
 
@@ -163,7 +168,7 @@ def _port(settings: Settings) -> Finding:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         advice = "free the port, or choose another with --set server.port=..."
-        return Finding("port", Status.MISSING, f"{host}:{port}: {error.strerror}", advice)
+        return Finding("port", Status.WARNING, f"{host}:{port}: {error.strerror}", advice)
     return Finding("port", Status.OK, f"{host}:{port} is free")
 
 

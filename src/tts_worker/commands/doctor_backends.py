@@ -42,11 +42,11 @@ def has_nvidia_driver() -> bool:
 def _torch(torch: Any) -> Finding:
     what = "backend torch"
     if torch is None:
-        return Finding(what, Status.MISSING, "not installed; only the built-in voice can speak", _cosyvoice_command())
+        return Finding(what, Status.OPTIONAL, "not installed; only the built-in voice can speak", _cosyvoice_command())
     version = torch.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        return Finding(what, Status.MISSING, f"{version} is too old, needed: {oldest} or later", _cosyvoice_command())
+        return Finding(what, Status.OPTIONAL, f"{version} is too old, needed: {oldest} or later", _cosyvoice_command())
     if torch.version.cuda is None:
         advice = "pip install --force-reinstall torch" if has_nvidia_driver() else ""
         return Finding(what, Status.OK, f"{version} on the CPU; this build has no CUDA", advice)
@@ -110,11 +110,11 @@ def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
         version = importlib.import_module("tensorrt").__version__
     except ImportError as error:
         detail = "not installed" if error.name == "tensorrt" else f"cannot be imported: {error!s:.200}"
-        return Finding(what, Status.MISSING, detail, install_command("tensorrt"))
+        return Finding(what, Status.OPTIONAL, detail, install_command("tensorrt"))
     if torch is None:
-        return Finding(what, Status.MISSING, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
+        return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
     if not torch.cuda.is_available():
-        return Finding(what, Status.MISSING, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
+        return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
     return Finding(what, Status.OK, f"{version}; {_plans(settings, version)}")
 
 

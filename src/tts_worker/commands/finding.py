@@ -8,7 +8,8 @@ from enum import Enum
 
 class Status(str, Enum):
     OK = "ok"
-    MISSING = "missing"  # optional
+    OPTIONAL = "optional"  # not installed, and needed only for what the line says
+    WARNING = "warning"  # the worker runs, but not as configured
     FAULT = "fault"  # the base install does not work
 
 

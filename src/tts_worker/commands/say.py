@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands import speak_converted, speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions
@@ -187,7 +189,12 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
         raw_chunks=True,
         flush_after_ms=args.flush_after_ms,
     )
-    async with running_adapter(settings) as adapter:
+    called_at_s = perf_counter()
+    async with AsyncExitStack() as stack:
+        with Bar(shown=sys.stderr.isatty() and not (args.quiet or args.json)) as bar:
+            bar.update("starting the engine")
+            adapter = await stack.enter_async_context(running_adapter(settings))
+        started_at_s = perf_counter()
         stream = adapter.synthesize_chunks(source.portions(), options)
         sink, target = await _open_sink(args)
         if source.is_interactive and not args.quiet:
@@ -198,6 +205,7 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
     stopped = stream.outcome is Outcome.STOPPED
     began_at_s = source.first_at_s or ended_at_s
     summary = _summary(stream, source, chunks, (first_at_s or ended_at_s) - began_at_s, ended_at_s - began_at_s)
+    summary["engine_start_s"] = round(started_at_s - called_at_s, 3)
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
@@ -358,6 +366,8 @@ def _print_summary(summary: dict[str, Any], target: str) -> None:
         print("There is nothing in this text that can be spoken.", file=sys.stderr)
         return
     times = f"first audio after {summary['first_audio_ms']:.0f} ms"
+    if "engine_start_s" in summary:
+        times = f"engine started in {summary['engine_start_s']:.1f} s, {times}"
     if "rtf" in summary:
         times += f", real-time factor {summary['rtf'] or 0:.3f}"
     print(f"{summary['audio_s']:.1f} s of speech, {times} -> {target}", file=sys.stderr)

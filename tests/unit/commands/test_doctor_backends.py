@@ -250,7 +250,7 @@ def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for driver, extra in ((False, "[cosyvoice]"), (True, "[gpu]")):
         monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda driver=driver: driver)
         finding = doctor_backends._torch(None)
-        assert finding.status is Status.MISSING
+        assert finding.status is Status.OPTIONAL
         assert extra in finding.advice
 
 
@@ -261,11 +261,11 @@ def settings_with(cache: Path) -> Settings:
 
 def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
-    assert missing.status is Status.MISSING
+    assert missing.status is Status.OPTIONAL
     assert "[tensorrt]" in missing.advice
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="11.4"))
     without_device = doctor_backends._tensorrt(fake_torch("13.0"), None)
-    assert without_device.status is Status.MISSING
+    assert without_device.status is Status.OPTIONAL
     assert "runs on PyTorch instead" in without_device.detail
     header = b'{"key": {"graph": "flow.encoder.onnx", "gpu": "NVIDIA Test 5000", "tensorrt": "%s"}}\n'
     for name, version in (("a", b"11.4"), ("b", b"10.9")):
