@@ -617,10 +617,13 @@ class Scanner:
         return at + 1
 
     def _pronounced(self, at: int, phonemes: str) -> int:
-        """Read the content of ``<phoneme>``. Without a closing tag nearby the tag has no effect."""
+        """Read the content of ``<phoneme>``. Without content, or a closing tag nearby, the tag has no effect."""
         content = markup.PRONOUNCED.match(self._text, at)
         if content and content["whole"]:
-            self._speak(" ".join(content["content"].split()), content.start(), content.end("content"), phonemes)
+            words = content["content"].split()
+            if not words:
+                return at
+            self._speak(" ".join(words), content.start(), content.end("content"), phonemes)
             return content.end()
         return _WAIT if self._must_wait(content.end() if content else at) else at
 

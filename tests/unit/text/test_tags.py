@@ -100,6 +100,7 @@ def test_phoneme_tag_gives_the_pronunciation() -> None:
         '<phoneme alphabet="x-sampa" ph="x">Nike</phoneme> and no end',
         "<phoneme>Nike</phoneme> and no end",
         '<phoneme ph="x">Nike</b></phoneme> and no end',
+        'Nike<phoneme ph="x"> </phoneme>and no end',
     ],
 )
 def test_unusable_phoneme_tag_leaves_its_text(text: str) -> None:
