@@ -172,11 +172,11 @@ async def test_words_of_the_browser_interrupt_and_assent_does_not(voiced: Browse
         await until_heard(page, 3)
         await page.locator("#microphone").check()
         status = page.locator("#status")
-        await expect(status).to_have_text("Waiting: was that you?")
+        await expect(status).to_have_text("Paused while you speak.")
         await page.evaluate("recognize('uh-huh', true)")
         await expect(status).to_have_text("Speaking. Interrupt whenever you like.")
         assert await page.locator("del").count() == 0
-        await expect(status).to_have_text("Waiting: was that you?")  # the recording repeats
+        await expect(status).to_have_text("Paused while you speak.")  # the recording repeats
         await page.evaluate("recognize('please stop', false)")
         await expect(page.locator("li.assistant del")).to_have_count(1)
         await expect(page.locator("li.interim p")).to_have_text("please stop")

@@ -11,7 +11,7 @@ const PHASE_TEXTS = {
   listening: "Your turn.",
   thinking: "Thinking.",
   speaking: "Speaking. Interrupt whenever you like.",
-  held: "Waiting: was that you?",
+  held: "Paused while you speak.",
   interrupted: "Interrupted.",
 };
 const RECOGNITION_TEXTS = {
