@@ -193,6 +193,10 @@ class Worker:
         """
         await self.models.load(name)
 
+    async def reload(self, name: str) -> None:
+        """Replace an engine by one that is built anew. Raises as ``ModelManager.reload`` does."""
+        await self.models.reload(name)
+
     async def unload(self, name: str) -> None:
         """Stop an engine and free its memory; does nothing if it is not loaded.
 

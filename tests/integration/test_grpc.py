@@ -238,10 +238,20 @@ async def test_a_command_without_effect_is_not_applied() -> None:
             answer = await server.control(command)
             assert (answer.success, answer.applied, answer.state) == (True, False, "idle")
             assert answer.message
-        reload = await server.control(pb.RELOAD)
-        assert (reload.success, reload.error.code) == (False, "illegal_command")
         unknown = await server.control(77)
         assert (unknown.success, unknown.error.code) == (False, "illegal_command")
+
+
+async def test_reload_replaces_the_model_of_a_session() -> None:
+    async with running_grpc_worker() as server:
+        await server.start()
+        call = await server.speak(TEXT).begin()
+        await call.read_frames(1)
+        before = server.worker.engines["tone"]
+        answer = await server.control(pb.RELOAD)
+        assert (answer.success, answer.applied) == (True, True)
+        assert server.worker.engines["tone"] is not before
+        assert (await call.end()).receipt.text_spoken == TEXT, "a call in progress finishes"
 
 
 async def test_an_empty_control_request_is_rejected() -> None:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Protocol
 
 from tts_worker.engine.base import Engine, SharedState
+from tts_worker.engine.chunk_log import chunk_log, log_chunk
 from tts_worker.engine.engine_thread import EngineThread
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
 from tts_worker.timeouts import fail_after
@@ -410,6 +411,8 @@ class EngineLoop:
             self.stats.events += 1
             if isinstance(event, Audio):
                 self.stats.audio_s += event.samples / SAMPLE_RATE_HZ
+                if chunk_log.isEnabledFor(logging.DEBUG):
+                    log_chunk(self.name, event)
             if isinstance(event, Done | Failed):
                 self._live.discard(event.key)
             self._dispatch(event)

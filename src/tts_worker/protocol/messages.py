@@ -308,6 +308,24 @@ class WordsMessage(Message, tag="words"):
     context: str | None = None
 
 
+class ChunkMessage(Message, tag="chunk"):
+    """Describes the binary message that follows, for a client that has asked for checksums.
+
+    Attributes:
+        utterance: Number of the utterance.
+        index: Number of the audio message in the utterance.
+        start_sample: Position of its first sample.
+        samples: Its length.
+        sha256: SHA-256 of its bytes, in hexadecimal.
+    """
+
+    utterance: int
+    index: int
+    start_sample: int
+    samples: int
+    sha256: str
+
+
 class ControlMessage(Message):
     """Base of acknowledgements. ``applied`` is false if the command changed nothing.
 
@@ -452,6 +470,7 @@ WorkerMessage = (
     ReadyMessage
     | StartedMessage
     | WordsMessage
+    | ChunkMessage
     | PausedMessage
     | ResumedMessage
     | NothingStoppedMessage

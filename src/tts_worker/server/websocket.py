@@ -6,6 +6,7 @@ A single task writes, so the order on the wire is the session's order of events.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,7 @@ from starlette.websockets import WebSocket
 from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_message, parse_start_query
-from tts_worker.protocol.messages import RejectedMessage, WorkerMessage
+from tts_worker.protocol.messages import ChunkMessage, RejectedMessage, WorkerMessage
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.responses import error_response
@@ -23,6 +24,9 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import PcmFrame, SessionOptions, State
 
+CHECKSUMS = "checksums"
+"""Query parameter that asks for the SHA-256 of each audio message."""
+
 _LARGE_MESSAGE_CHARS = 4_096
 """Messages from this size on may carry a lexicon that takes milliseconds to build."""
 
@@ -30,12 +34,30 @@ _LARGE_MESSAGE_CHARS = 4_096
 async def stream(websocket: WebSocket, hub: SessionHub, limits: ApiLimits) -> None:
     """Serve one connection from handshake to close. A rejection is the HTTP response to the handshake (503, 404)."""
     try:
-        options = parse_start_query(dict(websocket.query_params)).options()
+        params = dict(websocket.query_params)
+        checksums = _flag(params.pop(CHECKSUMS, "false"))
+        options = parse_start_query(params).options()
         session = await hub.admit(options)
     except TTSWorkerError as error:
         await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
         return
-    await StreamConnection(websocket, hub, session, options, limits).run()
+    await StreamConnection(websocket, hub, session, options, limits, checksums=checksums).run()
+
+
+def _describe(frame: PcmFrame) -> ChunkMessage:
+    return ChunkMessage(
+        utterance=frame.key.generation,
+        index=frame.index,
+        start_sample=frame.start_sample,
+        samples=frame.samples,
+        sha256=hashlib.sha256(frame.pcm).hexdigest(),
+    )
+
+
+def _flag(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{CHECKSUMS} must be true or false")
+    return value == "true"
 
 
 class StreamConnection:
@@ -48,6 +70,7 @@ class StreamConnection:
         options: Its options.
         limits: Limits on messages.
         adapt_options: Adapts the options of a later ``start``.
+        checksums: Send a ``chunk`` message with the SHA-256 of each audio message before it.
     """
 
     def __init__(
@@ -58,12 +81,16 @@ class StreamConnection:
         options: SessionOptions,
         limits: ApiLimits,
         adapt_options: Callable[[SessionOptions], SessionOptions] = lambda options: options,
+        *,
+        checksums: bool = False,
     ) -> None:
         self._hub = hub
         self._socket = MessageSocket(websocket, limits, f"stream {session.id}")
         self._dialogue = Dialogue(
             hub, session, options, max_message_chars=limits.max_message_chars, adapt_options=adapt_options
         )
+        self._checksums = checksums
+        self._description: ChunkMessage | None = None  # is sent before the audio
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
 
     async def run(self) -> None:
@@ -94,7 +121,11 @@ class StreamConnection:
     def _poll(self) -> WorkerMessage | PcmFrame | bytes | None:
         """Return what to send next; audio is sent as a binary message."""
         item = self._dialogue.poll()
-        return item.pcm if isinstance(item, PcmFrame) else item
+        if not isinstance(item, PcmFrame):
+            return item
+        if self._checksums:
+            self._description = _describe(item)
+        return item.pcm
 
     async def _write(self) -> None:
         dialogue = self._dialogue
@@ -102,6 +133,9 @@ class StreamConnection:
             session = dialogue.session
             item = self._poll()
             if item is not None:
+                if self._description is not None:
+                    await self._socket.send(dumps(self._description))
+                    self._description = None
                 await self._socket.send(item if isinstance(item, bytes) else dumps(item))
             elif session.state is not State.CLOSED:
                 await session.wait()

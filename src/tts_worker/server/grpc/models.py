@@ -97,6 +97,10 @@ class ModelCatalog:
             raise IllegalCommand(f"the model stays: {error.message}") from None
         return True
 
+    async def reload(self, engine: str) -> None:
+        """Replace an engine by one that is built anew; sessions in progress keep the old one. Raises its error."""
+        await self._host.reload(engine)
+
     @property
     def resident(self) -> list[str]:
         """Ids of the loaded models."""

@@ -132,11 +132,16 @@ class TTSService:
     # -- control ------------------------------------------------------------------------------------------------------
 
     async def Control(self, request: pb.ControlRequest, context: Context) -> pb.ControlResponse:
-        """Pause, resume or stop the running utterances of a session."""
+        """Pause, resume or stop the running utterances of a session, or reload its model."""
         began_s = time.perf_counter()
         try:
             session = self.sessions.get(request.session_id, caller_identity(context))
-            response = self._control(request, session)
+            if request.command == pb.RELOAD:
+                with admin_action("reload_model", session.engine):
+                    await self._models.reload(session.engine)
+                response = pb.ControlResponse(success=True, applied=True)
+            else:
+                response = self._control(request, session)
         except TTSWorkerError as error:
             response = pb.ControlResponse(message=error.message, error=proto_codec.encode_error(error.info))
         response.timestamp_ms = time.time_ns() // 1_000_000
@@ -158,9 +163,7 @@ class TTSService:
             case pb.STOP:
                 changed = [_stop(request, calls, session.stream_format, response)]
             case _:
-                raise IllegalCommand(
-                    "unknown command: use PAUSE, RESUME or STOP; to reload a model call UnloadModel and LoadModel"
-                )
+                raise IllegalCommand("unknown command: use PAUSE, RESUME, STOP or RELOAD")
         if calls:
             response.emitted_samples = calls[0].emitted_samples
         response.applied = any(changed)

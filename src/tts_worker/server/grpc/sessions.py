@@ -56,6 +56,11 @@ class WorkerSession:
         self._used_at_s = self._loop.time()
         self._timer = self._loop.call_later(idle_s, self._on_idle)
 
+    @property
+    def engine(self) -> str:
+        """Name of the engine that speaks."""
+        return self._primary_session.model
+
     def begin_call(self) -> SynthesizeCall:
         """Begin an utterance.
 
