@@ -241,6 +241,28 @@ async def test_failing_live_source_ends_its_conversion(worker: ThreadedWorker, h
     wait_until_idle(http)
 
 
+def test_elevenlabs_route_converts(http: httpx.Client, offline: bytes) -> None:
+    path = "/elevenlabs/v1/speech-to-speech/anna/stream"
+    data = {"model_id": "eleven_english_sts_v2", "voice_settings": '{"stability": 0.5}'}
+    query = {"output_format": "pcm_24000"}
+    response = http.post(path, params=query, data=data, files={"audio": ("a.wav", SOURCE)})
+    assert (response.status_code, response.content == offline) == (200, True)
+    samples, _ = soundfile.read(io.BytesIO(SOURCE), dtype="int16")
+    raw = {**data, "file_format": "pcm_s16le_16"}
+    assert http.post(path, params=query, data=raw, files={"audio": samples.tobytes()}).content == offline
+    models = {model["model_id"]: model for model in http.get("/elevenlabs/v1/models").json()}
+    assert models["cosy"]["can_do_voice_conversion"]
+    assert not models["tone"]["can_do_voice_conversion"]
+
+
+async def test_elevenlabs_client_converts(worker: ThreadedWorker, offline: bytes) -> None:
+    elevenlabs = pytest.importorskip("elevenlabs.client", reason="needs the package elevenlabs")
+    async with httpx.AsyncClient(timeout=60) as own:
+        client = elevenlabs.AsyncElevenLabs(api_key="any key", base_url=f"http://{worker.address}", httpx_client=own)
+        stream = client.speech_to_speech.convert("anna", audio=("a.wav", SOURCE), output_format="pcm_24000")
+        assert b"".join([part async for part in stream]) == offline
+
+
 def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> None:
     caller = Caller("app", source_seconds_per_minute=1, characters_per_minute=1)
     hub = worker.worker.hub

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +14,7 @@ from tts_worker.server.compat.rendering import converted
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
@@ -56,11 +56,14 @@ class ConversionRequest(BaseModel):
         return 8_000 if self.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
+_BODY = upload_body(ConversionRequest, SOURCE_FIELD, "The speech to convert", "multipart/form-data", "application/json")
+
+
 def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Build the route over ``hub``."""
     routes = APIRouter()
 
-    @routes.post(PATH, summary="The speech of a recording in another voice, streamed", openapi_extra=_body())
+    @routes.post(PATH, summary="The speech of a recording in another voice, streamed", openapi_extra=_BODY)
     async def convert(request: Request) -> Response:
         body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
         fields = {key: value for key, value in body.fields.items() if key != SOURCE_FIELD}
@@ -75,17 +78,3 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
         )
 
     return routes
-
-
-def _body() -> dict[str, Any]:
-    described = request_body(ConversionRequest, "multipart/form-data", "application/json")
-    content = described["requestBody"]["content"]
-    for media_type, recording in (
-        ("multipart/form-data", {"type": "string", "format": "binary"}),
-        ("application/json", {"type": "string", "contentEncoding": "base64"}),
-    ):
-        schema = content[media_type]["schema"]
-        recording["description"] = "The speech to convert as WAV, FLAC, Ogg, MP3, M4A or WebM"
-        properties = {SOURCE_FIELD: recording, **schema["properties"]}
-        content[media_type] = {"schema": {**schema, "properties": properties, "required": [SOURCE_FIELD]}}
-    return described

@@ -80,7 +80,7 @@ def create_app(
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
+        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | elevenlabs.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
     )

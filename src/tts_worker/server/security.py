@@ -68,7 +68,7 @@ class AuthMiddleware:
         allowed_origins: Origins of pages that may call the worker.
         loopback_only: Serve loopback host names only, unless a key is required.
         max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
-        upload_paths: Paths bounded by ``max_upload_bytes`` instead.
+        upload_paths: Paths bounded by ``max_upload_bytes`` instead; one that ends with a slash stands for all below.
         max_upload_bytes: Bound on request bodies of ``upload_paths``.
         max_buffered_bytes: Bound on the request bodies of all requests in progress.
         own_auth_paths: Paths whose endpoint authenticates the caller. True if it does so before it accepts the
@@ -97,6 +97,7 @@ class AuthMiddleware:
         self._loopback_only = loopback_only and not self._keys.required
         self._max_body_bytes = max_body_bytes
         self._upload_paths = upload_paths
+        self._upload_prefixes = tuple(path for path in upload_paths if path.endswith("/"))
         self._max_upload_bytes = max_upload_bytes
         self._own_auth_paths = own_auth_paths
         self._body_budget = _BodyBudget(max_buffered_bytes)
@@ -173,7 +174,9 @@ class AuthMiddleware:
                 raise BodyTooLarge(f"a request may have at most {limit_bytes} bytes")
 
     def _limit_bytes(self, scope: Scope) -> int:
-        return self._max_upload_bytes if scope["path"] in self._upload_paths else self._max_body_bytes
+        path = scope["path"]
+        is_upload = path in self._upload_paths or path.startswith(self._upload_prefixes)
+        return self._max_upload_bytes if is_upload else self._max_body_bytes
 
     async def _reject(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(error, Forbidden):  # the key ring logs wrong keys

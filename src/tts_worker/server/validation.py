@@ -30,3 +30,15 @@ def request_body(kind: type[BaseModel], *media_types: str) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     content = {media_type: {"schema": schema} for media_type in media_types or ("application/json",)}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def upload_body(kind: type[BaseModel], field: str, description: str, *media_types: str) -> dict[str, Any]:
+    """Do the same for a body with a required recording in ``field``: a form, or JSON with the recording as base64."""
+    described = request_body(kind, *media_types)
+    for media_type, content in described["requestBody"]["content"].items():
+        encoding = {"contentEncoding": "base64"} if media_type == "application/json" else {"format": "binary"}
+        schema = content["schema"]
+        recording = {"type": "string", **encoding, "description": f"{description} as WAV, FLAC, Ogg, MP3, M4A or WebM"}
+        properties = {field: recording, **schema["properties"]}
+        content["schema"] = {**schema, "properties": properties, "required": [field, *schema.get("required", ())]}
+    return described

@@ -44,7 +44,16 @@ class CompatApi:
 
 ELEVENLABS = CompatApi(
     "elevenlabs",
-    frozenset({f"{elevenlabs.PREFIX}/", "/v1/text-to-speech/", "/v2/voices", "/v2/voices/", "/v1/voices/add"}),
+    frozenset(
+        {
+            f"{elevenlabs.PREFIX}/",
+            "/v1/text-to-speech/",
+            *elevenlabs.CONVERSION_PATHS,
+            "/v2/voices",
+            "/v2/voices/",
+            "/v1/voices/add",
+        }
+    ),
     elevenlabs.router,
     elevenlabs_wire.error_response,
     "xi-api-key",

@@ -10,22 +10,26 @@ import base64
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import Encoder
+from tts_worker.audio.decode import MAX_AUDIO_BYTES
+from tts_worker.audio.encoders import Encoder, wav_file
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat import elevenlabs_wire as vendor
 from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.server.compat.rendering import download, failure, synthesize
+from tts_worker.server.compat.rendering import converted, download, failure, synthesize
+from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import request_body, upload_body, validate
+from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder
@@ -35,7 +39,14 @@ PREFIX = "/elevenlabs"
 """Prefix under which all routes are served, so a client needs no header to select this API."""
 
 _SPEECH_PATH = "/v1/text-to-speech/{voice}"
+CONVERSION_PATHS = ("/v1/voice-changer/", "/v1/speech-to-speech/")
+"""Beginnings of the paths of voice conversion: the name of newer clients first."""
+
+UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CONVERSION_PATHS)))
+"""Beginnings of paths whose requests contain a recording."""
+
 _BODY = request_body(vendor.Body)
+_FORM = "multipart/form-data"
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 
 
@@ -344,6 +355,30 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
         return streamed(download(hub, options, text, encoder), encoder.content_type)
+
+    async def convert(request: Request, voice: str) -> Response:
+        query = vendor.parse_query(request.query_params)
+        body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
+        form = validate(vendor.ConversionForm, body.fields)
+        if form.seed is not None:
+            query = query.model_copy(update={"seed": form.seed})
+        audio = body.recording("audio")
+        if form.file_format == vendor.RAW_PCM:
+            audio = wav_file(audio[: len(audio) // 2 * 2], vendor.RAW_PCM_RATE_HZ)
+        encoder = query.open_encoder()
+        options = replace(query.options(voice, form.settings()), language=None)
+        return streamed(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type)
+
+    for path in CONVERSION_PATHS:
+        for suffix in ("{voice}", "{voice}/stream"):
+            routes.add_api_route(
+                f"{path}{suffix}",
+                convert,
+                methods=["POST"],
+                summary="Voice conversion for ElevenLabs clients, streamed",
+                openapi_extra=upload_body(vendor.ConversionForm, "audio", "The speech to convert", _FORM),
+                include_in_schema=(path, suffix) == (CONVERSION_PATHS[0], "{voice}"),
+            )
 
     @routes.post(
         f"{_SPEECH_PATH}/with-timestamps",

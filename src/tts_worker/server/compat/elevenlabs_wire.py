@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
+from tts_worker.protocol.json_codec import parse_object
 from tts_worker.server.compat.character_times import CharacterTimes
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import validate
+from tts_worker.session.conversion import SPEECH_TOKENS
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 
@@ -83,6 +85,28 @@ class Query(BaseModel):
             raw_chunks=True,
             sample_rate=self.sample_rate_hz,
         )
+
+
+RAW_PCM = "pcm_s16le_16"
+RAW_PCM_RATE_HZ = 16_000
+"""``file_format`` of source audio without a header, and its sample rate."""
+
+
+class ConversionForm(BaseModel):
+    """Fields of a conversion, besides the file ``audio``. The others of the vendor have no effect."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    voice_settings: str | None = Field(None, max_length=4_096)
+    """A JSON object."""
+    seed: int | None = None
+    file_format: str = Field("other", max_length=32)
+
+    def settings(self) -> VoiceSettings | None:
+        """Parse ``voice_settings``. Raises InvalidRequest."""
+        if not self.voice_settings:
+            return None
+        return validate(VoiceSettings, parse_object(self.voice_settings, "voice_settings"))
 
 
 class Input(_Model):
@@ -161,7 +185,10 @@ def voice_json(voice: Voice) -> Message:
 def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Message]:
     """Encode the engines as models, with the languages of all their voices."""
     languages: dict[str, dict[str, None]] = {}
+    converting: set[str] = set()
     for voice in voices:
+        if SPEECH_TOKENS in voice.capabilities:
+            converting.add(voice.engine)
         languages.setdefault(voice.engine, {}).update(dict.fromkeys(voice.languages))
     return [
         {
@@ -170,7 +197,7 @@ def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Messag
             "description": "",
             "can_be_finetuned": False,
             "can_do_text_to_speech": True,
-            "can_do_voice_conversion": False,
+            "can_do_voice_conversion": engine in converting,
             "can_use_style": False,
             "can_use_speaker_boost": False,
             "serves_pro_voices": False,
