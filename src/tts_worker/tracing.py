@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 
-TRACEPARENT = "traceparent"
-"""Name of the HTTP header, the gRPC metadata and the field of ``start``."""
-
 _VALID = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 _traceparent: ContextVar[str] = ContextVar("traceparent", default="")

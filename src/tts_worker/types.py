@@ -210,6 +210,10 @@ class SessionOptions:
     traceparent: str | None = None
 
 
+TRACEPARENT = "traceparent"
+"""Name of the W3C trace context as an HTTP header, as gRPC metadata and as a field of ``start``."""
+
+
 # -- session -> engine ------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import serving
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_websocket import dial
-from tts_worker import app
+from tts_worker import AsyncTTS, app
 from tts_worker.errors import MissingExtra
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.session.traces import open_traces
@@ -97,6 +97,18 @@ async def test_grpc_metadata_carries_the_trace(exported: InMemorySpanExporter) -
         async for _ in call:
             pass
     assert [f"{span.context.trace_id:032x}" for span in utterances(exported)] == ["e" * 32]
+
+
+async def test_grpc_client_passes_the_trace_on(exported: InMemorySpanExporter) -> None:
+    async with running_grpc_worker(tracing=TRACING) as server, AsyncTTS(f"grpc://{server.member.address}") as tts:
+        await tts.speak("Hello.", traceparent=parent("3"))
+    assert [f"{span.context.trace_id:032x}" for span in utterances(exported)] == ["3" * 32]
+
+
+async def test_websocket_client_passes_the_trace_on(exported: InMemorySpanExporter) -> None:
+    async with serving(tracing=TRACING) as address, AsyncTTS(f"ws://{address}") as tts:
+        await tts.speak("Hello.", traceparent=parent("4"))
+    assert [f"{span.context.trace_id:032x}" for span in utterances(exported)] == ["4" * 32]
 
 
 async def test_sampling_follows_the_parent_then_the_ratio(exported: InMemorySpanExporter) -> None:

@@ -54,6 +54,7 @@ class SpeechOptions(TypedDict, total=False):
         normalise: Read numbers, dates and units as words.
         flush_after_ms: Pause of the text after which complete words are spoken; 0: only at punctuation and its end.
         realtime: Send audio at playback pace instead of as fast as it is generated.
+        traceparent: W3C trace context that the utterance joins, if the worker exports traces.
     """
 
     voice: str | None
@@ -69,6 +70,7 @@ class SpeechOptions(TypedDict, total=False):
     normalise: bool | None
     flush_after_ms: float | None
     realtime: bool
+    traceparent: str | None
 
 
 class AsyncTTS:

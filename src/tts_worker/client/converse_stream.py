@@ -23,7 +23,7 @@ from tts_worker.errors import (
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION, ClientMessage, ReadyMessage, StartMessage, WorkerMessage
 from tts_worker.protocol.proto_codec import encode_client_message, parse_trailers, parse_worker_message
-from tts_worker.types import Encoding, SessionOptions, SynthesisParams
+from tts_worker.types import TRACEPARENT, Encoding, SessionOptions, SynthesisParams
 
 
 async def open_converse_stream(
@@ -37,7 +37,10 @@ async def open_converse_stream(
         ConnectionLost: The worker cannot be reached.
     """
     start = encode_client_message(StartMessage.of(options))
-    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(metadata=authorization(settings))
+    call = tts_worker_pb2_grpc.ConversationStub(channel).Converse(
+        # Protobuf has no field for the trace context: it is metadata of the call, as with all gRPC services.
+        metadata=(*authorization(settings), *([(TRACEPARENT, options.traceparent)] if options.traceparent else ()))
+    )
     try:
         await _write(call, start)
         ready = parse_worker_message(await _read(call))

@@ -26,6 +26,7 @@ from tts_worker.commands.common import add_settings_arguments, quiet_logs, setti
 from tts_worker.commands.doctor_backends import backend_findings
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
+from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
 from tts_worker.settings import Settings
 
@@ -75,11 +76,14 @@ def run(args: argparse.Namespace) -> int:
         settings = settings_from(args)
     except TTSWorkerError as error:
         checked = Finding("settings", Status.FAULT, error.message, "correct this setting")
-    findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-    findings += [*backend_findings(settings), checked]
-    if settings is not None:
-        valid = settings
-        findings += [_port(valid), _guarded("speech", lambda: _speech(valid))]
+    with Bar(shown=sys.stderr.isatty()) as bar:
+        bar.update("looking at the installation")
+        findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
+        findings += [*backend_findings(settings), checked]
+        if settings is not None:
+            valid = settings
+            bar.update("speaking")
+            findings += [_port(valid), _guarded("speech", lambda: _speech(valid))]
     if args.json:
         print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
     else:

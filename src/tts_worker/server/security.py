@@ -31,7 +31,8 @@ from tts_worker.server.connections import CERTIFICATE
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog
 from tts_worker.settings import is_loopback
-from tts_worker.tracing import TRACEPARENT, set_traceparent
+from tts_worker.tracing import set_traceparent
+from tts_worker.types import TRACEPARENT
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from tts_worker import __version__
 from tts_worker.errors import MissingExtra
 from tts_worker.session.record import UtteranceRecord
 from tts_worker.settings import TracingSettings
-from tts_worker.tracing import TRACEPARENT
-from tts_worker.types import Ended, Outcome
+from tts_worker.types import TRACEPARENT, Ended, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

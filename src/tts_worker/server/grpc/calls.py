@@ -15,7 +15,8 @@ from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout
 from tts_worker.logs import current_request_id, set_request_id
 from tts_worker.protocol.proto_codec import encode_trailers
 from tts_worker.server.keys import KeyRing
-from tts_worker.tracing import TRACEPARENT, set_traceparent
+from tts_worker.tracing import set_traceparent
+from tts_worker.types import TRACEPARENT
 
 log = logging.getLogger(__name__)
 
