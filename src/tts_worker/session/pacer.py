@@ -51,8 +51,13 @@ class Pacer:
         """
         if self._lead_s is None or self._empty_at_s is None or self._gap_expected:
             return None
-        due_at_s = max(self.due_at_s(samples, now_s), self._began_at_s)
-        return max(0.0, now_s - due_at_s), self.lead_at_s(now_s)
+        # As due_at_s and lead_at_s, without calls: this runs for every frame.
+        spare_s = self._lead_s - samples / self._rate_hz
+        due_at_s = self._empty_at_s - spare_s if spare_s > 0 else self._empty_at_s
+        if due_at_s < self._began_at_s:
+            due_at_s = self._began_at_s
+        lead_s = self._empty_at_s - now_s
+        return now_s - due_at_s if now_s > due_at_s else 0.0, lead_s if lead_s > 0 else 0.0
 
     def record_sent(self, samples: int, now_s: float) -> float:
         """Record a sent frame. Returns the underrun before it in seconds, 0.0 if none."""
