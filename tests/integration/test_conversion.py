@@ -263,6 +263,18 @@ async def test_elevenlabs_client_converts(worker: ThreadedWorker, offline: bytes
         assert b"".join([part async for part in stream]) == offline
 
 
+def test_bench_measures_conversions(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(bundle.parent / "source.wav")
+    engine = ["--engine", "cosyvoice", "--set", f"engines.cosyvoice.bundle={bundle}"]
+    options = ["--set", "engines.cosyvoice.device=cpu", "--set", "engines.cosyvoice.memory_gb=0.1"]
+    capsys.readouterr()
+    command = ["bench", "latency", "--source", source, "--voice", "anna", "--turns", "2", "--json"]
+    assert main([*command, *engine, *options]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert 0 < figures["first_audio_p50_ms"] <= figures["first_audio_p95_ms"]
+    assert figures["audio_s"] == pytest.approx(3.0, abs=0.1)
+
+
 def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> None:
     caller = Caller("app", source_seconds_per_minute=1, characters_per_minute=1)
     hub = worker.worker.hub

@@ -7,6 +7,7 @@ Times start at ``speak``. ``first_audio`` is the first frame; ``first_audible`` 
 from __future__ import annotations
 
 import random
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -15,6 +16,8 @@ import numpy as np
 from tts_worker.app import Worker, running_worker
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.errors import as_exception
+from tts_worker.session.conversion import RecordedSource
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 
@@ -45,6 +48,37 @@ async def measure_latency(settings: Settings, turns: int) -> dict[str, Figure]:
         "first_audible_p95_ms": rounded_ms(percentile(times.first_audible_s, 95)),
         "first_chunk_ms": round(percentile(times.first_chunk_ms, 50) or 0.0, 3),
         "rtf": round(times.engine_s / times.audio_s, 5),
+    }
+
+
+async def measure_conversions(settings: Settings, source: bytes, voice: str | None, turns: int) -> dict[str, Figure]:
+    """Convert a recording ``turns`` times, one after another; times start with the whole recording at hand.
+
+    Raises:
+        TTSWorkerError: The recording cannot be read, or no engine converts it.
+    """
+    times = _Times()
+    options = SessionOptions(voice=voice, realtime=False, raw_chunks=True)
+    wall_s = 0.0
+    async with running_worker(settings) as worker:
+        for _ in range(turns):
+            began_s = perf_counter()
+            conversion = await worker.hub.convert(options, RecordedSource(source))
+            async with aclosing(conversion.outputs()) as items:
+                async for item in items:
+                    if isinstance(item, PcmFrame):
+                        if item.index == 0:
+                            times.first_audio_s.append(perf_counter() - began_s)
+                        times.audio_s += item.samples / SAMPLE_RATE_HZ
+                    elif isinstance(item, Ended) and item.error is not None:
+                        raise as_exception(item.error)
+            wall_s += perf_counter() - began_s
+    return {
+        "turns": turns,
+        "first_audio_p50_ms": rounded_ms(percentile(times.first_audio_s, 50)),
+        "first_audio_p95_ms": rounded_ms(percentile(times.first_audio_s, 95)),
+        "audio_s": round(times.audio_s, 3),
+        "wall_per_audio_s": round(wall_s / times.audio_s, 5),
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 
-from tts_worker.benchmarks.latency import measure_latency
+from tts_worker.benchmarks.latency import measure_conversions, measure_latency
 from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest
@@ -13,6 +14,10 @@ from tts_worker.errors import InvalidRequest
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=100, help="sentences to speak, one after another (default 100)")
+    parser.add_argument(
+        "--source", type=Path, metavar="FILE", help="measure voice conversions of this recording instead of speech"
+    )
+    parser.add_argument("--voice", help="with --source: the voice to convert to")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings_arguments(parser)
 
@@ -22,6 +27,16 @@ def run(args: argparse.Namespace) -> int:
     if args.turns < 1:
         raise InvalidRequest("--turns must be at least 1")
     settings = settings_from(args)
-    figures = asyncio.run(measure_latency(settings, args.turns))
+    if args.source is None:
+        figures = asyncio.run(measure_latency(settings, args.turns))
+    else:
+        figures = asyncio.run(measure_conversions(settings, _read(args.source), args.voice, args.turns))
     show({"engine": ",".join(settings.engines)} | figures, args.json)
     return 0
+
+
+def _read(source: Path) -> bytes:
+    try:
+        return source.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {source}: {error.strerror}") from None
