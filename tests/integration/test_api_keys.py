@@ -135,7 +135,7 @@ async def test_requests_per_minute_do_not_delay_controls(tmp_path: Path) -> None
             ).success
 
 
-async def test_requests_per_minute_over_http(tmp_path: Path) -> None:
+async def test_requests_per_minute_over_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = key_file(tmp_path, requests_per_minute=3)
     async with (
         serving(server={"key_file": str(file)}) as address,
@@ -143,6 +143,8 @@ async def test_requests_per_minute_over_http(tmp_path: Path) -> None:
     ):
         codes = [(await speak(client, APP)).status_code for _ in range(4)]
         assert codes == [200, 200, 200, 429]
+        (refusal,) = [record for record in caplog.records if record.__dict__.get("fields", {}).get("reason") == "rate"]
+        assert (refusal.__dict__["fields"]["key"], APP in refusal.getMessage()) == ("app", False)
         assert (await speak(client, OPERATOR)).status_code == 200
 
 

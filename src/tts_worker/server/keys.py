@@ -22,6 +22,7 @@ import anyio
 from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
 from tts_worker.logs import current_request_id, fields, hide_secrets
+from tts_worker.server.rates import ThrottledLog
 from tts_worker.session.quotas import Quotas
 from tts_worker.settings.keys import ApiKey, read_key_file
 
@@ -67,6 +68,7 @@ class KeyRing:
         self._certificates: dict[str, ApiKey] = {}
         self._required = required
         self._on_failure = on_failure
+        self._rate_log = ThrottledLog(log, interval_s=1.0)
         self._clock = clock
         self._quotas = quotas or Quotas(clock)
         self._failures: OrderedDict[str, _FailureWindow] = OrderedDict()
@@ -148,6 +150,12 @@ class KeyRing:
             return
         if (wait_s := await self._quotas.take_request(key.name, key.requests_per_minute)) > 0:
             self._on_failure(transport, "rate")
+            self._rate_log.warning(
+                "rejected over %s: the key %s has exceeded its requests per minute",
+                transport,
+                key.name,
+                extra=fields(transport=transport, reason="rate", key=key.name, request_id=current_request_id() or None),
+            )
             raise QuotaExceeded(
                 f'the API key "{key.name}" has exceeded its requests per minute', retry_after_s=round(wait_s + 0.5)
             )
