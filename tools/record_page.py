@@ -28,7 +28,7 @@ TEXT = (
     "Speech starts while the rest of the text is still being synthesized. When the user interrupts, "
     "playback stops at once, and a report says which words were heard."
 )
-SIZE = (776, 676)
+SIZE = (1120, 800)
 FRAME_MS = 100
 IDLE_MS = 600
 WORDS_HEARD = 17

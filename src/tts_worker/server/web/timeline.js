@@ -130,7 +130,7 @@ export class Timeline {
     this.#pen.fillRect(0, waveHeight / 2 - 0.5, width, 1);
     for (let i = begin; i < peaks.length && x(i * PEAK_SAMPLES) < width; i += step) {
       const level = Math.max(...peaks.slice(i, i + step));
-      const height = Math.max(1, level ** 0.8 * (waveHeight - 6));
+      const height = Math.max(1, Math.min(1, 1.25 * level ** 0.8) * (waveHeight - 6));
       this.#pen.fillStyle = i * PEAK_SAMPLES < head ? accent : muted;
       this.#pen.fillRect(x(i * PEAK_SAMPLES), (waveHeight - height) / 2, bar, height);
     }
