@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # assertions of all test modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# The import of the test modules makes a million objects and hardly any garbage.
+gc.disable()
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples.
 examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -140,6 +144,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _ModuleOfAnExtra.from_parent(parent, path=module_path)
 
 
+@lru_cache
 def is_slow(path: Path) -> bool:
     return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
 
@@ -180,6 +185,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("a module of the fast subset imports PyTorch: add it to SLOW in tests/conftest.py")
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture
