@@ -65,6 +65,13 @@ def test_release_names_files_that_exist() -> None:
     assert all({"linux/amd64", "linux/arm64"} == set(each["platforms"].split(",")) for each in images)
 
 
+def test_metadata_has_a_version_that_uploads_accept() -> None:
+    for project in PROJECTS:
+        text = (ROOT / project / "pyproject.toml").read_text("utf-8")
+        for target in ("wheel", "sdist"):
+            assert f'[tool.hatch.build.targets.{target}]\ncore-metadata-version = "2.4"' in text, project
+
+
 def test_release_stores_no_secret_and_grants_little() -> None:
     release = workflow(RELEASE)
     assert set(re.findall(r"secrets\.(\w+)", RELEASE.read_text("utf-8"))) == {"GITHUB_TOKEN"}
