@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
+from tts_worker.voicepack import voice_pack
 
 # Tiny tensors on a shared machine: threads that wait for each other cost more than they compute. PyTorch reads it when
 # it is imported, also in the servers that tests start.
@@ -100,6 +101,8 @@ TOGETHER = (
 
 WITHOUT_TORCH = ("torch", "tokenizers")
 """What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
+
+VOICE_PACKS = Path(__file__).parents[1] / "voicepacks"
 
 TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
@@ -200,6 +203,20 @@ def no_collection_per_worker() -> Iterator[None]:
     heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tts_worker.app.gc", heap)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shipped_voice_packs_are_read_once() -> Iterator[None]:
+    """Every worker reads the voice packs of the repository, which takes as long as the rest of its start."""
+    read = voice_pack.read_voicepack
+    shipped = lru_cache(read)
+
+    def read_voicepack(folder: Path) -> voice_pack.InstalledPack:
+        return shipped(folder) if folder.is_relative_to(VOICE_PACKS) else read(folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(voice_pack, "read_voicepack", read_voicepack)
         yield
 
 

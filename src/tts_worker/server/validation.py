@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,9 +27,15 @@ def validate(kind: type[_Model], data: object) -> _Model:
         raise InvalidRequest(f"{location}: {problem['msg']}" if location else str(problem["msg"])) from None
 
 
+@cache
+def _schema_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """JSON schema of a model; several routes have the same one, which takes milliseconds to make."""
+    return kind.model_json_schema(ref_template="#/components/schemas/{model}")
+
+
 def request_body(kind: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """Describe the body of a route that validates it itself, for OpenAPI (see ``api_docs``). The default is JSON."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = deepcopy(_schema_of(kind))
     content = {media_type: {"schema": schema} for media_type in media_types or ("application/json",)}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -34,6 +34,24 @@ _PATHS = (
 """Settings that are paths. In a file they are relative to that file."""
 
 
+def _settings_over(from_file: Mapping[str, Any]) -> type[Settings]:
+    """Settings whose lowest source is ``from_file``. Making the class takes as long as loading them."""
+
+    class _WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(from_file))
+
+    return _WithFile
+
+
 def load_settings(
     file: Path | None = None, flags: Mapping[str, Any] | None = None, replaced: Collection[str] = ()
 ) -> Settings:
@@ -54,20 +72,9 @@ def load_settings(
             _make_absolute(from_file, path, file.parent)
     _check_environment()
 
-    class _WithFile(Settings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=from_file)
-
+    kind = Settings if not from_file else _settings_over(from_file)
     try:
-        return _WithFile(**dict(flags or {}))
+        return kind(**dict(flags or {}))
     except ValidationError as error:
         raise invalid_settings(error, Settings, file) from None
     except SettingsError as error:
