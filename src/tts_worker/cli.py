@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "bench fairness": "measure the effect of downloads on calls",
     "bench frames": "measure the processor time of the server per frame",
     "bench text": "measure the processor time of the text pipeline and of wetext per character",
+    "bench lm": "measure the decoder of the language model beside transformers, on the same weights",
     "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
     "bench gpu": "measure everything that a GPU machine promises, within a time budget",
     "bench simulate": "predict how many calls an engine serves, from the times of its stages",

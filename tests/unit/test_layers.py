@@ -174,6 +174,7 @@ def test_torch_is_imported_only_by_engines_and_tools() -> None:
         "commands.export",
         "benchmarks.engine",
         "benchmarks.gpu",
+        "benchmarks.language_model",
     )
     wrong = [
         _describe(found)
