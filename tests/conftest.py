@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -217,6 +218,23 @@ def shipped_voice_packs_are_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(voice_pack, "read_voicepack", read_voicepack)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Every client of httpx reads the certificate authorities, also for http: 28 ms, more than most requests take."""
+    from httpx._transports import default as transports
+
+    create = transports.create_ssl_context
+    shared = lru_cache(create)
+
+    def create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        is_usual = verify is True and cert is None and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(os.environ)
+        return shared() if is_usual else create(verify=verify, cert=cert, trust_env=trust_env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transports, "create_ssl_context", create_ssl_context)
         yield
 
 
