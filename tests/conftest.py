@@ -227,11 +227,15 @@ def certificates_are_read_once() -> Iterator[None]:
     from httpx._transports import default as transports
 
     create = transports.create_ssl_context
-    shared = lru_cache(create)
+
+    @lru_cache
+    def shared(*authorities: str | None) -> ssl.SSLContext:
+        return create()
 
     def create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
-        is_usual = verify is True and cert is None and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(os.environ)
-        return shared() if is_usual else create(verify=verify, cert=cert, trust_env=trust_env)
+        if verify is not True or cert is not None or not trust_env:
+            return create(verify=verify, cert=cert, trust_env=trust_env)
+        return shared(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transports, "create_ssl_context", create_ssl_context)
