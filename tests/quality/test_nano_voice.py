@@ -1,4 +1,4 @@
-"""The demonstration voice through the streaming engine: a recognizer understands some of its words.
+"""The demonstration voice through the streaming engine: a recognizer understands half of its words.
 
 The limits are those of the weights in the package; better weights bring stricter ones (docs/training.md has the aims).
 """
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 
 VOICE = "nano"
 PACKAGE = Path(__file__).parents[2] / "packages" / "tts-worker-voice-nano" / "tts_worker_voice_nano"
-SENTENCES = held_out()[5:10]
-MAX_WER = 0.9
-MIN_MOS = 1.15
+SENTENCES = held_out()[:6]
+MAX_WER = 0.55  # measured 0.41, and two standard deviations of 59 words
+MIN_MOS = 1.2  # measured 1.37; noise has 1.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def score(judge: Judge, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
     return Evaluation(bundle, SENTENCES, tmp_path_factory.mktemp("graph") / "teacher.onnx", judge).score("text")
 
 
-def test_some_words_of_the_demonstration_voice_are_understood(score: Score) -> None:
+def test_half_of_the_words_are_understood(score: Score) -> None:
     assert score.wer <= MAX_WER, score
     assert score.mos >= MIN_MOS, score
 
@@ -45,5 +45,6 @@ def test_some_words_of_the_demonstration_voice_are_understood(score: Score) -> N
 def test_demonstration_voice_is_complete_and_says_what_it_is(bundle: Bundle) -> None:
     bundle.validate().raise_if_bad()
     assert not bundle.has_random_weights
+    assert bundle.config.languages == ("en",)
     assert "demonstration" in (bundle.path / "cosyvoice2.yaml").read_text("utf-8").splitlines()[0]
     assert sum(file.stat().st_size for file in bundle.path.rglob("*")) <= 40e6

@@ -130,6 +130,7 @@ class Config:
         name: Name of the model.
         seed: Seed of everything random.
         top_p: Nucleus of the bundle's sampling; less for a weak language model.
+        loudness_lufs: Integrated loudness of the voice, once it is known; 0: not known.
         initial: A bundle whose tensors of equal name and shape are the initial weights, and whose tokenizer is used.
         stages: Optimization by stage: ``lm``, ``flow``, ``vocoder``.
         plan: What is trained in turn, from the beginning again when it is through.
@@ -138,6 +139,7 @@ class Config:
     name: str
     seed: int = 1
     top_p: float = 0.8
+    loudness_lufs: float = 0.0
     initial: str = ""
     text: TextConfig = field(default_factory=TextConfig)
     data: DataConfig = field(default_factory=DataConfig)

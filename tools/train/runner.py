@@ -130,7 +130,8 @@ class Training:
             stage = self.stage(name)
             resume(stage, self.run)
             weights[part] = stage.weights()
-        return pack(self.bundle, out, weights, precision, (json.dumps(_DETAILS, indent=2) + "\n").encode())
+        details = {**_DETAILS, "loudness_lufs": self.config.loudness_lufs or None}
+        return pack(self.bundle, out, weights, precision, (json.dumps(details, indent=2) + "\n").encode())
 
     def follow_plan(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Train the stages in turn, continuing where the last call stopped."""
