@@ -10,18 +10,16 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
-
 from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
 from tts_worker.logs import current_request_id, fields, hide_secrets
+from tts_worker.server.file_watch import FileWatch
 from tts_worker.server.rates import ThrottledLog
 from tts_worker.session.quotas import Quotas
 from tts_worker.settings.keys import ApiKey, read_key_file
@@ -35,7 +33,6 @@ _DELAY_S = 1.0
 _MAX_DELAYED = 64
 _MAX_ADDRESSES = 4_096
 _LOG_EVERY = 100
-_RELOAD_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -202,8 +199,8 @@ class KeyRing:
         return window.count
 
 
-class KeyFileWatch:
-    """Reloads a ring's keys when the key file changes or ``reload`` is called. An invalid file changes nothing.
+class KeyFileWatch(FileWatch):
+    """Reads the keys of a ring again when the key file changes. An invalid file changes nothing.
 
     Args:
         ring: The key ring.
@@ -212,39 +209,16 @@ class KeyFileWatch:
     """
 
     def __init__(self, ring: KeyRing, file: Path, static_keys: tuple[ApiKey, ...] = ()) -> None:
+        super().__init__(file)
         self._ring = ring
         self._file = file
         self._static_keys = static_keys
-        self._loaded_stat = self._stat()
-        self._reload_requested = asyncio.Event()
 
-    def reload(self) -> None:
-        """Reload the file now."""
-        self._reload_requested.set()
-
-    async def run(self) -> None:
-        """Watch the file until cancelled."""
-        while True:
-            with anyio.move_on_after(_RELOAD_INTERVAL_S):
-                await self._reload_requested.wait()
-            stat = await asyncio.to_thread(self._stat)
-            if stat != self._loaded_stat or self._reload_requested.is_set():
-                self._reload_requested.clear()
-                self._loaded_stat = stat
-                await self._load()
-
-    async def _load(self) -> None:
+    def read_again(self) -> None:
         try:
-            keys = await asyncio.to_thread(read_key_file, self._file)
+            keys = read_key_file(self._file)
         except ConfigError as error:
             log.error("the API keys are unchanged: %s", error.message)
             return
         self._ring.replace((*self._static_keys, *keys))
         log.info("API keys reloaded: %s", ", ".join(key.name for key in keys) or "none")
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(self._file)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-import anyio
-
 from tts_worker.errors import ConfigError
+from tts_worker.server.file_watch import FileWatch
 
 log = logging.getLogger(__name__)
 
-_RELOAD_INTERVAL_S = 1.0
 
-
-class TlsContext:
+class TlsContext(FileWatch):
     """The TLS context of new connections; open ones keep theirs.
 
     Attributes:
@@ -34,32 +29,18 @@ class TlsContext:
     """
 
     def __init__(self, certificate: Path, key: Path | None = None, client_ca: Path | None = None) -> None:
+        super().__init__(certificate, key, client_ca)
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
-        self._loaded_stat = self._stat()
-        self._reload_requested = asyncio.Event()
         self.context = self._load()
 
-    def reload(self) -> None:
-        """Read the files now."""
-        self._reload_requested.set()
-
-    async def run(self) -> None:
-        """Read the files again when they change, until cancelled. Unusable ones are logged and change nothing."""
-        while True:
-            with anyio.move_on_after(_RELOAD_INTERVAL_S):
-                await self._reload_requested.wait()
-            stat = await asyncio.to_thread(self._stat)
-            if stat == self._loaded_stat and not self._reload_requested.is_set():
-                continue
-            self._reload_requested.clear()
-            self._loaded_stat = stat
-            try:
-                self.context = await asyncio.to_thread(self._load)
-                log.info("the TLS certificate was read again")
-            except ConfigError as error:
-                log.error("the TLS certificate is unchanged: %s", error.message)
+    def read_again(self) -> None:
+        try:
+            self.context = self._load()
+            log.info("the TLS certificate was read again")
+        except ConfigError as error:
+            log.error("the TLS certificate is unchanged: %s", error.message)
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -80,21 +61,9 @@ class TlsContext:
             raise ConfigError(f"{setting}: cannot be read: {error.strerror}") from None
         return context
 
-    def _stat(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(file_stat(file) for file in (self._certificate, self._key, self._client_ca) if file is not None)
-
 
 def common_name(certificate: Mapping[str, object] | None) -> str | None:
     """Return the common name of a certificate that was verified, as ``ssl`` describes it."""
     subject = (certificate or {}).get("subject", ())
     assert isinstance(subject, tuple)
     return next((value for part in subject for name, value in part if name == "commonName"), None)
-
-
-def file_stat(file: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the content of a file; None if there is none."""
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.server.file_watch import FileStates, file_states
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
@@ -29,7 +30,6 @@ from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.tls import file_stat
 from tts_worker.session.hub import SessionHub
 
 log = logging.getLogger(__name__)
@@ -82,9 +82,8 @@ class TlsFiles:
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], authorities)
 
-    def _stat(self) -> list[tuple[int, int, int] | None]:
-        files = (self.certificate, self.key, self.client_ca)
-        return [file_stat(file) for file in files if file is not None]
+    def _stat(self) -> FileStates:
+        return file_states((self.certificate, self.key, self.client_ca))
 
 
 @dataclass(frozen=True, slots=True)
