@@ -21,7 +21,7 @@ VOICE = "nano"
 PACKAGE = Path(__file__).parents[2] / "packages" / "tts-worker-voice-nano" / "tts_worker_voice_nano"
 SENTENCES = held_out()[:6]
 MAX_WER = 0.55  # measured 0.41, and two standard deviations of 59 words
-MIN_MOS = 1.2  # measured 1.37; noise has 1.0
+MIN_MOS = 1.2  # measured 1.37
 
 
 @pytest.fixture(scope="module")
