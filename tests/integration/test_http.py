@@ -25,7 +25,9 @@ from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
+from tts_worker.server.compat import cosyvoice
 from tts_worker.server.compat.openai import OPENAI_VOICES
+from tts_worker.server.validation import MULTIPART
 
 if TYPE_CHECKING:
     import openai
@@ -107,6 +109,55 @@ async def test_api_describes_itself() -> None:
         assert {"StartMessage", "TextMessage", "DoneMessage", "Word"} <= set(stream["$defs"])
         page = (await client.get("/docs")).text
         assert "://" not in page, "the page loads nothing from elsewhere"
+
+
+FILES_OF_FORMS = {
+    "/v1/voices": {"audio"},
+    "/v1/voices/add": {"files"},
+    "/voices/clone": {"clip"},
+    "/v1/audio/conversions": {"audio"},
+    "/v1/voice-changer/{voice}": {"audio"},
+    "/inference_vc": {"source_wav", "prompt_wav"},
+    "/inference_zero_shot": {"prompt_wav"},
+    "/inference_cross_lingual": {"prompt_wav"},
+    "/inference_instruct2": {"prompt_wav"},
+    "/zero_shot_tts": {"reference_audio"},
+    "/v1/model/cosyvoice/zero_shot": {"reference_audio"},
+    "/cross_lingual_tts": {"reference_audio"},
+    "/v1/model/cosyvoice/cross_lingual": {"reference_audio"},
+    "/instruct_tts": {"reference_audio"},
+    "/v1/model/cosyvoice/instruct": {"reference_audio"},
+    "/inference_sft": set(),
+    "/inference_instruct": set(),
+    "/tts": set(),
+    "/v1/model/cosyvoice/tts": set(),
+}
+"""By the path of every route that takes a form."""
+
+
+async def test_api_describes_the_fields_of_every_form() -> None:
+    async with serving() as address, http(address) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    bodies = {
+        path: operations["post"]["requestBody"]["content"]
+        for path, operations in paths.items()
+        if "requestBody" in operations.get("post", {})
+    }
+    forms = {path: body[MULTIPART]["schema"] for path, body in bodies.items() if MULTIPART in body}
+    files = {
+        path: {name for name, field in form["properties"].items() if field.get("format") == "binary"}
+        for path, form in forms.items()
+    }
+    assert files == FILES_OF_FORMS
+    assert set(cosyvoice.PATHS) <= set(forms)
+    for path, form in forms.items():
+        assert set(form.get("required", ())) <= set(form["properties"])
+        for content in bodies[path].values():  # the recordings are base64 where a body has no files
+            assert set(content["schema"]["properties"]) == set(form["properties"])
+    assert forms["/inference_vc"]["required"] == ["source_wav"]
+    assert set(forms["/inference_zero_shot"]["required"]) == {"prompt_wav", "tts_text", "prompt_text"}
+    assert {"tts_text"} <= set(forms["/inference_sft"]["properties"])
+    assert "audio" not in forms["/v1/voices"]["required"], "a mix takes no recording"
 
 
 async def test_api_description_needs_the_key() -> None:

@@ -14,7 +14,7 @@ from tts_worker.server.compat.rendering import converted
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
-from tts_worker.server.validation import upload_body, validate
+from tts_worker.server.validation import MULTIPART, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
@@ -56,7 +56,7 @@ class ConversionRequest(BaseModel):
         return 8_000 if self.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
-_BODY = upload_body(ConversionRequest, SOURCE_FIELD, "The speech to convert", "multipart/form-data", "application/json")
+_BODY = upload_body(ConversionRequest, (MULTIPART, "application/json"), {SOURCE_FIELD: "The speech to convert"})
 
 
 def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Any, TypeVar
@@ -9,6 +10,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tts_worker.errors import InvalidRequest
+
+MULTIPART = "multipart/form-data"
+PROMPT_AUDIO = "3 to 30 s of one speaker"
+"""Description of a recording of which a voice is made."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -40,13 +45,28 @@ def request_body(kind: type[BaseModel], *media_types: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def upload_body(kind: type[BaseModel], field: str, description: str, *media_types: str) -> dict[str, Any]:
-    """Do the same for a body with a required recording in ``field``: a form, or JSON with the recording as base64."""
+def upload_body(
+    kind: type[BaseModel], media_types: Iterable[str], recordings: Mapping[str, str], *, optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Do the same for a body with recordings: files of a multipart form, base64 text in other bodies.
+
+    Args:
+        kind: Its other fields.
+        media_types: What the route takes.
+        recordings: Description of each recording by its field.
+        optional: Those of them that may be missing.
+    """
+    required = [name for name in recordings if name not in optional]
     described = request_body(kind, *media_types)
     for media_type, content in described["requestBody"]["content"].items():
-        encoding = {"contentEncoding": "base64"} if media_type == "application/json" else {"format": "binary"}
-        schema = content["schema"]
-        recording = {"type": "string", **encoding, "description": f"{description} as WAV, FLAC, Ogg, MP3, M4A or WebM"}
-        properties = {field: recording, **schema["properties"]}
-        content["schema"] = {**schema, "properties": properties, "required": [field, *schema.get("required", ())]}
+        encoding = {"format": "binary"} if media_type == MULTIPART else {"contentEncoding": "base64"}
+        schema = dict(content["schema"])
+        files = {
+            name: {"type": "string", **encoding, "description": f"{text} as WAV, FLAC, Ogg, MP3, M4A or WebM"}
+            for name, text in recordings.items()
+        }
+        schema["properties"] = {**files, **schema["properties"]}
+        if names := [*required, *schema.get("required", ())]:
+            schema["required"] = names
+        content["schema"] = schema
     return described

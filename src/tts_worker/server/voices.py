@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from tts_worker.server.audit import audited
 from tts_worker.server.compat import cloning, elevenlabs
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse, voice_json
-from tts_worker.server.validation import request_body
+from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices import Voice
 
@@ -24,6 +23,11 @@ UPLOAD_PATHS = frozenset((PATH, *cloning.PATHS))
 """Paths whose requests may contain a recording."""
 
 RECORDING_FIELD = "audio"
+
+_BODY = upload_body(
+    NewVoice, (MULTIPART, "application/json"), {RECORDING_FIELD: PROMPT_AUDIO}, optional={RECORDING_FIELD}
+)
+"""A mix takes no recording."""
 
 
 def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request], bool]) -> None:
@@ -49,7 +53,7 @@ def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request],
         PATH,
         status_code=201,
         summary="Add a voice from a recording, a style of a voice, or a mix of voices",
-        openapi_extra=_add_body(),
+        openapi_extra=_BODY,
     )
     async def add(request: Request) -> Response:
         body = await read_body(request)
@@ -80,17 +84,3 @@ async def delete_voice(hub: SessionHub, name: str) -> None:
     """Delete a voice. Raises as ``VoiceLibrary.delete`` does."""
     with audited("delete_voice", name, ApiScope.ENROL):
         await hub.require_library().delete(name)
-
-
-def _add_body() -> dict[str, Any]:
-    described = request_body(NewVoice, "multipart/form-data", "application/json")
-    content = described["requestBody"]["content"]
-    for media_type, recording in (
-        ("multipart/form-data", {"type": "string", "format": "binary"}),
-        ("application/json", {"type": "string", "contentEncoding": "base64"}),
-    ):
-        schema = content[media_type]["schema"]
-        recording["description"] = "3 to 30 s of one speaker as WAV, FLAC, Ogg, MP3, M4A or WebM"
-        properties = {RECORDING_FIELD: recording, **schema["properties"]}
-        content[media_type] = {"schema": {**schema, "properties": properties}}
-    return described

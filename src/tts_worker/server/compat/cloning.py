@@ -21,13 +21,16 @@ from tts_worker.server.audit import audited
 from tts_worker.server.compat import cartesia_wire
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices import Voice
 
 ELEVENLABS_PATH = "/v1/voices/add"
 CARTESIA_PATH = "/voices/clone"
 PATHS = frozenset((ELEVENLABS_PATH, f"/elevenlabs{ELEVENLABS_PATH}", CARTESIA_PATH))
+
+_ELEVENLABS_FILES = ("files", "files[]", "file")
+_CARTESIA_FILES = ("clip", "file")
 
 
 class _CloneRequest(BaseModel):
@@ -54,13 +57,13 @@ class CartesiaClone(_CloneRequest):
 
 def add_elevenlabs_routes(routes: APIRouter, hub: SessionHub) -> None:
     """Add ElevenLabs' route to clone a voice."""
-    extra = request_body(ElevenLabsClone, "multipart/form-data")
+    extra = upload_body(ElevenLabsClone, (MULTIPART,), {_ELEVENLABS_FILES[0]: PROMPT_AUDIO})
 
     @routes.post(ELEVENLABS_PATH, summary="Add a voice for ElevenLabs clients", openapi_extra=extra)
     async def add(request: Request) -> Response:
         body = await read_body(request)
         fields = validate(ElevenLabsClone, body.fields)
-        voice = await _clone(hub, fields, body, ("files", "files[]", "file"), _labels(fields.labels))
+        voice = await _clone(hub, fields, body, _ELEVENLABS_FILES, _labels(fields.labels))
         return SafeJSONResponse({"voice_id": voice.name, "requires_verification": False})
 
 
@@ -76,12 +79,12 @@ def add_elevenlabs_delete(routes: APIRouter, hub: SessionHub) -> None:
 
 def add_cartesia_routes(routes: APIRouter, hub: SessionHub) -> None:
     """Add Cartesia's routes to clone and delete a voice."""
-    extra = request_body(CartesiaClone, "multipart/form-data")
+    extra = upload_body(CartesiaClone, (MULTIPART,), {_CARTESIA_FILES[0]: PROMPT_AUDIO})
 
     @routes.post(CARTESIA_PATH, summary="Add a voice for Cartesia clients", openapi_extra=extra)
     async def clone(request: Request) -> Response:
         body = await read_body(request)
-        voice = await _clone(hub, validate(CartesiaClone, body.fields), body, ("clip", "file"), {})
+        voice = await _clone(hub, validate(CartesiaClone, body.fields), body, _CARTESIA_FILES, {})
         return SafeJSONResponse({**cartesia_wire.voice_json(voice), "user_id": "", "is_public": False})
 
     @routes.delete("/voices/{voice}", summary="Delete a voice for Cartesia clients", status_code=204)

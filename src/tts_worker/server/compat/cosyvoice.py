@@ -26,14 +26,14 @@ from tts_worker.server.compat.rendering import converted, download
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
 _HEADERS = {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"}
-_MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded", "application/json")
+_MEDIA_TYPES = (MULTIPART, "application/x-www-form-urlencoded", "application/json")
 
 
 class _CosyVoiceRequest(BaseModel):
@@ -49,6 +49,12 @@ class _CosyVoiceRequest(BaseModel):
     optional_recording: ClassVar[bool] = False
 
     text: str
+
+    @classmethod
+    def body(cls) -> dict[str, Any]:
+        """Describe the body for OpenAPI."""
+        recordings = {} if cls.recording is None else {cls.recording: PROMPT_AUDIO}
+        return upload_body(cls, _MEDIA_TYPES, recordings, optional=recordings if cls.optional_recording else ())
 
     def value(self, name: str, default: Any = None) -> Any:
         return getattr(self, name, default)
@@ -135,6 +141,12 @@ class InferenceVcRequest(BaseModel):
     voice: str | None = Field(None, alias="spk_id", max_length=128)
     speed: float = Field(1.0, ge=0.5, le=2.0)
 
+    @classmethod
+    def body(cls) -> dict[str, Any]:
+        """Describe the body for OpenAPI. ``spk_id`` replaces the recording of the voice."""
+        recordings = {cls.source: "The speech to convert", cls.recording: PROMPT_AUDIO}
+        return upload_body(cls, _MEDIA_TYPES, recordings, optional={cls.recording})
+
 
 _BASE = "/v1/model/cosyvoice"
 _HEALTH = f"{_BASE}/healthcheck"
@@ -162,10 +174,12 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     """Build the routes over ``hub``."""
     routes = APIRouter()
 
-    def add(path: str, kind: type[BaseModel], answer: Callable[[Request], Awaitable[Response]]) -> None:
+    def add(
+        path: str, kind: type[_CosyVoiceRequest | InferenceVcRequest], answer: Callable[[Request], Awaitable[Response]]
+    ) -> None:
         name = path.strip("/").replace("/", "_")
         for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
-            extra = request_body(kind, *_MEDIA_TYPES) if method == "POST" else None
+            extra = kind.body() if method == "POST" else None
             routes.add_api_route(
                 path,
                 answer,

@@ -28,7 +28,7 @@ from tts_worker.server.compat.rendering import converted, download, failure, syn
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
-from tts_worker.server.validation import request_body, upload_body, validate
+from tts_worker.server.validation import MULTIPART, request_body, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -46,7 +46,6 @@ UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CON
 """Beginnings of paths whose requests contain a recording."""
 
 _BODY = request_body(vendor.Body)
-_FORM = "multipart/form-data"
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 
 
@@ -376,7 +375,7 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
                 convert,
                 methods=["POST"],
                 summary="Voice conversion for ElevenLabs clients, streamed",
-                openapi_extra=upload_body(vendor.ConversionForm, "audio", "The speech to convert", _FORM),
+                openapi_extra=upload_body(vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"}),
                 include_in_schema=(path, suffix) == (CONVERSION_PATHS[0], "{voice}"),
             )
 
