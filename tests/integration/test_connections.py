@@ -302,6 +302,26 @@ async def test_too_many_messages_end_the_connection(path: str) -> None:
         assert "more than 10 messages" in (client.close_reason or "")
 
 
+@pytest.mark.parametrize("reads", [True, False])
+async def test_rate_limited_client_cannot_keep_the_socket(reads: bool) -> None:
+    """It does not answer the close frame, or reads nothing, while the other time limits are far away."""
+    options = {**LONG_TIMEOUTS, "session": {"max_messages_per_s": 100}}
+    async with serving(**options) as address, open_tcp(address, upgrade("/v1/stream?realtime=false")) as client:
+        await client.reader.readuntil(b"\r\n\r\n")
+        if not reads:
+            client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(frame(1, json.dumps({"type": "text", "text": "many words " * 5_000}).encode()))
+            while await metric(address, "tts_buffered_seconds") < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await client.send(frame(1, b'{"type":"flush"}') * 5_000)
+        begun_s = asyncio.get_running_loop().time()
+        if reads:
+            assert b"\x03\xf0" in await client.read_all()
+        await until_connections(address, "active", 1)  # that of the metrics
+        assert asyncio.get_running_loop().time() - begun_s < 9, "the WebSocket library waits for 10 s"
+        assert await metric(address, "tts_sessions") == 0
+
+
 async def test_long_messages_count_by_size() -> None:
     async with (
         serving(session={"max_messages_per_s": 10}, server={"send_timeout_s": 0.5}) as address,

@@ -62,6 +62,9 @@ destroy the response."""
 SEND_NOW = "tts_worker.send_now"
 """Extension of the ASGI scope of a WebSocket: its ``send`` is ``WebSocketProtocol.send_now``."""
 
+ABORT_AFTER = "tts_worker.abort_after"
+"""Extension of the ASGI scope of a WebSocket: its ``abort`` is ``WebSocketProtocol.abort_after``."""
+
 _TEXT_MESSAGE = 0x81
 _BINARY_MESSAGE = 0x82
 """First byte of a WebSocket frame that is a whole message (RFC 6455, section 5.2)."""
@@ -610,15 +613,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.transport.write(message_frame(message))
         return True
 
+    def abort_after(self, delay_s: float) -> None:
+        """Close the connection in ``delay_s``, whatever the client does; the earliest time counts."""
+        if self.disconnected:
+            return
+        if self._abort_timer is not None:
+            if self._abort_timer.when() <= self.loop.time() + delay_s:
+                return
+            self._abort_timer.cancel()
+        self._abort_timer = self.loop.call_later(delay_s, self._abort)
+
     async def run_asgi(self) -> None:
+        self.scope["extensions"][ABORT_AFTER] = {"abort": self.abort_after}
         if not self.conn.extensions:  # an extension would change the frames
             self.scope["extensions"][SEND_NOW] = {"send": self.send_now}
         try:
             await super().run_asgi()
         finally:
             # A client that does not read would keep a closing transport open forever.
-            if not self.disconnected:
-                self._abort_timer = self.loop.call_later(self.close_timeout + self._limits.send_timeout_s, self._abort)
+            self.abort_after(self.close_timeout + self._limits.send_timeout_s)
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -690,3 +703,4 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self.abort_after(_LINGER_S)  # also if the client does not read

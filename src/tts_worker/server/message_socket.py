@@ -15,16 +15,25 @@ import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tts_worker.errors import WEBSOCKET_CLOSE, ErrorInfo, RateLimited, SendTimeout, TTSWorkerError, error_info
-from tts_worker.server.connections import SEND_NOW
+from tts_worker.server.connections import ABORT_AFTER, SEND_NOW
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
 
 log = logging.getLogger(__name__)
 
+_CLOSE_S = 1.0
+"""How long a client may take for the close frame, and one that broke a rule for the whole closing handshake."""
+
+_POLICY_VIOLATION = 1008
+
 
 def _never(message: str | bytes) -> bool:
     """Send nothing: a server without the extension takes messages only as ASGI events."""
     return False
+
+
+def _keep(delay_s: float) -> None:
+    """Leave the end of the connection to a server without the extension."""
 
 
 class MessageSocket:
@@ -38,8 +47,9 @@ class MessageSocket:
 
     def __init__(self, websocket: WebSocket, limits: ApiLimits, name: str) -> None:
         self.limits = limits
-        extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
-        self._send_now: Callable[[str | bytes], bool] = extension.get("send", _never)
+        extensions = websocket.scope.get("extensions", {})
+        self._send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _never)
+        self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _keep)
         self._websocket = websocket
         self._name = name
         self._rate = MessageRate(limits.max_messages_per_s)
@@ -134,8 +144,10 @@ class MessageSocket:
             reason = info.message
             if not isinstance(error, TTSWorkerError):
                 log.error("%s: the connection failed", self._name, exc_info=error)
-        # A client that does not read does not receive the close frame either: drop the socket after a second.
-        with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(1.0):
+        if code == _POLICY_VIOLATION:
+            self._abort_after(_CLOSE_S)
+        # A client that does not read does not receive the close frame either.
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(_CLOSE_S):
             if isinstance(error, RateLimited):
                 await self.send(encode_error(error.info))
             await self._websocket.close(code, reason[:100])
