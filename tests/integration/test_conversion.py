@@ -22,6 +22,7 @@ from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
 from tts_worker.errors import InvalidRequest, QuotaExceeded, UnknownVoice
 from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.quotas import Quotas
 from tts_worker.settings import load_settings
 from tts_worker.types import SessionOptions
 
@@ -289,4 +290,18 @@ def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> N
                 await hub.convert(options, RecordedSource(SOURCE))
         assert refused.value.retry_after_s == pytest.approx(91, abs=3)  # the debt of half a second, and one second
 
+    asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()
+
+
+def test_conversion_knows_the_charges_of_other_workers(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SharedQuotas(Quotas):
+        async def refresh_source(self, key: str, per_minute: float) -> None:
+            self.charge_source(key, per_minute, 60)
+
+    async def convert() -> None:
+        with acting_as(Caller("shared", source_seconds_per_minute=10)), pytest.raises(QuotaExceeded):
+            await hub.convert(SessionOptions(voice="anna"), RecordedSource(SOURCE))
+
+    hub = worker.worker.hub
+    monkeypatch.setattr(hub, "quotas", SharedQuotas())
     asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()

@@ -74,6 +74,18 @@ async def test_characters_are_charged_once_over_workers() -> None:
             assert 5_000 < member.character_wait_s("app", 10) <= 991 * 6
 
 
+async def test_source_audio_is_charged_over_workers() -> None:
+    async with sharing(embedded_redis()) as (one, two):
+        one.charge_characters("app", 10, 1_000)  # which do not apply
+        one.charge_source("app", 10, 60.5)
+        two.charge_source("app", 10, 40)
+        await eventually(lambda: _settled(one, "source"))
+        await eventually(lambda: _settled(two, "source"))
+        for member in (one, two):  # 91.5 s at 10 a minute
+            await member.refresh_source("app", 10)
+            assert 500 < member.source_wait_s("app", 10) <= 91.5 * 6
+
+
 async def _waits(member: RedisQuotas, seconds: float) -> bool:
     return member.character_wait_s("app", 10) > seconds
 
@@ -99,8 +111,8 @@ async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
 
 
-async def _settled(member: RedisQuotas) -> bool:
-    charges = member._charges["app"]
+async def _settled(member: RedisQuotas, kind: str = "characters") -> bool:
+    charges = member._charges[kind, "app"]
     return charges.sending is None and charges.unsent == 0
 
 

@@ -1,9 +1,10 @@
 """Quotas that the workers of a fleet share through Redis.
 
-Redis keeps one token bucket for the requests and one for the characters of each API key, and its open sessions as
-leases that expire unless they are renewed. Scripts use Redis's clock, so the clocks of the workers need not agree. A
-request or a session waits for one script. Text is charged while it is spoken: charges are sent in the background,
-numbered, so that one whose answer was lost is not counted twice; other workers know them within a second.
+Redis keeps token buckets for the requests, characters and source audio of each API key, and its open sessions as leases
+that expire unless they are renewed. Scripts use Redis's clock, so the clocks of the workers need not agree. A
+request or a session waits for one script. Text is charged while it is spoken, source audio while it is converted:
+charges are sent in the background, numbered, so that one whose answer was lost is not counted twice; other workers know
+them within a second.
 
 While Redis does not answer, each worker applies the quotas on its own, starting from what it knew last: calls go on,
 and a key may use up to its quota at each worker. Charges and leases are sent again once Redis answers.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from tts_worker.callers import MinuteQuota
 from tts_worker.errors import ConnectionLost
 from tts_worker.registry.store import RedisStore
 from tts_worker.session.quotas import Quotas
@@ -38,6 +40,9 @@ LEASE_S = 30.0
 _RENEWALS = 3
 _RECENT_S = 60.0
 """Keys that were used within this time are read every ``REFRESH_S``."""
+
+_CHARACTERS = "characters"
+_SOURCE = "source"
 
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + t[2] / 1000\n"
 
@@ -92,18 +97,20 @@ return 1
 
 @dataclass(slots=True)
 class _Charges:
-    """The characters of a key that Redis does not know yet.
+    """The characters, or the seconds of source audio, of a key that Redis does not know yet.
 
     Attributes:
-        unsent: Characters charged since the last attempt.
-        sending: Number and characters of the charge that Redis may or may not have.
+        buckets: What this worker knows, by key.
+        unsent: Units charged since the last attempt.
+        sending: Number and units of the charge that Redis may or may not have.
         used_at_s: When the key was last used.
     """
 
+    buckets: dict[str, MinuteQuota]
     per_minute: float
     used_at_s: float
-    unsent: int = 0
-    sending: tuple[int, int] | None = None
+    unsent: float = 0
+    sending: tuple[int, float] | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -122,7 +129,7 @@ class RedisQuotas(Quotas):
         self._prefix = prefix
         self._worker = secrets.token_hex(8)
         self._numbers = itertools.count(1)
-        self._charges: dict[str, _Charges] = {}
+        self._charges: dict[tuple[str, str], _Charges] = {}  # by kind and API key
         self._leases: dict[str, set[str]] = {}  # held by this worker, by API key
         self._ended: dict[str, set[str]] = {}  # leases that Redis may still have
         self._changed = asyncio.Event()
@@ -139,37 +146,48 @@ class RedisQuotas(Quotas):
         self._bucket(self._requests, key, per_minute).set_level(units, self._clock())
         return wait_s
 
-    # -- characters ---------------------------------------------------------------------------------------------------
+    # -- characters and source audio ----------------------------------------------------------------------------------
 
     async def refresh_characters(self, key: str, per_minute: float) -> None:
-        await self._exchange(key, self._charges_of(key, per_minute))
+        await self._exchange(_CHARACTERS, key, self._charges_of(_CHARACTERS, key, per_minute))
 
     def charge_characters(self, key: str, per_minute: float, chars: int) -> None:
         super().charge_characters(key, per_minute, chars)
-        self._charges_of(key, per_minute).unsent += chars
+        self._add(_CHARACTERS, key, per_minute, chars)
+
+    async def refresh_source(self, key: str, per_minute: float) -> None:
+        await self._exchange(_SOURCE, key, self._charges_of(_SOURCE, key, per_minute))
+
+    def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
+        super().charge_source(key, per_minute, seconds)
+        self._add(_SOURCE, key, per_minute, seconds)
+
+    def _add(self, kind: str, key: str, per_minute: float, units: float) -> None:
+        self._charges_of(kind, key, per_minute).unsent += units
         self._changed.set()
 
-    def _charges_of(self, key: str, per_minute: float) -> _Charges:
-        charges = self._charges.setdefault(key, _Charges(per_minute, 0.0))
+    def _charges_of(self, kind: str, key: str, per_minute: float) -> _Charges:
+        buckets = self._characters if kind == _CHARACTERS else self._source_s
+        charges = self._charges.setdefault((kind, key), _Charges(buckets, per_minute, 0.0))
         charges.per_minute = per_minute
         charges.used_at_s = self._clock()
         return charges
 
-    async def _exchange(self, key: str, charges: _Charges) -> None:
+    async def _exchange(self, kind: str, key: str, charges: _Charges) -> None:
         """Send the charges of a key and take over what is left of its quota."""
         async with charges.lock:  # Redis remembers one number of each worker
             if charges.sending is None:
                 charges.sending = (next(self._numbers), charges.unsent)
                 charges.unsent = 0
-            number, chars = charges.sending
-            level = await self._take("characters", key, charges.per_minute, chars, number=number)
+            number, units = charges.sending
+            level = await self._take(kind, key, charges.per_minute, units, number=number)
             if level is not None:
                 charges.sending = None
-                bucket = self._bucket(self._characters, key, charges.per_minute)
+                bucket = self._bucket(charges.buckets, key, charges.per_minute)
                 bucket.set_level(level[0] - charges.unsent, self._clock())
 
     async def _take(
-        self, kind: str, key: str, per_minute: float, units: int, *, needed: bool = False, number: int | None = None
+        self, kind: str, key: str, per_minute: float, units: float, *, needed: bool = False, number: int | None = None
     ) -> tuple[float, float] | None:
         """Take units; return what is left and the seconds to wait. None if Redis does not answer."""
         values: tuple[str | float, ...] = (
@@ -237,12 +255,12 @@ class RedisQuotas(Quotas):
     async def _send(self, *, renews: bool, refreshes: bool) -> None:
         """Send charges and ended leases; read the quotas in use and renew the leases if they are due."""
         now_s = self._clock()
-        for key, charges in list(self._charges.items()):
+        for (kind, key), charges in list(self._charges.items()):
             is_settled = charges.unsent == 0 and charges.sending is None and not charges.lock.locked()
             if is_settled and now_s - charges.used_at_s > _RECENT_S:
-                del self._charges[key]
+                del self._charges[kind, key]
             elif refreshes or not is_settled:
-                await self._exchange(key, charges)
+                await self._exchange(kind, key, charges)
         for key in [*(self._leases if renews else ()), *self._ended]:
             await self._renew(key)
 

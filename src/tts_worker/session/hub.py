@@ -392,6 +392,8 @@ class SessionHub:
             TTSWorkerError: As ``admit``.
         """
         caller = current_caller()
+        if caller.key is not None and caller.source_seconds_per_minute is not None:
+            await self.quotas.refresh_source(caller.key, caller.source_seconds_per_minute)
         if (refusal := self._source_refusal(caller)) is not None:
             self._observer.refused(refusal.code.value, caller.transport)
             raise refusal

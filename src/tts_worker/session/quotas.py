@@ -1,6 +1,6 @@
-"""Quotas of API keys: requests and characters per minute, open sessions. ``Quotas`` counts for one worker.
+"""Quotas of API keys: requests, characters and source audio per minute, open sessions.
 
-``registry.quotas`` derives the quotas that the workers of a fleet share.
+``Quotas`` counts for one worker; ``registry.quotas`` derives the quotas that the workers of a fleet share.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ class Quotas:
         quota.wait_s(self._clock())
         quota.charge(chars)
 
+    async def refresh_source(self, key: str, per_minute: float) -> None:
+        """Learn what other workers have charged to a key, before a voice conversion opens. Never raises."""
+
     def source_wait_s(self, key: str, per_minute: float) -> float:
-        """Return 0 if a key may begin a voice conversion, else the seconds until it may. Counted by this worker."""
+        """Return 0 if a key may begin a voice conversion, else the seconds until it may."""
         return self._bucket(self._source_s, key, per_minute).wait_s(self._clock())
 
     def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
