@@ -6,8 +6,11 @@ import asyncio
 import base64
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,12 +18,16 @@ import pytest
 import soundfile
 
 from tests.fakes.recordings import SAID, speech, wav
+from tests.fakes.redis import embedded_redis
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
 from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
 from tts_worker.errors import InvalidRequest, QuotaExceeded, UnknownVoice
+from tts_worker.protocol.messages import PROTOCOL_VERSION
+from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
+from tts_worker.registry.store import RedisStore
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.quotas import Quotas
 from tts_worker.settings import load_settings
@@ -46,15 +53,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def worker(bundle: Path) -> Iterator[ThreadedWorker]:
+def sections(bundle: Path) -> dict[str, Any]:
+    """The settings of the workers."""
     engine = {"kind": "cosyvoice", "bundle": str(bundle), "device": "cpu", "threads": 1, "memory_gb": 0.1}
-    settings = load_settings(
-        flags={
-            "engines": {"cosy": {**engine, "max_utterances": 4}, "tone": {"kind": "tone"}},
-            "session": {"loudness": None},
-        }
-    )
-    with worker_in_thread(settings) as served:
+    return {
+        "engines": {"cosy": {**engine, "max_utterances": 4}, "tone": {"kind": "tone"}},
+        "session": {"loudness": None},
+    }
+
+
+@pytest.fixture(scope="module")
+def worker(sections: dict[str, Any]) -> Iterator[ThreadedWorker]:
+    with worker_in_thread(load_settings(flags=sections)) as served:
         yield served
 
 
@@ -210,10 +220,55 @@ async def live_audio(worker: ThreadedWorker, size: int) -> list[bytes]:
         return [part async for part in tts.convert(live_parts(size), live_rate_hz=16_000)]
 
 
-async def test_live_audio_is_converted_however_it_is_split(worker: ThreadedWorker) -> None:
-    whole, split = await live_audio(worker, 96_000), await live_audio(worker, 4_801)
-    assert b"".join(whole) == b"".join(split)
-    assert sum(map(len, whole)) // 2 == pytest.approx(3 * 24_000, abs=SAMPLES_PER_TOKEN)
+@pytest.fixture(scope="module")
+def live(worker: ThreadedWorker) -> bytes:
+    """The conversion of live audio that comes in one part, over gRPC."""
+    return b"".join(asyncio.run(live_audio(worker, 96_000)))
+
+
+async def test_live_audio_is_converted_however_it_is_split(worker: ThreadedWorker, live: bytes) -> None:
+    assert b"".join(await live_audio(worker, 4_801)) == live
+    assert len(live) // 2 == pytest.approx(3 * 24_000, abs=SAMPLES_PER_TOKEN)
+
+
+async def both_sources(url: str) -> tuple[bytes, bytes]:
+    """Convert a recording and live audio."""
+    async with AsyncTTS(url, voice="anna") as tts:
+        recorded = [part async for part in tts.convert(SOURCE)]
+        live = [part async for part in tts.convert(live_parts(96_000), live_rate_hz=16_000)]
+    return b"".join(recorded), b"".join(live)
+
+
+async def test_worker_in_this_process_converts(
+    sections: dict[str, Any], offline: bytes, live: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text(json.dumps(sections))
+    assert await both_sources(f"local:{file}") == (offline, live)
+
+
+async def test_client_of_a_registry_converts(worker: ThreadedWorker, offline: bytes, live: bytes) -> None:
+    capabilities = WorkerCapabilities(
+        zero_shot=True,
+        emotive_zero_prompt=False,
+        cpu_ok=True,
+        languages=["mul"],
+        max_concurrent_sessions=8,
+        voices=["anna"],
+        sample_rates=[24_000],
+        protocol_version=PROTOCOL_VERSION,
+    )
+    entry = WorkerEntry(
+        name="one",
+        addr=f"grpc://{worker.grpc_address}",
+        capabilities=capabilities,
+        resident_models=["cosy"],
+        metrics={},
+        last_heartbeat_ts=time.time(),
+    )
+    async with aclosing(RedisStore(embedded_redis())) as store:
+        await store.put("conversion:one", entry.to_json(), 60.0)
+    assert await both_sources(f"{embedded_redis()}?prefix=conversion:") == (offline, live)
 
 
 async def test_live_audio_is_heard_before_the_source_ends(worker: ThreadedWorker) -> None:
