@@ -47,6 +47,7 @@ SLOW = (
     "gpu/",
     "integration/test_agent.py",
     "integration/test_batch.py",
+    "integration/test_batch_client.py",
     "integration/test_capacity.py",
     "integration/test_cartesia.py",
     "integration/test_cli.py",

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
+from tts_worker.client.batches import WorkerBatches
 from tts_worker.client.conversion import AsyncConversion
 from tts_worker.client.voices import WorkerVoices
 from tts_worker.protocol.session import Session
@@ -83,6 +84,11 @@ class Client:
     def voices(self) -> WorkerVoices:
         """The voices: ``await client.voices.list()``, ``await client.voices.add("anna", "anna.wav", consent=True)``."""
         return WorkerVoices(self._connector.voice_access)
+
+    @property
+    def batches(self) -> WorkerBatches:
+        """Batches of texts, for ``ws://`` URLs: ``await client.batches.submit(["Welcome.", "Goodbye."])``."""
+        return WorkerBatches(self._connector.batch_access)
 
     def convert(
         self,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
+from tts_worker.client.batches import BatchResult, BatchText
 from tts_worker.client.conversion import AsyncConversion
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
-from tts_worker.errors import ConnectionLost, InvalidRequest, as_exception
+from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.session import Session
 from tts_worker.types import (
     Acknowledged,
@@ -137,6 +138,48 @@ class AsyncTTS:
     ) -> AsyncConversion:
         """Convert ``source`` to ``voice``; iterate over parts of s16le. See ``Client.convert``."""
         return self._client.convert(source, _with_options(self._options, options), live_rate_hz=live_rate_hz)
+
+    async def batch(
+        self,
+        texts: Iterable[str | BatchText],
+        *,
+        response_format: str = "wav",
+        **options: Unpack[SpeechOptions],
+    ) -> AsyncGenerator[BatchResult, None]:
+        """Have the worker synthesize many texts behind live calls; yield the results in order as they finish.
+
+        A text that fails has an ``error`` instead of audio. A broken connection is continued. The batch is deleted at
+        the end, and when the iteration is left early; ``client.batches`` leaves it on the worker.
+
+        Args:
+            texts: The texts, or ``BatchText`` for those with an id, a voice or other options.
+            response_format: ``wav``, ``mp3``, ``opus``, ``flac``, ``pcm``, ``mulaw`` or ``alaw``.
+            options: Voice, model, speed, seed, language, instruct and sample rate; the others have no effect.
+
+        Raises:
+            InvalidRequest: The worker refuses the batch, or its URL is not ``ws://`` or ``wss://``.
+            TTSWorkerError: As ``speak``.
+        """
+        chosen = _with_options(self._options, options)
+        batches = self._client.batches
+        batch = await batches.submit(
+            texts,
+            response_format=response_format,
+            voice=chosen.voice,
+            model=chosen.model,
+            speed=chosen.speed,
+            seed=chosen.seed,
+            language=chosen.language,
+            instructions=chosen.instruct,
+            sample_rate=chosen.sample_rate,
+        )
+        try:
+            async with aclosing(batches.results(batch.id)) as results:
+                async for result in results:
+                    yield result
+        finally:
+            with suppress(TTSWorkerError):  # the worker deletes it later
+                await batches.cancel(batch.id)
 
     async def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""

@@ -24,6 +24,7 @@ from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
 
 if TYPE_CHECKING:
+    from tts_worker.client.batches import BatchAccess
     from tts_worker.client.conversion import ConversionAccess
     from tts_worker.client.voices import VoiceAccess
 
@@ -112,6 +113,10 @@ class Connector(Protocol):
 
     async def conversion_access(self) -> ConversionAccess:
         """Return the access to the worker's voice conversion. Raises like ``open``."""
+        ...
+
+    async def batch_access(self) -> BatchAccess:
+        """Return the access to the worker's batches. Raises like ``open``."""
         ...
 
     async def aclose(self) -> None:

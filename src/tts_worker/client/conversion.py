@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.voices import error_of_response
+from tts_worker.client.http_api import error_of_response
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 

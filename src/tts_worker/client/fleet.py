@@ -18,6 +18,7 @@ from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.failover import FailoverLink
@@ -121,6 +122,9 @@ class FleetConnector:
 
     async def conversion_access(self) -> ConversionAccess:
         return FleetConversion(self)
+
+    async def batch_access(self) -> BatchAccess:
+        raise InvalidRequest(ONLY_HTTP)
 
     async def connector_for(self, options: SessionOptions) -> GrpcConnector:
         """Return the connection to the best worker for these options. Raises like ``open``."""

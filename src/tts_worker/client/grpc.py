@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
 from tts_worker.client.conversion import ConversionAccess
 from tts_worker.client.grpc_conversion import GrpcConversion
@@ -85,6 +86,9 @@ class GrpcConnector:
 
     async def conversion_access(self) -> ConversionAccess:
         return GrpcConversion(self._open_channel(), self._settings)
+
+    async def batch_access(self) -> BatchAccess:
+        raise InvalidRequest(ONLY_HTTP)
 
     async def open_stream(self, options: SessionOptions) -> ConverseStream:
         """Open a stream without a receiver; the caller attaches one. Raises like ``open``."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
-from tts_worker.errors import ConnectionLost, DeadlineExceeded
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.compat.rendering import converted
@@ -80,6 +81,9 @@ class LocalConnector:
 
     async def conversion_access(self) -> ConversionAccess:
         return LocalConversion(await self._hub())
+
+    async def batch_access(self) -> BatchAccess:
+        raise InvalidRequest(ONLY_HTTP)
 
     async def _hub(self) -> SessionHub:
         """Start the worker once and return its hub. Concurrent calls share the start; a failed start is retried."""

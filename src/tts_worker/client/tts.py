@@ -7,13 +7,14 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tts_worker.client import ClientSettings, VoiceInfo
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource
+from tts_worker.client.batches import BatchResult, BatchText
 from tts_worker.client.speech import Speech
 from tts_worker.errors import ConnectionLost, IllegalCommand
 from tts_worker.types import Outcome, Receipt, Word
@@ -93,6 +94,21 @@ class TTS:
         async with self._tts.convert(source, **options) as conversion:
             pcm = b"".join([part async for part in conversion])
         return Speech(pcm, conversion.sample_rate_hz)
+
+    def batch(
+        self, texts: Iterable[str | BatchText], *, response_format: str = "wav", **options: Unpack[SpeechOptions]
+    ) -> Iterator[BatchResult]:
+        """Have the worker synthesize many texts behind live calls; yield the results in order as they finish.
+
+        Takes the arguments of ``AsyncTTS.batch`` and raises like it.
+        """
+        results = self._tts.batch(texts, response_format=response_format, **options)
+        try:
+            while (result := self._thread.run(anext(results, None))) is not None:
+                yield result
+        finally:
+            with contextlib.suppress(ConnectionLost):  # closed with this object
+                self._thread.run(results.aclose())
 
     def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""

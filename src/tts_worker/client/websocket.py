@@ -9,6 +9,7 @@ import asyncio
 from urllib.parse import urlsplit
 
 from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.batches import BatchAccess, HttpBatches
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.conversion import ConversionAccess, HttpConversion
 from tts_worker.client.remote import RemoteSession
@@ -63,6 +64,9 @@ class WebSocketConnector:
 
     async def conversion_access(self) -> ConversionAccess:
         return HttpConversion(self._url, self._settings)
+
+    async def batch_access(self) -> BatchAccess:
+        return HttpBatches(self._url, self._settings)
 
     async def _open(self, options: SessionOptions, audio_timeout_s: float) -> OpenedSession:
         while self._idle:

@@ -1,0 +1,134 @@
+"""Requests to the HTTP interface of the worker of a ``ws://`` URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
+from typing import Any, cast
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from tts_worker.client.base import ClientSettings
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, ErrorCode, ErrorInfo, TTSWorkerError, as_exception
+
+CHANGE_TIMEOUT_S = 60.0
+"""Limit of a request that changes something: the models that analyze a recording may have to be loaded."""
+
+_MAX_READ_TIMEOUT_S = 10.0
+_MAX_BODY_BYTES = 32 << 20
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: the API key is for this host only."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def error_of_response(body: bytes, status: int, retry_after: str | None) -> TTSWorkerError:
+    """Return the error of a worker's HTTP response. Raises ConnectionLost if no worker answered."""
+    error = _json(body, status).get("error")
+    fields = error if isinstance(error, dict) else {}
+    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    return as_exception(error_of_json(fields, retry_after_s))
+
+
+def error_of_json(fields: dict[str, Any], retry_after_s: float | None = None) -> ErrorInfo:
+    """Return the error of a JSON object; an unknown code is INTERNAL."""
+    try:
+        code = ErrorCode(fields.get("code"))
+    except ValueError:
+        code = ErrorCode.INTERNAL
+    message = str(fields.get("message", "the worker refused the request"))
+    return ErrorInfo(code, message, bool(fields.get("retryable", False)), retry_after_s)
+
+
+class HttpApi:
+    """The routes of a worker below ``path``. Each request opens a connection on a thread.
+
+    Args:
+        url: The WebSocket URL of the worker, which may be behind a proxy under a path.
+        path: Such as ``/v1/voices``.
+        settings: API key, time limits and client certificate.
+        error_of: Makes the error of a refusal from its body, status and ``Retry-After``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        settings: ClientSettings,
+        error_of: Callable[[bytes, int, str | None], TTSWorkerError] = error_of_response,
+    ) -> None:
+        parts = urlsplit(url)
+        path = parts.path.removesuffix("/v1/stream").rstrip("/") + path
+        scheme = parts.scheme.replace("ws", "http", 1)
+        self._address = parts._replace(scheme=scheme, path=path, query="", fragment="").geturl()
+        self._settings = settings
+        self._error_of = error_of
+        handlers = [] if settings.tls_certificate is None else [HTTPSHandler(context=settings.tls_context())]
+        # With the proxies of the environment, as for the WebSocket.
+        self._opener = build_opener(_NoRedirect, *handlers)
+
+    async def request(self, method: str, path: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the JSON object that the worker answers.
+
+        Raises:
+            TTSWorkerError: The worker's own error.
+            ConnectionLost: The worker cannot be reached, or is no tts-worker.
+            DeadlineExceeded: The worker did not answer in time.
+        """
+        return await asyncio.to_thread(self._request, method, path, body)
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        timeout_s = CHANGE_TIMEOUT_S
+        if method == "GET":
+            timeout_s = min(self._settings.connect_timeout_s, _MAX_READ_TIMEOUT_S)
+        with self.open(method, path, body, timeout_s) as response:
+            try:
+                return _json(response.read(_MAX_BODY_BYTES), response.status)
+            except (OSError, HTTPException) as error:
+                raise connection_error(error, timeout_s) from None
+
+    def open(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> HTTPResponse:
+        """Send a request and return the response, to be read and closed. Blocks. Raises as ``request`` does.
+
+        Args:
+            method: Of HTTP.
+            path: Path and query below that of this object.
+            body: Sent as JSON.
+            timeout_s: Limit of connecting, and of each wait for data.
+        """
+        headers = {"content-type": "application/json"}
+        if self._settings.api_key is not None:
+            headers["authorization"] = f"Bearer {self._settings.api_key}"
+        content = None if body is None else json.dumps(body).encode()
+        request = Request(self._address + path, content, headers, method=method)
+        try:
+            return cast(HTTPResponse, self._opener.open(request, timeout=timeout_s))
+        except HTTPError as error:
+            with error:
+                answer = error.read(_MAX_BODY_BYTES)
+                raise self._error_of(answer, error.code, error.headers.get("retry-after")) from None
+        except (OSError, HTTPException) as error:
+            raise connection_error(error, timeout_s) from None
+
+
+def connection_error(error: OSError | HTTPException, timeout_s: float) -> TTSWorkerError:
+    """Return the typed error of a failed connection."""
+    if isinstance(getattr(error, "reason", error), TimeoutError):
+        return DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s")
+    return ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?")
+
+
+def _json(raw: bytes, status: int) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ConnectionLost(f"the server at this URL is no tts-worker (HTTP status {status})")
+    return answer
