@@ -131,6 +131,7 @@ class Worker:
                 self.hub.enrolment_of,
                 max_stored=voices.max_stored,
                 on_change=self.hub.renew_loudness,
+                in_use=lambda: self.hub.voices_in_use,
             )
         self.batches: BatchRunner | None = None
         if settings.batch.enabled:
@@ -293,6 +294,8 @@ class Worker:
             await asyncio.wait({self._batch_runs})
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
+        if self.hub.library is not None:
+            await self.hub.library.close()
         await self.models.close()
         if retiring := [*self._retiring]:  # their sessions are closed
             await asyncio.wait(retiring)

@@ -260,6 +260,11 @@ class VoiceCatalog:
         """Return a voice that a session has, even if it was deleted meanwhile. Raises UnknownVoice."""
         return self._find(name) or self._removed.get(name) or self.get(name)
 
+    def is_deleted(self, name: str) -> bool:
+        """Whether a voice that a session has was a stored one and is deleted."""
+        removed = self._removed.get(name)
+        return removed is not None and removed.stored is not None and self._find(name) is None
+
     def _find(self, name: str) -> Voice | None:
         name = self._aliases.get(name, name)
         if name.endswith(f"@{NEUTRAL}"):

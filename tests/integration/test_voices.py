@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.conftest import until
 from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.threaded_worker import worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
@@ -258,7 +259,8 @@ def test_vendor_shapes_add_and_delete_voices(served: Served) -> None:
     assert served.names() == []
 
 
-async def test_deleted_voice_finishes_its_utterance(served: Served) -> None:
+async def test_deleted_voice_finishes_accepted_utterances(served: Served) -> None:
+    """One is being spoken and one waits, unread by the engine, when the voice is deleted; a new one is refused."""
     await asyncio.to_thread(served.add, "gone")
     await asyncio.to_thread(served.add, "stays")
     url = f"ws://{served.address}"
@@ -266,27 +268,32 @@ async def test_deleted_voice_finishes_its_utterance(served: Served) -> None:
         connect(url, ClientSettings(api_key="studio-key-0123456789")) as client,
         client.session(SessionOptions(voice="gone", realtime=False)) as session,
     ):
-        session.speak("This is a first sentence, and it is rather long. This is a second one, also long.")
+        session.speak("This is a first sentence, and it is rather long. This is a second one, also long. " * 3)
+        session.end_text()
+        session.speak("This utterance has to wait.")
+        session.end_text()
         ends: list[Ended] = []
-        deleted = False
+        is_deleted = False
         async for item in session:
-            if not deleted and isinstance(item, PcmFrame):
-                deleted = True
+            if not is_deleted and isinstance(item, PcmFrame):
+                is_deleted = True
+                session.pause()
                 await asyncio.to_thread(served.http.delete, "/v1/voices/gone")
-                session.speak(" And the text goes on after the voice was deleted.")
-                session.end_text()
+                assert await asyncio.to_thread(served.names) == ["stays"]
+                assert (await asyncio.to_thread(served.speak, "gone")).status_code == 404
+                session.resume()
             if isinstance(item, Ended):
                 ends.append(item)
-                if len(ends) == 1:
+                if len(ends) == 2:
                     session.speak("A new utterance.")
                     session.end_text()
-                else:
+                elif len(ends) == 3:
                     break
-    assert [end.outcome for end in ends] == [Outcome.DONE, Outcome.ERROR]
-    assert ends[0].receipt.text_remaining == ""
-    assert ends[1].error is not None
-    assert ends[1].error.code.value == "unknown_voice"
-    await asyncio.to_thread(served.http.delete, "/v1/voices/stays")
+    assert [end.outcome for end in ends] == [Outcome.DONE, Outcome.DONE, Outcome.ERROR]
+    assert [end.receipt.text_remaining for end in ends[:2]] == ["", ""]
+    assert ends[2].error is not None
+    assert ends[2].error.code.value == "unknown_voice"
+    await until(lambda: [path.name for path in served.voices.iterdir()] == ["stays"])
 
 
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -142,6 +142,7 @@ class VoiceLibrary:
             first that can enrol voices.
         max_stored: Voices that one directory may hold.
         on_change: Called with engine and name of every voice that was added, replaced or deleted.
+        in_use: Returns the voices of utterances in progress. If one is deleted, its files remain as long.
     """
 
     def __init__(
@@ -152,12 +153,14 @@ class VoiceLibrary:
         *,
         max_stored: int = 1_000,
         on_change: Callable[[str, str], None] = lambda engine, voice: None,
+        in_use: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._catalog = catalog
         self._stores = dict(stores)
         self._enrolment_of = enrolment_of
         self._max_stored = max_stored
         self._on_change = on_change
+        self._in_use = in_use
         self._stored: dict[str, Mapping[str, VoiceDetails]] = {engine: {} for engine in stores}
         self._locks = {engine: asyncio.Lock() for engine in stores}
         self._adding: dict[tuple[str, str], str | None] = {}  # voices being added -> their owner
@@ -180,6 +183,17 @@ class VoiceLibrary:
                     for voice in stored.keys() | known.keys():
                         if stored.get(voice) != known.get(voice):
                             self._on_change(name, voice)
+                # After the catalog has changed: from then on no utterance begins with a deleted voice.
+                await self._remove_deleted(self._stores[name])
+
+    async def close(self) -> None:
+        """Remove the files of deleted voices that were still in use."""
+        for store in self._stores.values():
+            await self._remove_deleted(store)
+
+    async def _remove_deleted(self, store: VoiceStore) -> None:
+        if store.has_deleted:
+            await asyncio.to_thread(store.remove_deleted, self._in_use())
 
     async def watch(self, interval_s: float) -> None:
         """Refresh periodically until cancelled."""
@@ -356,7 +370,7 @@ class VoiceLibrary:
     # -- deleting -----------------------------------------------------------------------------------------------------
 
     async def delete(self, name: str) -> None:
-        """Delete a stored voice with its styles, or one style of it. Utterances that use it continue.
+        """Delete a stored voice with its styles, or one style of it. Utterances that were accepted with it continue.
 
         Raises:
             Forbidden: The API key may not delete voices, or another key added it.

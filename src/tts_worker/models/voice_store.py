@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +15,7 @@ from tts_worker.errors import BundleError
 from tts_worker.voicepack.voice_details import VoiceDetails, read_details
 from tts_worker.voicepack.voice_file import (
     Voice,
-    delete_voice,
+    hide_voice,
     load_voice,
     remove_remnants,
     save_voice,
@@ -53,6 +54,7 @@ class VoiceStore:
         self._stat: _Stat | None = None
         self._changed_at_s = 0.0
         self._is_clean = False
+        self._hidden: dict[Path, str] = {}  # folders of deleted voices -> their names
 
     def scan(self) -> Mapping[str, VoiceDetails]:
         """Return the details of all complete voices, by name.
@@ -98,11 +100,25 @@ class VoiceStore:
         return load_voice(self.folder, name)
 
     def delete(self, name: str) -> None:
-        """Delete a voice and its styles. Raises as ``delete_voice`` does."""
-        for style in stored_voices(self.folder):
-            if style.startswith(f"{name}@"):
-                delete_voice(self.folder, style)
-        delete_voice(self.folder, name)
+        """Hide a voice and its styles; ``remove_deleted`` removes their files. Raises as ``hide_voice`` does."""
+        styles = [style for style in stored_voices(self.folder) if style.startswith(f"{name}@")]
+        for each in (*styles, name):
+            hidden = hide_voice(self.folder, each)
+            with self._lock:
+                self._hidden[hidden] = each
+
+    @property
+    def has_deleted(self) -> bool:
+        """Whether files of deleted voices remain."""
+        return bool(self._hidden)
+
+    def remove_deleted(self, in_use: Collection[str]) -> None:
+        """Remove the files of deleted voices, except those that utterances in progress may still have to read."""
+        with self._lock:
+            unused = [folder for folder, name in self._hidden.items() if name not in in_use]
+            for folder in unused:
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._hidden[folder]
 
 
 def _stat_of(path: Path) -> _Stat | None:

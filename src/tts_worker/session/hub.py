@@ -301,6 +301,11 @@ class SessionHub:
         """Audio generated and not yet sent, over all sessions, in seconds."""
         return sum(session.buffered_samples / session.sample_rate_hz for session in self._sessions.values())
 
+    @property
+    def voices_in_use(self) -> set[str]:
+        """The voices of utterances that the engines have not finished."""
+        return {voice for session in self._sessions.values() for voice in session.voices_in_use}
+
     def find(self, session: str) -> LocalSession | None:
         return self._sessions.get(session)
 
@@ -530,6 +535,8 @@ class SessionHub:
         refusal: TTSWorkerError | None = None
         if session not in self._converting:
             refusal = self._character_refusal(self._caller_of[session])
+        if refusal is None and self.voices.is_deleted(voice := opened.params.voice):
+            refusal = UnknownVoice(f'the voice "{voice}" was deleted')
         if refusal is None and queued:
             return None  # it has the slot of the utterance before it
         if refusal is None and not opened.paced:

@@ -136,6 +136,11 @@ class SessionMachine:
         return None
 
     @property
+    def voices_in_use(self) -> set[str]:
+        """The voices of utterances that the engine has not finished."""
+        return {utterance.params.voice for utterance in self._utterances if not utterance.is_generated}
+
+    @property
     def paced(self) -> bool:
         return self._config.paced
 

@@ -171,6 +171,11 @@ class LocalSession:
         return self._machine.params
 
     @property
+    def voices_in_use(self) -> set[str]:
+        """The voices of utterances that the engine has not finished."""
+        return self._machine.voices_in_use
+
+    @property
     def alignment(self) -> Alignment:
         """How the engine determines word timestamps."""
         return self._machine.alignment

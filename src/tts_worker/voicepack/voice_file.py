@@ -187,8 +187,10 @@ def save_voice(root: Path, name: str, voice: Voice, *, details: bytes | None = N
     return folder
 
 
-def delete_voice(root: Path, name: str) -> None:
-    """Delete a stored voice. A process that is reading it meanwhile reads all of it or none.
+def hide_voice(root: Path, name: str) -> Path:
+    """Rename the folder of a stored voice so that it is not listed; return the hidden folder, to be removed.
+
+    Until then ``load_voice`` and ``stored_hash`` find it with ``deleted``.
 
     Raises:
         UnknownVoice: There is no voice of that name.
@@ -198,7 +200,7 @@ def delete_voice(root: Path, name: str) -> None:
     if not (folder / "voice.json").is_file():
         raise UnknownVoice(f'there is no stored voice "{name}"')
     try:
-        _remove(folder)
+        return _hide(folder)
     except FileNotFoundError:
         raise UnknownVoice(f'there is no stored voice "{name}"') from None
     except OSError as error:
@@ -237,11 +239,28 @@ def _publish(partial: Path, folder: Path, *, replace: bool) -> None:
     raise IllegalCommand(f"there is a voice {folder.name!r} already; choose another name or replace it")
 
 
-def _remove(folder: Path) -> None:
+def _hide(folder: Path) -> Path:
     hidden = _hidden(folder.parent, folder.name, "old")
     folder.rename(hidden)
+    with suppress(OSError):
+        os.utime(hidden)  # ``remove_remnants`` counts from here
     _flush_folder(folder.parent)
-    shutil.rmtree(hidden, ignore_errors=True)
+    return hidden
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(_hide(folder), ignore_errors=True)
+
+
+def _deleted_folder(root: Path, name: str) -> Path | None:
+    """Return the folder that ``hide_voice`` has hidden last; None if all are removed."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]+\.old")
+    found: dict[Path, int] = {}
+    for path in root.glob(f".{name}.*.old"):
+        with suppress(OSError):  # removed meanwhile
+            if pattern.fullmatch(path.name) and (path / "voice.json").is_file():
+                found[path] = path.stat().st_mtime_ns
+    return max(found, key=found.__getitem__, default=None)
 
 
 def _write_flushed(file: Path, body: bytes) -> None:
@@ -261,14 +280,14 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def load_voice(root: Path, name: str) -> Voice:
-    """Load and check a stored voice.
+def load_voice(root: Path, name: str, *, deleted: bool = False) -> Voice:
+    """Load and check a stored voice, or with ``deleted`` one that ``hide_voice`` has hidden.
 
     Raises:
         UnknownVoice: There is no voice of that name.
         BundleError: A file is malformed or does not match the hash.
     """
-    folder = voice_folder(root, name)
+    folder = _folder_to_read(root, name, deleted)
     if not (folder / "voice.json").is_file():
         raise UnknownVoice(
             f'there is no stored voice "{name}"; there are: {", ".join(stored_voices(root)[:20]) or "none"}'
@@ -298,9 +317,14 @@ def load_voice(root: Path, name: str) -> Voice:
     return voice
 
 
-def stored_hash(root: Path, name: str) -> str:
+def _folder_to_read(root: Path, name: str, deleted: bool) -> Path:
+    folder = voice_folder(root, name)
+    return (_deleted_folder(root, name) or folder) if deleted else folder
+
+
+def stored_hash(root: Path, name: str, *, deleted: bool = False) -> str:
     """Return the content hash that a stored voice names, without reading its arrays. Raises as ``load_voice`` does."""
-    file = voice_folder(root, name) / "voice.json"
+    file = _folder_to_read(root, name, deleted) / "voice.json"
     try:
         return str(_read_about(file)["content_hash"])
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import struct
 import time
 import zipfile
@@ -23,10 +24,11 @@ from safetensors.numpy import save
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, TTSWorkerError, UnknownVoice
 from tts_worker.voicepack.voice_file import (
     Voice,
-    delete_voice,
+    hide_voice,
     load_voice,
     remove_remnants,
     save_voice,
+    stored_hash,
     stored_voices,
     voice_folder,
 )
@@ -315,10 +317,25 @@ def test_remnants_of_a_crash_are_removed_when_they_are_old(tmp_path: Path) -> No
     remove_remnants(tmp_path, 60, time.time() + 120)
 
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    delete_voice(tmp_path, "x")
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_hidden_voice_is_read_only_as_a_deleted_one(tmp_path: Path) -> None:
+    saved = voice()
+    save_voice(tmp_path, "x", saved)
+    save_voice(tmp_path, "x.1.ab", saved)
+    hidden = hide_voice(tmp_path, "x")
+    hide_voice(tmp_path, "x.1.ab")
+    assert stored_voices(tmp_path) == []
+    for name in ("x", "x.1.ab"):
+        assert load_voice(tmp_path, name, deleted=True).content_hash == saved.content_hash
+        assert stored_hash(tmp_path, name, deleted=True) == saved.content_hash
+        with pytest.raises(UnknownVoice):
+            load_voice(tmp_path, name)
+        with pytest.raises(UnknownVoice):
+            hide_voice(tmp_path, name)
+    shutil.rmtree(hidden)
     with pytest.raises(UnknownVoice):
-        delete_voice(tmp_path, "x")
+        load_voice(tmp_path, "x", deleted=True)
 
 
 def test_write_error_leaves_no_voice(tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.worker_thread import StreamFuture
-from tts_worker.errors import InvalidRequest, UnknownVoice
-from tts_worker.voicepack.voice_file import load_voice, stored_hash, stored_voices, voice_folder
+from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
+from tts_worker.voicepack.voice_file import load_voice, stored_hash, stored_voices
 
 _Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
@@ -39,6 +40,8 @@ class VoiceLoader:
     def load(self, name: str, cached: Speaker | None, done: Callable[[], None]) -> StreamFuture[Speaker]:
         """Start to read the voice ``name``, or only to check that it is still the one that is ``cached``.
 
+        A deleted voice is read as long as its files remain: for utterances that were accepted before.
+
         ``done`` is called on the loader's thread at the end. The result raises ``UnknownVoice`` if there is no such
         voice, and ``BundleError`` if it is damaged.
         """
@@ -46,14 +49,19 @@ class VoiceLoader:
         config = self._config
         tokenizer = self._tokenizer
 
-        def read() -> Speaker:
-            if not _exists(folder, name):
-                raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
-            if cached is not None and cached.content_hash == stored_hash(folder, name):
+        def read_files(deleted: bool) -> Speaker:
+            if cached is not None and cached.content_hash == stored_hash(folder, name, deleted=deleted):
                 return cached
-            speaker = Speaker(load_voice(folder, name), config, tokenizer)
+            speaker = Speaker(load_voice(folder, name, deleted=deleted), config, tokenizer)
             assert speaker.content_hash  # computed here, not on the engine thread
             return speaker
+
+        def read() -> Speaker:
+            with suppress(UnknownVoice, InvalidRequest):  # InvalidRequest: no voice can have that name
+                return read_files(deleted=False)
+            with suppress(UnknownVoice, InvalidRequest, BundleError, OSError):  # the files may just be removed
+                return read_files(deleted=True)
+            raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
 
         def work() -> None:
             future.run()
@@ -71,13 +79,6 @@ class VoiceLoader:
 def unknown_voice(name: str, known: list[str]) -> str:
     """Return the message of the error for an unknown voice."""
     return f'unknown voice "{name[:64]}"; available: {", ".join(known[:20]) or "none"}'
-
-
-def _exists(folder: Path, name: str) -> bool:
-    try:
-        return (voice_folder(folder, name) / "voice.json").is_file()
-    except InvalidRequest:
-        return False
 
 
 def _serve(inbox: _Inbox) -> None:
