@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
     "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
     "agent": "serve a page on which one speaks with an agent, and interrupts it",
+    "batch": "have a running worker synthesize a file of texts, one audio file for each",
     "up": "run a small fleet on this machine: Redis and two CPU workers",
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
@@ -65,6 +66,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "agent --open",
         "agent --whisper base.en --whisper-download",
         "agent --chat-url http://127.0.0.1:11434/v1 --chat-model llama3.2",
+    ),
+    "batch": (
+        "batch texts.txt --out audio",
+        "batch texts.jsonl --out audio --url ws://127.0.0.1:8080 --voice heart --format mp3",
     ),
     "up": ("up", "up --gpus all --config gpu.yaml"),
     "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import soundfile
 
 import tts_worker
 from tests.conftest import serving
-from tts_worker.client.batches import BatchText, UnknownBatch
+from tts_worker.cli import main
+from tts_worker.client.base import ClientSettings
+from tts_worker.client.batches import BatchText, HttpBatches, UnknownBatch
+from tts_worker.commands.batch import parse_texts
 from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest
+from tts_worker.timeouts import fail_after
 
-TEXTS = ["One, two, three.", BatchText("No such voice.", id="bad", voice="missing"), "Four, five, six.", "Seven."]
+TEXTS: list[str | BatchText] = [
+    "One, two, three.",
+    BatchText("No such voice.", id="bad", voice="missing"),
+    "Four, five, six.",
+    "Seven.",
+]
 
 
 @asynccontextmanager
@@ -85,3 +97,100 @@ async def test_client_continues_broken_downloads() -> None:
     async with tts_worker.connect("local:") as local:
         with pytest.raises(InvalidRequest, match="ws://"):
             await local.batches.list()
+
+
+async def test_cancelled_download_disconnects_at_once() -> None:
+    is_waiting, is_left = asyncio.Event(), asyncio.Event()
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        is_waiting.set()
+        await reader.read()
+        is_left.set()
+        writer.close()
+
+    server = await asyncio.start_server(worker, "127.0.0.1", 0)
+    async with server, fail_after(10):
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        results = HttpBatches(url, ClientSettings()).results("batch", 0)
+        assert await anext(results) is None
+        reading = asyncio.ensure_future(anext(results))
+        await is_waiting.wait()
+        await asyncio.sleep(0)  # it waits for data on its thread
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await is_left.wait()
+
+
+async def test_command_continues_and_retries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "texts.jsonl", tmp_path / "audio"
+    items = [{"id": "intro", "input": "One."}, {"input": "Two.", "voice": "missing"}, {"input": "Three.", "speed": 1.2}]
+    file.write_text("\n".join(json.dumps(item) for item in items) + "\n")
+    async with serving() as address, tts_worker.connect(f"ws://{address}") as client:
+
+        async def batch(*options: str) -> tuple[int, str]:
+            command = ["batch", str(file), "--out", str(out), "--url", f"http://{address}", *options]
+            return await asyncio.to_thread(main, command), capsys.readouterr().err
+
+        code, shown = await batch("--voice", "tone")
+        assert code == 1
+        assert "error: 00002: unknown voice" in shown
+        assert "2 of 3 items" in shown
+        audio = {name: (out / f"{name}.wav").read_bytes() for name in ("intro", "00003")}
+        assert {each.name for each in out.glob("[!.]*")} == {"intro.wav", "00003.wav"}
+        (first,) = await client.batches.list()
+
+        (out / "00003.wav").unlink()  # as if the download had been interrupted
+        code, shown = await batch("--voice", "tone")
+        assert code == 1
+        assert first.id in shown
+        assert (out / "00003.wav").read_bytes() == audio["00003"]
+        assert len(await client.batches.list()) == 1, "no item was submitted again"
+
+        (out / "intro.wav").unlink()
+        await client.batches.cancel(first.id)
+        assert (await batch("--voice", "tone"))[0] == 1
+        assert (out / "intro.wav").read_bytes() == audio["intro"]
+        (second,) = await client.batches.list()
+        assert second.items == 2, "only what is missing is submitted again"
+
+        state = out / ".tts-worker-batch.json"
+        state.write_text(state.read_text().replace("true", "false"))
+        code, shown = await batch("--voice", "tone-low")
+        assert (code, "--restart" in shown) == (2, True), "an unfinished batch is not lost"
+        file.write_text("One.\n\nTwo.\n")
+        code, shown = await batch("--voice", "tone-low", "--format", "mulaw", "--restart")
+        assert (code, "2 of 2 items" in shown) == (0, True)
+        assert (out / "00001.ulaw").stat().st_size > 1_000
+        (third,) = await client.batches.list()
+        assert third.id != second.id, "--restart cancels"
+        assert (await batch("--voice", "tone-low", "--format", "mulaw"))[0] == 0
+        assert [each.id for each in await client.batches.list()] == [third.id], "there is nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("\n \n", "no text"),
+        ('{"input": "a"}\n{"input', "line 2 is not valid JSON"),
+        ('{"text": "a"}', "line 1: an item is an object"),
+        ('{"input": "a", "colour": 1}', "line 1: unknown field 'colour'"),
+        ('{"input": "a", "speed": "fast"}', "line 1: the type of speed"),
+        ('{"input": "a", "id": "../a"}', "line 1: an id has"),
+        ('{"input": "a", "id": "x"}\n{"input": "b", "id": "X"}', "line 2: the id X is also that of line 1"),
+    ],
+)
+def test_command_names_the_bad_line(content: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        parse_texts(content)
+
+
+def test_command_reports_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", str(tmp_path / "absent"), "--out", str(tmp_path / "out")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    (tmp_path / "texts.txt").write_text("One.")
+    url = ["--url", "ws://127.0.0.1:1"]
+    assert main(["batch", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out"), *url]) == 1
+    assert "is it running?" in capsys.readouterr().err

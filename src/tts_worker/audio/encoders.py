@@ -34,6 +34,11 @@ class AudioFormat(str, Enum):
     MULAW = "mulaw"  # 8 kHz, no header
     ALAW = "alaw"  # 8 kHz, no header
 
+    @property
+    def extension(self) -> str:
+        """The usual extension of its files, without a dot."""
+        return "ulaw" if self is AudioFormat.MULAW else self.value
+
 
 class Encoder(Protocol):
     """Encodes mono s16le; the concatenated output is one complete stream, even with no samples.

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tts_worker.audio.encoders import AudioFormat
 from tts_worker.errors import InvalidRequest
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
@@ -29,7 +28,6 @@ from tts_worker.server.validation import request_body, validate
 PATH = "/v1/batch"
 
 _READ_BYTES = 262_144
-_EXTENSIONS = {AudioFormat.MULAW: "ulaw", AudioFormat.ALAW: "alaw"}
 
 
 class ResultsQuery(BaseModel):
@@ -176,7 +174,6 @@ async def _zip(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) ->
     yield b""
     sink = _Sink()
     records = []
-    extension = _EXTENSIONS.get(batch.request.response_format, batch.request.response_format.value)
     when = datetime.fromtimestamp(max(batch.stored.created_at_s, 315_532_800), timezone.utc).timetuple()[:6]
     with zipfile.ZipFile(sink, "w") as archive:
         async for result in _finished(batches, batch, start, wait=wait):
@@ -184,7 +181,7 @@ async def _zip(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) ->
             records.append(record)
             if result.error is not None:
                 continue
-            record["file"] = f"{record['id']}.{extension}"
+            record["file"] = f"{record['id']}.{batch.request.response_format.extension}"
             info = zipfile.ZipInfo(record["file"], (when[0], *when[1:]))
             info.external_attr = 0o644 << 16
             stream = await asyncio.to_thread(open, batch.folder.audio(result.index), "rb")
