@@ -6,16 +6,19 @@ import asyncio
 import base64
 import io
 import json
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.app import running_worker
 from tts_worker.server.batch.request import BatchRequest
+from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
 from tts_worker.types import SessionOptions
 
 PCM: dict[str, Any] = {"response_format": "pcm", "voice": "tone"}
@@ -215,3 +218,20 @@ async def test_calls_go_before_a_batch() -> None:
             result = await runner.wait(batch, index)
             assert result is not None
             assert result.error is None, "items that found no slot wait for one"
+
+
+async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.05)
+    request = BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")})
+    folder = BatchFolder(tmp_path, new_id())
+    folder.create(
+        StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request)
+    )  # and runs it
+    async with (
+        serving(batch={"directory": tmp_path}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client,
+        client.stream("GET", f"/v1/batch/{folder.path.name}/results") as download,
+    ):
+        assert download.status_code == 200
+        folder.release()  # as the end of its process does
+        assert [json.loads(line)["index"] async for line in download.aiter_lines()] == [0, 1]

@@ -175,14 +175,17 @@ class BatchRunner:
     async def wait(self, batch: Batch, index: int) -> ItemResult | None:
         """Wait until an item is finished; None if the batch is deleted before."""
         while (result := batch.results.get(index)) is None and not batch.is_cancelled:
-            if batch.stored.id in self._batches:
+            running = self._batches.get(batch.stored.id)
+            if running is batch:
                 await batch.changed.wait()
-                continue
-            await asyncio.sleep(_RETRY_S)  # another process runs it
-            if (found := await asyncio.to_thread(batch.folder.result, index)) is not None:
+            elif running is not None:  # ``batch`` is a copy, and this process has taken over meanwhile
+                return await self.wait(running, index)
+            elif (found := await asyncio.to_thread(batch.folder.result, index)) is not None:
                 batch.results[index] = found
             elif not await asyncio.to_thread(batch.folder.path.exists):
                 return None
+            else:
+                await asyncio.sleep(_RETRY_S)  # another process runs it
         return result
 
     async def delete(self, batch: Batch) -> None:
