@@ -68,10 +68,10 @@ class SlowDisk:
         self.threads: set[str] = set()
         read = voice_loader.load_voice
 
-        def load(root: Path, name: str) -> Voice:
+        def load(root: Path, name: str, *, deleted: bool = False) -> Voice:
             self.threads.add(threading.current_thread().name)
             assert self.ready.wait(60)
-            return read(root, name)
+            return read(root, name, deleted=deleted)
 
         monkeypatch.setattr(voice_loader, "load_voice", load)
 
