@@ -91,6 +91,8 @@ async def test_unusable_batches_are_refused_whole() -> None:
             answer = await client.post("/v1/batch", json=body)
             assert answer.status_code < 500
             assert answer.json()["error"]["code"] == code, body
+        answer = await client.post("/v1/batch", json={"items": 3})
+        assert answer.json()["error"]["message"] == "items: must be a list"
         for path in ("/v1/batch/nothing", "/v1/batch/AAAAAAAAAAAAAAAA", "/v1/batch/AAAAAAAAAAAAAAAA/results"):
             assert (await client.get(path)).status_code == 404
         batch = await submit(client, items("a"))

@@ -29,7 +29,8 @@ def validate(kind: type[_Model], data: object) -> _Model:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         location = ".".join(str(part) for part in problem["loc"])
-        raise InvalidRequest(f"{location}: {problem['msg']}" if location else str(problem["msg"])) from None
+        message = "must be a list" if problem["type"] == "tuple_type" else str(problem["msg"])  # JSON has no tuples
+        raise InvalidRequest(f"{location}: {message}" if location else message) from None
 
 
 @cache
