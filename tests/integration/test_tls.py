@@ -26,7 +26,7 @@ from tests.fakes.redis import eventually
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
 from tts_worker.client import ClientSettings
-from tts_worker.errors import ConfigError, ConnectionLost
+from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.types import Ended, Outcome, PcmFrame
@@ -132,6 +132,8 @@ async def test_client_shows_its_certificate(tmp_path: Path, monkeypatch: pytest.
         async with tts_worker.connect(url, ClientSettings(tls_certificate=both)) as client:
             assert await client.voices.list()
             assert (await client.open()).session.id
+            with pytest.raises(InvalidRequest, match="speech_tokens"):  # the worker answers: its voice cannot convert
+                await anext(client.convert(b"RIFF"))
         async with tts_worker.connect(url, ClientSettings(tls_certificate=tmp_path / "none")) as client:
             with pytest.raises(ConfigError, match="tls_certificate"):
                 await client.open()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from urllib.parse import quote
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response
+from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response, read_parts
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 
 if TYPE_CHECKING:
@@ -288,22 +288,11 @@ class HttpBatches:
         response = await asyncio.to_thread(
             self._api.open, "GET", f"{_path(batch)}/results?start={start}", None, _IDLE_S
         )
-        loop = asyncio.get_running_loop()
-        reading: asyncio.Future[BatchResult | None] | None = None
-        try:
+        with closing(response):
             yield None
-            while True:
-                reading = loop.run_in_executor(None, _next_result, response)
-                result = await asyncio.shield(reading)
-                if result is None:
-                    return
-                yield result
-        finally:
-            if reading is not None and not reading.done():
-                _disconnect(response)
-                await asyncio.wait({reading})
-                reading.exception()  # retrieved, because nothing awaits it any more
-            response.close()
+            async with aclosing(read_parts(response, partial(_next_result, response))) as results:
+                async for result in results:
+                    yield result
 
 
 def _path(batch: str) -> str:
@@ -344,12 +333,3 @@ def _next_result(response: HTTPResponse) -> BatchResult | None:
         return BatchResult.of_json(json.loads(line))
     except (KeyError, TypeError, ValueError):
         raise ConnectionLost("the server at this URL is no tts-worker") from None
-
-
-def _disconnect(response: HTTPResponse) -> None:
-    """Wake the thread that reads: closing a stream does not, and would wait for it."""
-    with (
-        suppress(OSError, ValueError, AttributeError),  # the response has ended meanwhile
-        socket.fromfd(response.fileno(), socket.AF_INET, socket.SOCK_STREAM) as connection,
-    ):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -9,15 +9,16 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from functools import partial
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Protocol
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.http_api import error_of_response
-from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
+from tts_worker.client.http_api import HttpApi, connection_error, read_parts
+from tts_worker.errors import InvalidRequest
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _READ_BYTES = 16 << 10
@@ -106,45 +107,24 @@ class HttpConversion:
     """Conversion over HTTP, by the worker of a ``ws://`` URL. Each one opens a connection on a thread."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
-        parts = urlsplit(url)
-        self._is_secure = parts.scheme == "wss"
-        self._host = parts.netloc.rpartition("@")[2]
-        # The worker may be behind a proxy under a path.
-        self._path = parts.path.removesuffix("/v1/stream").rstrip("/") + "/v1/audio/conversions"
-        self._settings = settings
+        self._api = HttpApi(url, "/v1/audio/conversions", settings)
+        self._timeout_s = settings.audio_timeout_s
 
     async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
         """See ``ConversionAccess``."""
         if not isinstance(source.audio, bytes):
             raise InvalidRequest("live audio is converted over grpc:// only; over ws:// send a recording")
         body, content_type = _form(source.audio, _fields(options))
-        kind = HTTPSConnection if self._is_secure else HTTPConnection
-        connection = kind(self._host, timeout=self._settings.audio_timeout_s)
+        response = await asyncio.to_thread(self._api.open, "POST", "", body, self._timeout_s, content_type)
+        async with aclosing(read_parts(response, partial(self._read, response))) as parts:
+            async for pcm in parts:
+                yield pcm
+
+    def _read(self, response: HTTPResponse) -> bytes:
         try:
-            response = await _on_thread(lambda: self._send(connection, body, content_type))
-            while data := await _on_thread(lambda: response.read1(_READ_BYTES)):
-                yield data
-        finally:
-            connection.close()
-
-    def _send(self, connection: HTTPConnection, body: bytes, content_type: str) -> HTTPResponse:
-        headers = {"content-type": content_type}
-        if self._settings.api_key is not None:
-            headers["authorization"] = f"Bearer {self._settings.api_key}"
-        connection.request("POST", self._path, body, headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise error_of_response(response.read(_READ_BYTES), response.status, response.headers.get("retry-after"))
-        return response
-
-
-async def _on_thread(call: Callable[[], Any]) -> Any:
-    try:
-        return await asyncio.to_thread(call)
-    except TimeoutError:
-        raise DeadlineExceeded("the worker did not send audio in time") from None
-    except (OSError, HTTPException) as error:
-        raise ConnectionLost(f"the connection to the worker was lost ({type(error).__name__})") from None
+            return response.read1(_READ_BYTES)
+        except (OSError, HTTPException) as error:
+            raise connection_error(error, self._timeout_s) from None
 
 
 def _fields(options: SessionOptions) -> dict[str, str]:

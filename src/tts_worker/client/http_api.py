@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, ErrorCode, ErrorInfo, TTSWorkerError, as_exception
+
+T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 60.0
 """Limit of a request that changes something: the models that analyze a recording may have to be loaded."""
@@ -93,19 +97,27 @@ class HttpApi:
             except (OSError, HTTPException) as error:
                 raise connection_error(error, timeout_s) from None
 
-    def open(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> HTTPResponse:
+    def open(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | bytes | None,
+        timeout_s: float,
+        content_type: str = "application/json",
+    ) -> HTTPResponse:
         """Send a request and return the response, to be read and closed. Blocks. Raises as ``request`` does.
 
         Args:
             method: Of HTTP.
             path: Path and query below that of this object.
-            body: Sent as JSON.
+            body: An object is sent as JSON, bytes as they are.
             timeout_s: Limit of connecting, and of each wait for data.
+            content_type: Of the body.
         """
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": content_type}
         if self._settings.api_key is not None:
             headers["authorization"] = f"Bearer {self._settings.api_key}"
-        content = None if body is None else json.dumps(body).encode()
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
         request = Request(self._address + path, content, headers, method=method)
         try:
             return cast(HTTPResponse, self._opener.open(request, timeout=timeout_s))
@@ -115,6 +127,39 @@ class HttpApi:
                 raise self._error_of(answer, error.code, error.headers.get("retry-after")) from None
         except (OSError, HTTPException) as error:
             raise connection_error(error, timeout_s) from None
+
+
+async def read_parts(response: HTTPResponse, read: Callable[[], T | None]) -> AsyncGenerator[T, None]:
+    """Yield what ``read`` returns until that is nothing, then close the response. A consumer that stops disconnects it.
+
+    Args:
+        response: An open response.
+        read: Blocks until the next part of it has arrived.
+    """
+    loop = asyncio.get_running_loop()
+    reading: asyncio.Future[T | None] | None = None
+    try:
+        while True:
+            reading = loop.run_in_executor(None, read)
+            part = await asyncio.shield(reading)
+            if not part:
+                return
+            yield part
+    finally:
+        if reading is not None and not reading.done():
+            _disconnect(response)
+            await asyncio.wait({reading})
+            reading.exception()  # retrieved, because nothing awaits it any more
+        response.close()
+
+
+def _disconnect(response: HTTPResponse) -> None:
+    """Wake the thread that reads: closing a stream does not, and would wait for it."""
+    with (
+        suppress(OSError, ValueError, AttributeError),  # the response has ended meanwhile
+        socket.fromfd(response.fileno(), socket.AF_INET, socket.SOCK_STREAM) as connection,
+    ):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def connection_error(error: OSError | HTTPException, timeout_s: float) -> TTSWorkerError:
