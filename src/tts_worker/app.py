@@ -357,14 +357,15 @@ def _hub_config(settings: Settings) -> HubConfig:
 
 
 def _quotas(settings: Settings) -> Quotas:
-    """The quotas of API keys, shared if the worker has a registry. Raises ConfigError and MissingExtra."""
-    registry = settings.registry
-    if registry.url is None:
+    """The quotas of API keys, shared if there is a Redis for them. Raises ConfigError and MissingExtra."""
+    url = settings.quotas.redis_url or settings.registry.url
+    if url is None:
         return Quotas()
     from tts_worker.registry.quotas import RedisQuotas
     from tts_worker.registry.store import RedisStore
 
-    return RedisQuotas(RedisStore(registry.url.get_secret_value()), registry.prefix)
+    store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
+    return RedisQuotas(store, settings.quotas.prefix or settings.registry.prefix)
 
 
 def _normalizer(enabled: bool | None) -> SegmentNormalizer | None:

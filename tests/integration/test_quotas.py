@@ -130,16 +130,21 @@ async def test_sessions_of_a_crashed_worker_expire(monkeypatch: pytest.MonkeyPat
         await crashed.aclose()
 
 
+def registered(prefix: str) -> dict[str, Any]:
+    return {"grpc": {"enabled": True, "port": 0}, "registry": {"url": embedded_redis(), "prefix": prefix}}
+
+
+def unregistered(prefix: str) -> dict[str, Any]:
+    return {"quotas": {"redis_url": embedded_redis(), "prefix": prefix}}
+
+
 async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
     file = key_file(tmp_path, requests_per_minute=4, max_sessions=1)
-    sections: dict[str, Any] = {
-        "server": {"key_file": str(file)},
-        "grpc": {"enabled": True, "port": 0},
-        "registry": {"url": embedded_redis(), "prefix": f"q{next(_prefixes)}:"},
-    }
+    server = {"key_file": str(file)}
+    prefix = f"q{next(_prefixes)}:"
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(serving(**sections))
-        two = await stack.enter_async_context(serving(**sections))
+        one = await stack.enter_async_context(serving(server=server, **registered(prefix)))
+        two = await stack.enter_async_context(serving(server=server, **unregistered(prefix)))
         client = await stack.enter_async_context(httpx.AsyncClient())
         client.base_url = httpx.URL(f"http://{two}")
         async with dial(one, additional_headers=bearer(APP)) as held:

@@ -206,6 +206,23 @@ def test_is_loopback(host: str, expected: Any) -> None:
     assert is_loopback(host) is expected
 
 
+def test_quotas_may_have_another_redis() -> None:
+    url = "redis://:a-password@redis:6379/0"
+    grpc = {"enabled": True, "tls_certificate": "grpc.pem"}
+    assert url in load_settings(flags={"quotas": {"redis_url": url}, "grpc": grpc}).secrets
+    with pytest.raises(ConfigError, match=r"registry\.url: clients of the registry use gRPC without TLS"):
+        load_settings(flags={"registry": {"url": url}, "grpc": grpc})
+
+
+@pytest.mark.parametrize("section", [{"registry": {"url": "{}"}}, {"quotas": {"redis_url": "{}"}}])
+@pytest.mark.parametrize("url", ["a-password", "http://:a-password@redis", "redis://", "a-password://redis"])
+def test_invalid_redis_url_is_named_without_its_text(section: dict[str, dict[str, str]], url: str) -> None:
+    flags = {name: dict.fromkeys(keys, url) for name, keys in section.items()}
+    with pytest.raises(ConfigError, match="not a Redis URL") as error:
+        load_settings(flags=flags)
+    assert "a-password" not in str(error.value)
+
+
 def test_registry_secret_is_among_the_secrets() -> None:
     settings = load_settings(flags={"registry": {"secret": "a-secret-of-16-chars"}})
     assert "a-secret-of-16-chars" in settings.secrets

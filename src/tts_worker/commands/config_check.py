@@ -18,8 +18,10 @@ FILES = (
     ("server", "key_file"),
     ("server", "tls_certificate"),
     ("server", "tls_key"),
+    ("server", "tls_client_ca"),
     ("grpc", "tls_certificate"),
     ("grpc", "tls_key"),
+    ("grpc", "tls_client_ca"),
     ("text", "lexicon_file"),
 )
 """Settings that name a file which must exist when the worker starts."""

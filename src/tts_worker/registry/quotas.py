@@ -292,5 +292,5 @@ class RedisQuotas(Quotas):
             self._away_until_s = None
             self._is_back = True
             self._changed.set()
-            log.info("the registry at %s answers again: quotas are shared", self._store.location)
+            log.info("%s answers again: quotas are shared", self._store.name)
         return answer

@@ -96,7 +96,7 @@ class Registrar:
         try:
             await self._renew()
             if not self._is_reachable:
-                log.info("the registry at %s answers again", self._store.location)
+                log.info("%s answers again", self._store.name)
             self._is_reachable = True
         except ConnectionLost as error:
             if self._is_reachable:

@@ -1,4 +1,4 @@
-"""Access to Redis for the registry, with timeouts and typed errors.
+"""Access to Redis for the registry and for quotas, with timeouts and typed errors.
 
 Every failure is raised as ConnectionLost. The URL may contain a password and never appears in logs or messages.
 """
@@ -27,22 +27,26 @@ class RedisStore:
     """Client of one Redis server; connects on first use.
 
     Attributes:
-        location: Host and port for messages.
+        name: What it is, with host and port, for messages.
+
+    Args:
+        url: A Redis URL.
+        purpose: What it is, for messages.
 
     Raises:
         ConfigError: The URL is invalid.
         MissingExtra: redis-py is not installed.
     """
 
-    def __init__(self, url: str) -> None:
-        self.location = _location(url)
+    def __init__(self, url: str, purpose: str = "the registry") -> None:
+        self.name = f"{purpose} at {_location(url)}"
         try:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
             from redis.exceptions import RedisError
         except ModuleNotFoundError:
-            raise MissingExtra("the registry", "redis", CLIENT_SOURCE) from None
+            raise MissingExtra(purpose, "redis", CLIENT_SOURCE) from None
         self._error: type[Exception] = RedisError
         try:
             self._redis: Redis = Redis.from_url(
@@ -52,7 +56,7 @@ class RedisStore:
                 retry=Retry(NoBackoff(), 1),
             )
         except (ValueError, TypeError):
-            raise ConfigError("the registry URL is invalid: use redis://[:password@]host:port[/db]") from None
+            raise ConfigError(f"the URL of {purpose} is invalid: use redis://[:password@]host:port[/db]") from None
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
         """Store a value that expires after ``ttl_s``. Raises ConnectionLost, like all methods."""
@@ -99,7 +103,7 @@ class RedisStore:
             async with fail_after(2 * TIMEOUT_S if timeout_s is None else timeout_s):
                 return await command
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise ConnectionLost(f"the registry at {self.location} does not answer ({type(error).__name__})") from None
+            raise ConnectionLost(f"{self.name} does not answer ({type(error).__name__})") from None
 
     async def aclose(self) -> None:
         """Close the connection."""

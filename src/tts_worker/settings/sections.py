@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tts_worker.types import UrlMode
 
@@ -26,6 +26,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _check_redis_url(url: SecretStr) -> SecretStr:
+    """Reject what is no Redis URL, without its text: it may hold a password."""
+    if not re.match(r"(rediss?|unix)://.", url.get_secret_value()):
+        raise ValueError("not a Redis URL: use redis://[:password@]host:port[/db], or rediss:// for TLS")
+    return url
+
+
+RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
 
 
 class Section(BaseModel):
@@ -285,12 +295,25 @@ class RegistrySettings(Section):
             key only to workers with a signed entry.
     """
 
-    url: SecretStr | None = None
+    url: RedisUrl | None = None
     prefix: str = Field("worker:", min_length=1, max_length=64)
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     address: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
     heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
     secret: SecretStr | None = Field(None, min_length=16)
+
+
+class QuotaSettings(Section):
+    """Quotas of API keys over several workers.
+
+    Attributes:
+        redis_url: The Redis in which workers share the quotas; None selects ``registry.url``, and without a registry
+            each worker counts for itself.
+        prefix: Workers with the same Redis and prefix share; None selects ``registry.prefix``.
+    """
+
+    redis_url: RedisUrl | None = None
+    prefix: str | None = Field(None, min_length=1, max_length=64)
 
 
 class BatchSettings(Section):

@@ -16,6 +16,7 @@ from tts_worker.settings.sections import (
     EngineLoopSettings,
     GrpcSettings,
     ModelSettings,
+    QuotaSettings,
     RaySettings,
     RegistrySettings,
     Seconds,
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     grpc: GrpcSettings = GrpcSettings()
     registry: RegistrySettings = RegistrySettings()
+    quotas: QuotaSettings = QuotaSettings()
     webrtc: WebRtcSettings = WebRtcSettings()
     telephony: TelephonySettings = TelephonySettings()
     text: TextSettings = TextSettings()
@@ -96,7 +98,7 @@ class Settings(BaseSettings):
         """Values that must never be logged. The keys of ``server.key_file`` are added when the file is read."""
         credentials = [server.credential for server in self.webrtc.ice_servers]
         telephony = (self.telephony.twilio_auth_token, self.telephony.telnyx_auth_token)
-        candidates = (self.registry.url, self.registry.secret, *telephony, *credentials)
+        candidates = (self.registry.url, self.registry.secret, self.quotas.redis_url, *telephony, *credentials)
         others = [secret.get_secret_value() for secret in candidates if secret is not None]
         return (*self.server.keys, *others)
 
