@@ -125,6 +125,38 @@ async def test_batch_belongs_to_its_key_and_its_quota(tmp_path: Path) -> None:
             assert (await app.get(batch)).status_code == 404
 
 
+async def test_repeated_submission_is_one_batch(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "batch": {"directory": str(tmp_path / "batches")},
+        "server": {"key_file": str(key_file(tmp_path))},
+    }
+
+    async def submit(address: str, text: str = "One.", *keys: str, api_key: str = APP) -> httpx.Response:
+        headers = [*bearer(api_key).items(), *(("Idempotency-Key", key) for key in keys)]
+        body = {**PCM, "items": items(text)}
+        async with httpx.AsyncClient(timeout=60) as client:
+            return await client.post(f"http://{address}/v1/batch", json=body, headers=headers)
+
+    async with serving(**sections) as one, serving(**sections) as two:
+        answers = await asyncio.gather(*(submit(address, "One.", "k1") for address in (one, two) for _ in range(3)))
+        busy = [answer for answer in answers if answer.status_code == 503]  # the other worker writes it
+        assert all(answer.headers["Retry-After"] for answer in busy)
+        (batch,) = {answer.json()["id"] for answer in answers if answer not in busy}
+        others = [await submit(one, "One.", "k2"), await submit(one), await submit(one, "One.", "k1", api_key=OPERATOR)]
+        assert len({batch, *(answer.json()["id"] for answer in others)}) == 4
+        reused = await submit(two, "Two.", "k1")
+        assert (reused.status_code, reused.json()["error"]["code"]) == (409, "illegal_command")
+        for keys in (("",), ("x" * 256,), ("k1", "k2")):
+            invalid = await submit(one, "One.", *keys)
+            assert (invalid.status_code, invalid.json()["error"]["code"]) == (400, "invalid_request")
+    async with serving(**sections) as after_restart:
+        assert (await submit(after_restart, "One.", "k1")).json()["id"] == batch
+        assert (await submit(after_restart, "Two.", "k1")).status_code == 409
+        async with httpx.AsyncClient(base_url=f"http://{after_restart}", headers=bearer(APP)) as client:
+            assert (await client.delete(f"/v1/batch/{batch}")).status_code == 200
+        assert (await submit(after_restart, "Two.", "k1")).status_code == 202, "its batch is deleted"
+
+
 async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "parallel": 1})
     request = BatchRequest.model_validate({**PCM, "items": items("One.", "x" * 3_000, "Three.")})

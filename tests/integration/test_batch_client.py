@@ -32,14 +32,14 @@ TEXTS: list[str | BatchText] = [
 
 @asynccontextmanager
 async def cutting(address: str, cuts: list[int]) -> AsyncIterator[str]:
-    """Run a proxy that breaks each download of results after the next number of bytes, as long as there are any."""
+    """Run a proxy that breaks the answers to submissions and downloads after the last of ``cuts`` bytes each."""
     host, port = address.rsplit(":", 1)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker_reader, worker_writer = await asyncio.open_connection(host, int(port))
         head = await reader.readuntil(b"\r\n\r\n")
         worker_writer.write(head)
-        left = cuts.pop() if b"/results" in head and cuts else -1
+        left = cuts.pop() if (b"/results" in head or head.startswith(b"POST")) and cuts else -1
 
         async def upload() -> None:
             while data := await reader.read(65_536):
@@ -61,7 +61,7 @@ async def cutting(address: str, cuts: list[int]) -> AsyncIterator[str]:
 
 
 async def test_client_continues_broken_downloads() -> None:
-    cuts = [20_000, 90_000]
+    cuts = [20_000, 90_000, 10]  # the last one is the answer to the submission, which is repeated
     async with (
         serving() as address,
         cutting(address, cuts) as proxy,
@@ -168,6 +168,29 @@ async def test_command_continues_and_retries(tmp_path: Path, capsys: pytest.Capt
         assert third.id != second.id, "--restart cancels"
         assert (await batch("--voice", "tone-low", "--format", "mulaw"))[0] == 0
         assert [each.id for each in await client.batches.list()] == [third.id], "there is nothing to do"
+
+
+async def test_command_with_lost_answer_starts_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "texts.txt", tmp_path / "audio"
+    file.write_text("One.\nTwo.\n")
+    async with (
+        serving() as address,
+        cutting(address, [10, 10]) as proxy,
+        tts_worker.connect(f"ws://{address}") as client,
+    ):
+
+        async def batch(target: str, *options: str) -> tuple[int, str]:
+            command = ["batch", str(file), "--out", str(out), "--url", f"http://{target}", *options]
+            return await asyncio.to_thread(main, command), capsys.readouterr().err
+
+        code, shown = await batch(address, "--model", "x" * 200)
+        assert (code, "model" in shown) == (2, True), "the worker refuses it"
+        code, shown = await batch(proxy, "--voice", "tone")
+        assert (code, "cannot be reached" in shown) == (1, True)
+        (accepted,) = await client.batches.list()
+        code, shown = await batch(address, "--voice", "tone")
+        assert (code, "2 of 2 items" in shown) == (0, True)
+        assert [each.id for each in await client.batches.list()] == [accepted.id]
 
 
 @pytest.mark.parametrize(

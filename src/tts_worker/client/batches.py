@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import partial
 from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from urllib.parse import quote
+from uuid import uuid4
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response, read_parts
@@ -144,7 +146,7 @@ class BatchProgress:
 class BatchAccess(Protocol):
     """How a connector reaches the batches of its worker."""
 
-    async def submit(self, request: dict[str, Any]) -> BatchProgress: ...
+    async def submit(self, request: dict[str, Any], idempotency_key: str) -> BatchProgress: ...
     async def list(self) -> list[BatchProgress]: ...
     async def get(self, batch: str) -> BatchProgress: ...
     async def cancel(self, batch: str) -> None: ...
@@ -160,16 +162,39 @@ class WorkerBatches:
     def __init__(self, access: Callable[[], Awaitable[BatchAccess]]) -> None:
         self._access = access
 
-    async def submit(self, texts: Iterable[str | BatchText], **options: Unpack[BatchOptions]) -> BatchProgress:
+    async def submit(
+        self,
+        texts: Iterable[str | BatchText],
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> BatchProgress:
         """Submit texts; the worker synthesizes them behind live calls, also when this program ends.
+
+        When the answer is lost the texts are sent once more, which does not start them twice.
+
+        Args:
+            texts: The texts.
+            idempotency_key: A repeated call with the same key, texts and options returns the batch of the first one,
+                also from another program; by default each call has a new key. 1 to 255 printable ASCII characters.
+            **options: See ``BatchOptions``.
 
         Raises:
             InvalidRequest, TextTooLong: The worker refuses all of it, and says why.
+            IllegalCommand: The key was used for other texts or options.
             OverCapacity, Unauthenticated, Forbidden, ConnectionLost, DeadlineExceeded: As ``Client.open``.
         """
         items = [_item(text) for text in texts]
         given = {name: value for name, value in options.items() if value is not None}
-        return await (await self._access()).submit({**given, "items": items})
+        request = {**given, "items": items}
+        key = str(uuid4()) if idempotency_key is None else idempotency_key
+        if not re.fullmatch(r"[!-~]([ -~]{0,253}[!-~])?", key):
+            raise InvalidRequest("idempotency_key: 1 to 255 printable ASCII characters")
+        access = await self._access()
+        try:
+            return await access.submit(request, key)
+        except ConnectionLost:
+            return await access.submit(request, key)
 
     async def list(self) -> list[BatchProgress]:
         """Return all batches. Raises ConnectionLost, DeadlineExceeded, Unauthenticated."""
@@ -271,8 +296,8 @@ class HttpBatches:
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self._api = HttpApi(url, "/v1/batch", settings, _error_of_response)
 
-    async def submit(self, request: dict[str, Any]) -> BatchProgress:
-        return _progress(await self._api.request("POST", "", request))
+    async def submit(self, request: dict[str, Any], idempotency_key: str) -> BatchProgress:
+        return _progress(await self._api.request("POST", "", request, {"idempotency-key": idempotency_key}))
 
     async def list(self) -> list[BatchProgress]:
         answer = await self._api.request("GET")

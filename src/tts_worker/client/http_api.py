@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TypeVar, cast
@@ -77,7 +77,9 @@ class HttpApi:
         # With the proxies of the environment, as for the WebSocket.
         self._opener = build_opener(_NoRedirect, *handlers)
 
-    async def request(self, method: str, path: str = "", body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def request(
+        self, method: str, path: str = "", body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Return the JSON object that the worker answers.
 
         Raises:
@@ -85,13 +87,15 @@ class HttpApi:
             ConnectionLost: The worker cannot be reached, or is no tts-worker.
             DeadlineExceeded: The worker did not answer in time.
         """
-        return await asyncio.to_thread(self._request, method, path, body)
+        return await asyncio.to_thread(self._request, method, path, body, headers)
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         timeout_s = CHANGE_TIMEOUT_S
         if method == "GET":
             timeout_s = min(self._settings.connect_timeout_s, _MAX_READ_TIMEOUT_S)
-        with self.open(method, path, body, timeout_s) as response:
+        with self.open(method, path, body, timeout_s, headers=headers) as response:
             try:
                 return _json(response.read(_MAX_BODY_BYTES), response.status)
             except (OSError, HTTPException) as error:
@@ -104,6 +108,7 @@ class HttpApi:
         body: dict[str, Any] | bytes | None,
         timeout_s: float,
         content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> HTTPResponse:
         """Send a request and return the response, to be read and closed. Blocks. Raises as ``request`` does.
 
@@ -113,12 +118,13 @@ class HttpApi:
             body: An object is sent as JSON, bytes as they are.
             timeout_s: Limit of connecting, and of each wait for data.
             content_type: Of the body.
+            headers: Further headers.
         """
-        headers = {"content-type": content_type}
+        all_headers = {"content-type": content_type, **(headers or {})}
         if self._settings.api_key is not None:
-            headers["authorization"] = f"Bearer {self._settings.api_key}"
+            all_headers["authorization"] = f"Bearer {self._settings.api_key}"
         content = json.dumps(body).encode() if isinstance(body, dict) else body
-        request = Request(self._address + path, content, headers, method=method)
+        request = Request(self._address + path, content, all_headers, method=method)
         try:
             return cast(HTTPResponse, self._opener.open(request, timeout=timeout_s))
         except HTTPError as error:

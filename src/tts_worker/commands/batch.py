@@ -18,6 +18,7 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tts_worker.audio.encoders import AudioFormat
 from tts_worker.client import ClientSettings, connect
@@ -150,16 +151,18 @@ class BatchState:
     """What the folder knows of its last batch.
 
     Attributes:
-        batch: Its id.
+        batch: Its id; empty while the worker has not answered.
         arguments: Digest of the texts and options.
         numbers: The texts that it has, by number.
         is_finished: All its results were fetched.
+        key: Its idempotency key.
     """
 
     batch: str
     arguments: str
     numbers: tuple[int, ...]
     is_finished: bool = False
+    key: str = ""
 
 
 class BatchOutput:
@@ -189,6 +192,7 @@ class BatchOutput:
                 str(data["arguments"]),
                 tuple(int(each) for each in data["numbers"]),
                 bool(data["is_finished"]),
+                str(data.get("key", "")),
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -206,6 +210,13 @@ class BatchOutput:
 
     def write_state(self, state: BatchState) -> None:
         self._write(self.path / STATE, json.dumps(asdict(state)).encode())
+
+    def restore_state(self, state: BatchState | None) -> None:
+        if state is not None:
+            self.write_state(state)
+            return
+        with suppress(OSError):
+            (self.path / STATE).unlink()
 
     def write_audio(self, number: int, audio: bytes) -> None:
         self._write(self.file(number), audio)
@@ -261,13 +272,27 @@ class _Synthesis:
         state = await self._last(restart=restart)
         if state is not None and await self._continue(state):
             return self._failures
-        numbers = self._folder.missing() if state is not None else list(range(len(self._folder.texts)))
-        if numbers:
-            batch = await self._batches.submit([self._folder.texts[number] for number in numbers], **options)
-            state = BatchState(batch.id, self._arguments, tuple(numbers))
-            self._folder.begin(state)
-            await self._fetch(state, 0)
+        if state is None or state.batch:
+            numbers = self._folder.missing() if state is not None else range(len(self._folder.texts))
+            state = BatchState("", self._arguments, tuple(numbers), key=str(uuid4()))
+        if state.numbers:
+            await self._fetch(await self._submit(state, options), 0)
         return self._failures
+
+    async def _submit(self, state: BatchState, options: dict[str, Any]) -> BatchState:
+        """Submit the texts of a state, which the folder has from now on: what becomes of it is known by its key."""
+        before = self._folder.read_state()
+        self._folder.write_state(state)
+        texts = [self._folder.texts[number] for number in state.numbers]
+        try:
+            batch = await self._batches.submit(texts, idempotency_key=state.key, **options)
+        except TTSWorkerError as error:
+            if not error.retryable:  # the worker has refused it
+                self._folder.restore_state(None if before == state else before)
+            raise
+        state = replace(state, batch=batch.id)
+        self._folder.begin(state)
+        return state
 
     async def _last(self, *, restart: bool) -> BatchState | None:
         """Return the state of the batch to continue; None to begin anew."""
@@ -275,12 +300,13 @@ class _Synthesis:
         if state is None:
             return None
         if restart:
-            with suppress(UnknownBatch):
-                await self._batches.cancel(state.batch)
+            if state.batch:
+                with suppress(UnknownBatch):
+                    await self._batches.cancel(state.batch)
             return None
         if state.arguments == self._arguments:
             return state
-        if not state.is_finished:
+        if not state.is_finished and state.batch:
             raise InvalidRequest(
                 f"{self._folder.path} has an unfinished batch of other texts or options: "
                 "repeat its command, use another folder, or --restart to cancel it"
@@ -289,6 +315,8 @@ class _Synthesis:
 
     async def _continue(self, state: BatchState) -> bool:
         """Fetch what was not fetched; return whether there was anything."""
+        if not state.batch:
+            return False
         try:
             progress = await self._batches.get(state.batch)
             failed = {each.index: each.error for each in progress.errors}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import zipfile
 from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
@@ -26,6 +27,7 @@ from tts_worker.server.responses import LiveStream, SafeJSONResponse
 from tts_worker.server.validation import request_body, validate
 
 PATH = "/v1/batch"
+IDEMPOTENCY_KEY = "idempotency-key"
 
 _READ_BYTES = 262_144
 
@@ -40,6 +42,25 @@ class ResultsQuery(BaseModel):
     wait: bool = Field(True, description="Wait for unfinished items; false leaves them out")
 
 
+_KEY_PARAMETER: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "A repeated request with this key is answered with the batch of the first one",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Return the key of the request. Raises InvalidRequest."""
+    keys = request.headers.getlist(IDEMPOTENCY_KEY)
+    if not keys:
+        return None
+    if len(keys) > 1 or not re.fullmatch(r"[!-~]([ -~]{0,253}[!-~])?", keys[0]):
+        raise InvalidRequest("Idempotency-Key: one value of 1 to 255 printable ASCII characters")
+    return keys[0]
+
+
 def router(batches: BatchRunner, limits: ApiLimits) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
@@ -48,10 +69,12 @@ def router(batches: BatchRunner, limits: ApiLimits) -> APIRouter:
         PATH,
         status_code=202,
         summary="Synthesize many texts behind live calls",
-        openapi_extra=request_body(BatchRequest),
+        openapi_extra={**request_body(BatchRequest), "parameters": [_KEY_PARAMETER]},
     )
     async def submit(request: Request) -> Response:
-        batch = await batches.submit(validate(BatchRequest, parse_object(await request.body(), "body")))
+        key = _idempotency_key(request)
+        body = validate(BatchRequest, parse_object(await request.body(), "body"))
+        batch = await batches.submit(body, key)
         return SafeJSONResponse(_describe(batches, batch), 202, {"location": f"{PATH}/{batch.stored.id}"})
 
     @routes.get(PATH, summary="List the batches of this API key")

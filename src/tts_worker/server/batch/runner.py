@@ -21,12 +21,13 @@ from tts_worker.errors import (
     ErrorCode,
     ErrorInfo,
     Forbidden,
+    IllegalCommand,
     OverCapacity,
     TextTooLong,
     TTSWorkerError,
 )
 from tts_worker.server.batch.request import BatchItem, BatchRequest
-from tts_worker.server.batch.store import BatchFolder, ItemResult, StoredBatch, is_id, new_id, stored_ids
+from tts_worker.server.batch.store import BatchFolder, ItemResult, StoredBatch, id_of_key, is_id, new_id, stored_ids
 from tts_worker.server.compat.rendering import synthesize
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import BatchSettings
@@ -116,19 +117,39 @@ class BatchRunner:
         self._batches: dict[str, Batch] = {}
         self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
         self._work = asyncio.Event()
+        self._submission = asyncio.Lock()
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def submit(self, request: BatchRequest) -> Batch:
+    async def submit(self, request: BatchRequest, idempotency_key: str | None = None) -> Batch:
         """Accept a batch for the current caller.
+
+        Args:
+            request: The batch.
+            idempotency_key: While the batch with this key is kept, the same request is answered with it.
 
         Raises:
             InvalidRequest, TextTooLong: The batch exceeds a limit.
+            IllegalCommand: The batch with this key is another one.
             OverCapacity: Too many batches are running, or kept ones fill the disk.
             Forbidden: The key lacks the scope ``speak``.
         """
         caller = current_caller()
         caller.require(ApiScope.SPEAK)
+        name = new_id() if idempotency_key is None else id_of_key(caller.key, idempotency_key)
+        async with self._submission:  # a repetition waits for the answer to the first
+            if (batch := await self.find(name)) is None:
+                try:
+                    return await self._accept(request, caller, name)
+                except FileExistsError:
+                    batch = await self.find(name)  # another worker with this directory was first
+            if batch is None:
+                raise OverCapacity("another worker is accepting this batch", retry_after_s=1.0)
+            if batch.request != request:
+                raise IllegalCommand("this Idempotency-Key was used for another batch")
+            return batch
+
+    async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
         request.check(self.settings)
         running = sum(not batch.is_done for batch in self._batches.values())
         if running >= self.settings.max_running:
@@ -136,14 +157,16 @@ class BatchRunner:
         await self._make_room()
         if self._stored_bytes() >= self.settings.max_bytes:
             raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0)
-        stored = StoredBatch(id=new_id(), owner=caller.key, created_at_s=_now_s(), request=request)
+        stored = StoredBatch(id=name, owner=caller.key, created_at_s=_now_s(), request=request)
         folder = BatchFolder(await self._open_directory(), stored.id)
         batch = Batch(stored, folder)
         self._batches[stored.id] = batch  # before it is written: maintenance must not claim it
         try:
             await asyncio.to_thread(folder.create, stored)
-        except BaseException:
+        except BaseException as error:
             del self._batches[stored.id]
+            if not isinstance(error, FileExistsError):
+                await asyncio.shield(asyncio.to_thread(folder.delete))  # its id may be submitted again
             raise
         self._enqueue(batch)
         return batch

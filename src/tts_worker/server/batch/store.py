@@ -7,6 +7,8 @@ claim the folder and continue. All functions block.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -69,6 +71,12 @@ def new_id() -> str:
     return secrets.token_urlsafe(12)
 
 
+def id_of_key(owner: str | None, key: str) -> str:
+    """Return the id of the batch that an API key submits with an idempotency key: workers need not agree on it."""
+    digest = hashlib.sha256(json.dumps([owner, key]).encode()).digest()
+    return base64.urlsafe_b64encode(digest[:12]).decode()
+
+
 class BatchFolder:
     """The folder of one batch in ``directory``. Raises FileNotFoundError once the batch was deleted."""
 
@@ -77,9 +85,10 @@ class BatchFolder:
         self._lock: BinaryIO | None = None
 
     def create(self, batch: StoredBatch) -> None:
-        """Write a new batch and claim it."""
+        """Write a new batch and claim it. Raises FileExistsError if there is one with this id."""
         self.path.mkdir(parents=True, mode=0o700)
-        self.claim()
+        if not self.claim():
+            raise FileExistsError("another process has claimed the batch")
         self._write(_REQUEST, batch.model_dump_json().encode())
 
     def claim(self) -> bool:
@@ -143,7 +152,7 @@ class BatchFolder:
 
     def delete(self) -> None:
         """Delete the batch at once, also for the process that runs it."""
-        doomed = self.path.with_name(f".deleted-{self.path.name}")
+        doomed = self.path.with_name(f".deleted-{self.path.name}-{secrets.token_hex(4)}")
         with suppress(OSError):  # another process deletes it
             self.path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
