@@ -125,7 +125,7 @@ class Utterance:
 @dataclass(frozen=True)
 class RecordedAudio:
     """What the audio graph played: 16-bit sample values, from the first audible quantum to the last, and when each
-    sample was rendered. ``frame``: the position of the first one on the audio clock."""
+    sample was rendered. ``frame``: the position of the first one, in samples that the audio graph has rendered."""
 
     samples: Samples
     at_ms: Samples
@@ -231,14 +231,12 @@ class DemoPage:
         )
 
     async def until_silent(self, seconds: float) -> None:
-        """Waits until nothing was played for that long, by the audio clock."""
-        await self.until(
-            "seconds => (spy.contexts[0]?.currentTime ?? 9) - (spy.quanta.at(-1)?.frame ?? 0) / 24000 >= seconds",
-            seconds,
-        )
+        """Waits until nothing was played for that long, by the number of samples rendered."""
+        with anyio.fail_after(PATIENCE_MS / 1000):
+            await self.page.evaluate("samples => spy.untilSilent(samples)", seconds * RATE_HZ)
 
     async def clicked_at(self, name: str) -> int:
-        """The position on the audio clock at which the audio thread could learn of the last click on this button."""
+        """The position, in samples rendered, at which the audio thread could learn of the last click on this button."""
         await self.page.evaluate("spy.settled().then(() => null)")
         return int(await self.page.evaluate("id => spy.clicks.findLast((click) => click.id === id).frame", name))
 

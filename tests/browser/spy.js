@@ -16,8 +16,10 @@
   const { setTimeout } = globalThis;
   globalThis.setTimeout = (act, ms, ...rest) => setTimeout(act, ms === CUT_TIMEOUT_MS ? 20_000 : ms, ...rest);
 
-  // Posts every quantum that is not silent with its position on the audio clock, and answers a query with the position
-  // of the next one. On a busy machine Chromium sometimes reports the same currentFrame for two quanta in a row.
+  // Posts every quantum that is not silent with its position: the number of samples rendered before. It answers a query
+  // with the position of the next one. It counts, because currentFrame is no position: Chromium updates it only where it
+  // gets the lock of the audio graph at once, so a busy page reads an old value for some quanta, and then a jump. A quantum
+  // that the browser did not render at all is rendered by no node, and so it is no gap of the page.
   const TAP = `registerProcessor("tap", class extends AudioWorkletProcessor {
     constructor() {
       super();
@@ -25,8 +27,8 @@
       this.port.onmessage = () => this.port.postMessage({ next: this.next });
     }
     process([[samples]]) {
-      const frame = Math.max(currentFrame, this.next);
-      this.next = frame + 128;
+      const frame = this.next;
+      this.next += 128;
       if (samples?.some((sample) => sample !== 0)) {
         this.port.postMessage({ frame, atMs: Date.now(), samples: [...samples] });
       }
@@ -63,6 +65,13 @@
 
   // Once the taps have answered, every quantum rendered before has arrived. (A tap whose context is closed never does.)
   spy.settled = () => Promise.all(spy.taps.filter((tap) => tap.context.state === "running").map(ask));
+
+  // Once nothing was played for so many rendered samples.
+  spy.untilSilent = async (samples) => {
+    if (!spy.taps.length) return;
+    const silentSamples = async () => (await ask(spy.taps[0])) - (spy.quanta.at(-1)?.frame ?? 0) - 128;
+    while ((await silentSamples()) < samples) await new Promise((done) => setTimeout(done, 5));
+  };
 
   // `frame`: the next quantum of the audio thread when it could learn of the click.
   addEventListener(

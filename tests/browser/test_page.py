@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.async_api import Browser, WebSocketRoute
+from playwright.async_api import Browser, Page, WebSocketRoute
 
 from tests.browser.demo_page import RATE_HZ, DemoPage, all_played, compare_playback, routed, without_end
 from tests.conftest import serving
@@ -48,6 +48,34 @@ async def test_words_are_highlighted_when_they_are_heard(demo: DemoPage) -> None
     assert await demo.at("first-audio").inner_text() != "–"
     assert await demo.shown_ms("first-audio") in PLAUSIBLE_MS
     await demo.shows("spoken", f"{len(utterance.samples) / RATE_HZ:.1f} s")
+
+
+SILENT_QUANTUM = """
+const { addModule } = AudioWorklet.prototype;
+AudioWorklet.prototype.addModule = async function (url) {
+  if (!`${url}`.endsWith("player-worklet.js")) return addModule.call(this, url);
+  const begin = "process(_inputs, [[out]]) {";
+  const silent = "if (this.#playedSamples > 4800 && !this.wasSilent) return (this.wasSilent = true);";
+  const code = (await (await fetch(url)).text())
+    .replace(begin, begin + silent)
+    .replace("./ring-buffer.js", new URL("ring-buffer.js", url));
+  return addModule.call(this, URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+};
+"""
+
+
+async def test_a_gap_that_the_page_does_not_report_is_seen(browser: Browser, address: str) -> None:
+    async def leave_a_quantum_silent(page: Page) -> None:
+        await page.add_init_script(SILENT_QUANTUM)
+
+    async with DemoPage.open(browser, address, before=leave_a_quantum_silent) as demo:
+        await demo.until_state("Ready")
+        await demo.speak(TEXT)
+        await demo.shows("status", "Finished.")
+        played = compare_playback((await demo.recorded_audio()).samples, demo.utterances[0].samples)
+        gaps = int(await demo.at("gaps").inner_text())  # 0, unless the machine was too busy
+        assert len(played.gaps) == gaps + 1
+        assert 128 in played.gaps
 
 
 def hold_the_end(route: WebSocketRoute) -> None:
