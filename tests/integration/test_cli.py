@@ -312,8 +312,8 @@ def test_voices_lists_the_voices_of_the_config(capsys: pytest.CaptureFixture[str
     config = Path(__file__).parents[2] / "configs" / "worker.yaml"
     assert main(["voices", "--config", str(config)]) == 0
     assert "heart (default)" in capsys.readouterr().out
-    assert main(["voices", "--url", "http://127.0.0.1:9"]) == 2
-    assert "no worker answers" in capsys.readouterr().err
+    assert main(["voices", "--url", "http://127.0.0.1:9"]) == 1
+    assert "the worker cannot be reached" in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,6 +154,9 @@ async def test_api_describes_the_fields_of_every_form() -> None:
         assert set(form.get("required", ())) <= set(form["properties"])
         for content in bodies[path].values():  # the recordings are base64 where a body has no files
             assert set(content["schema"]["properties"]) == set(form["properties"])
+    gets = {path: paths[path]["get"] for path in paths if path.startswith("/inference_")}
+    assert len(gets) == 6
+    assert all(get["requestBody"]["content"] == bodies[path] for path, get in gets.items())
     assert forms["/inference_vc"]["required"] == ["source_wav"]
     assert set(forms["/inference_zero_shot"]["required"]) == {"prompt_wav", "tts_text", "prompt_text"}
     assert {"tts_text"} <= set(forms["/inference_sft"]["properties"])

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import json
 import os
-import urllib.error
-import urllib.request
 from typing import Any
 
 from tts_worker.app import running_worker
+from tts_worker.client import ClientSettings
+from tts_worker.client.http_api import HttpApi
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import ConnectionLost, InvalidRequest
 from tts_worker.server.responses import voice_json
 from tts_worker.settings import Settings
 
@@ -44,16 +44,10 @@ async def _local(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _remote(url: str) -> list[dict[str, Any]]:
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(("http://", "https://", "ws://", "wss://")):
         raise InvalidRequest("--url must begin with http:// or https://")
-    request = urllib.request.Request(url.rstrip("/") + "/v1/voices")
-    if key := os.environ.get("TTS_WORKER_API_KEY"):
-        request.add_header("Authorization", f"Bearer {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            voices: list[dict[str, Any]] = json.load(answer)["voices"]
-            return voices
-    except urllib.error.HTTPError as error:
-        raise InvalidRequest(f"{url} answered {error.code} {error.reason}") from None
-    except (OSError, ValueError, KeyError):
-        raise InvalidRequest(f"no worker answers at {url}") from None
+    api = HttpApi(url, "/v1/voices", ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY")))
+    voices = asyncio.run(api.request("GET")).get("voices")
+    if not isinstance(voices, list):
+        raise ConnectionLost("the server at this URL is no tts-worker")
+    return voices

@@ -179,7 +179,6 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     ) -> None:
         name = path.strip("/").replace("/", "_")
         for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
-            extra = kind.body() if method == "POST" else None
             routes.add_api_route(
                 path,
                 answer,
@@ -187,7 +186,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
                 name=name,
                 summary=(kind.__doc__ or "").rstrip("."),
                 operation_id=f"{name}_{method.lower()}",
-                openapi_extra=extra,
+                openapi_extra=kind.body(),  # a GET in OpenAPI 3.1 may have one, too
             )
 
     def add_speech(path: str, kind: type[_CosyVoiceRequest]) -> None:
