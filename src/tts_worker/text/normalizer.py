@@ -10,12 +10,17 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
 from tts_worker.text.language import primary_tag
 from tts_worker.text.rewrite_alignment import align_words
 from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
 from tts_worker.types import Segment, Span
+
+if TYPE_CHECKING:
+    from wetext import Normalizer
 
 Normalize = Callable[[str, str | None], str]
 """``(text, language) -> text``: writes out a run of spoken text in words."""
@@ -25,21 +30,23 @@ LANGUAGES = ("en", "zh")
 
 
 def load_normalizer() -> Normalize:
-    """Return the ``wetext`` rules as a function; tables load with the first text of a language (about 0.5 s).
+    """Return the ``wetext`` rules as a function; its first call imports the package and loads them (about 1 s).
 
     Raises:
         MissingExtra: The package is not installed.
     """
-    try:
-        from wetext import Normalizer
-    except ImportError as exc:
-        raise MissingExtra("text normalization", "normalise") from exc
-    rules = {language: Normalizer(lang=language, operator="tn") for language in LANGUAGES}
+    if find_spec("wetext") is None:
+        raise MissingExtra("text normalization", "normalise")
+    rules: dict[str, Normalizer] = {}
 
     def normalize(text: str, language: str | None) -> str:
         primary = primary_tag(language or "")
-        if primary not in rules:
+        if primary not in LANGUAGES:
             return text
+        if primary not in rules:
+            from wetext import Normalizer
+
+            rules[primary] = Normalizer(lang=primary, operator="tn")
         try:
             written = str(rules[primary].normalize(text))
         except Exception:  # the grammars reject unusual text by assertions; the text is spoken unchanged
