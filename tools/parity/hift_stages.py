@@ -45,7 +45,7 @@ def check_hift(checks: CheckList, golden: Golden, networks: Networks) -> None:
     natural = golden.meta.get("natural")
     if isinstance(natural, dict) and "sine_first" in natural:
         expected = torch.tensor(natural["sine_first"])
-        noise = NaturalNoise(networks.config.flow, networks.config.hift)
+        noise = NaturalNoise(networks.config.chunked_flow, networks.config.hift)
         got = noise(stage.start, len(expected), stage.harmonics)[0]
         note = "identical" if torch.equal(got, expected) else "the modules were constructed in another order"
         checks.info(golden.name, "natural noise", note)

@@ -157,7 +157,7 @@ def fine_tune(
 
 
 def _lm_stage(bundle: Bundle, recordings: Recordings, plan: FineTuning, device: torch.device) -> LmStage:
-    net = trainable_lm(bundle.config.lm)
+    net = trainable_lm(bundle.config.qwen)
     net.load_state_dict(bundle.load_weights("llm"))
     net.tie()
     net = net.to(device)
@@ -179,7 +179,7 @@ def _lm_stage(bundle: Bundle, recordings: Recordings, plan: FineTuning, device: 
 
 
 def _flow_stage(bundle: Bundle, recordings: Recordings, plan: FineTuning, device: torch.device) -> FlowStage:
-    net = trainable_flow(bundle.config.flow)
+    net = trainable_flow(bundle.config.chunked_flow)
     net.load_state_dict(bundle.load_weights("flow"))
     drop = _GUIDANCE_DROP if bundle.config.flow.guidance else 0.0
     settings = StageConfig(lr=plan.lr, batch=plan.positions, options={"joint": 1, "drop": drop})

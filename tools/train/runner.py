@@ -171,7 +171,7 @@ class Training:
         stage = self.stage("flow")
         if not resume(stage, self.run):
             return
-        net = Flow(self.bundle.config.flow)
+        net = Flow(self.bundle.config.chunked_flow)
         net.load_state_dict(stage.weights())
         net.requires_grad_(False).to(self.device).prepare(self.bundle.config.flow.chunk_tokens)
         mel = np.zeros_like(self.mel)
@@ -216,7 +216,7 @@ class Training:
         return VocoderStage(net.to(self.device), settings, self.config.seed, data)
 
     def _flow(self, settings: StageConfig) -> Stage:
-        net = trainable_flow(self.bundle.config.flow)
+        net = trainable_flow(self.bundle.config.chunked_flow)
         if not self._copy_initial("flow", net):
             adapt_flow(net, *self._mel_statistics)
         frames = self.audio.samples // self.bundle.config.mel.hop_samples
@@ -232,7 +232,7 @@ class Training:
         )
 
     def _lm(self, settings: StageConfig) -> Stage:
-        dims = self.bundle.config.lm
+        dims = self.bundle.config.qwen
         net = trainable_lm(dims)
         self._copy_initial("lm", net)
         tokenizer = TextTokenizer.from_bundle(self.bundle)

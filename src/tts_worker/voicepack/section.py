@@ -21,6 +21,7 @@ class Section:
         self.source = source
         self.path = path
         self._kind = value.kind if isinstance(value, Tagged) else None
+        self.tag = value.tag if isinstance(value, Tagged) else ""
         inner = value.value if isinstance(value, Tagged) else value
         if not isinstance(inner, dict):
             self.fail("", "must be a mapping of keys")

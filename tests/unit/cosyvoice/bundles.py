@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 FAMILIES = ("cosyvoice2", "cosyvoice3")
+YAML_FILES = {"cosyvoice1": "cosyvoice.yaml"}
 GOLDEN = {"cosyvoice2": DATA / "golden" / "v2", "cosyvoice3": DATA / "golden" / "v3"}
 
 
@@ -25,10 +26,12 @@ def copy_of(family: str, target: Path) -> Path:
 
 
 def yaml_of(family: str) -> str:
-    return (tiny(family) / f"{family}.yaml").read_text("utf-8")
+    return (tiny(family) / YAML_FILES.get(family, f"{family}.yaml")).read_text("utf-8")
 
 
-def qwen_of(family: str) -> dict[str, Any]:
+def qwen_of(family: str) -> dict[str, Any] | None:
+    if family == "cosyvoice1":
+        return None
     loaded: dict[str, Any] = json.loads((tiny(family) / "CosyVoice-BlankEN" / "config.json").read_text("utf-8"))
     return loaded
 
@@ -40,6 +43,41 @@ def fullsize() -> dict[str, Any]:
 
 
 OFFICIAL_SIZES = {
+    "cosyvoice1": [
+        ("text_encoder_input_size: 12", "text_encoder_input_size: 512"),
+        ("llm_input_size: 16", "llm_input_size: 1024"),
+        ("llm_output_size: 16", "llm_output_size: 1024"),
+        ("spk_embed_dim: 8", "spk_embed_dim: 192"),
+        ("text_token_size: 40", "text_token_size: 51866"),
+        ("speech_token_size: 30", "speech_token_size: 4096"),
+        ("output_size: 16", "output_size: 1024"),
+        ("attention_heads: 2", "attention_heads: 16"),
+        ("linear_units: 24", "linear_units: 4096"),
+        (
+            "num_blocks: 2\n        dropout_rate: 0.1\n        positional_dropout_rate: 0.1\n        "
+            "attention_dropout_rate: 0.0\n        normalize",
+            "num_blocks: 6\n        normalize",
+        ),
+        (
+            "num_blocks: 2\n        dropout_rate: 0.1\n        positional_dropout_rate: 0.1\n        "
+            "attention_dropout_rate: 0.0\n        input",
+            "num_blocks: 14\n        input",
+        ),
+        ("num_blocks: 2", "num_blocks: 6"),
+        ("input_size: 24", "input_size: 512"),
+        ("vocab_size: 30", "vocab_size: 4096"),
+        ("output_size: 32", "output_size: 512"),
+        ("attention_heads: 4", "attention_heads: 8"),
+        ("linear_units: 48", "linear_units: 2048"),
+        ("sampling_ratios: [1, 1]", "sampling_ratios: [1, 1, 1, 1]"),
+        ("channels: [16, 16]", "channels: [256, 256]"),
+        ("attention_head_dim: 8", "attention_head_dim: 64"),
+        ("n_blocks: 1", "n_blocks: 4"),
+        ("num_mid_blocks: 1", "num_mid_blocks: 12"),
+        ("num_heads: 3", "num_heads: 8"),
+        ("base_channels: 16", "base_channels: 512"),
+        ("cond_channels: 12", "cond_channels: 512"),
+    ],
     "cosyvoice2": [
         ("llm_input_size: 32", "llm_input_size: 896"),
         ("llm_output_size: 32", "llm_output_size: 896"),
@@ -78,4 +116,4 @@ def official_config(family: str) -> CosyVoiceConfig:
     for tiny_text, official_text in OFFICIAL_SIZES[family]:
         assert tiny_text in text, tiny_text
         text = text.replace(tiny_text, official_text)
-    return CosyVoiceConfig.from_files(text, fullsize()[f"{family}/qwen_config"], f"{family}.yaml")
+    return CosyVoiceConfig.from_files(text, fullsize().get(f"{family}/qwen_config"), f"{family}.yaml")

@@ -37,7 +37,7 @@ def full_config(family: str) -> CosyVoiceConfig:
     small = CosyVoiceConfig.from_files(yaml_of(family), qwen_of(family), family)
     qwen = fullsize()[f"{family}/qwen_config"]
     lm = replace(
-        small.lm,
+        small.qwen,
         hidden_size=qwen["hidden_size"],
         intermediate_size=qwen["intermediate_size"],
         layers=qwen["num_hidden_layers"],
@@ -47,7 +47,7 @@ def full_config(family: str) -> CosyVoiceConfig:
         text_vocab=qwen["vocab_size"],
     )
     hift = replace(small.hift, base_channels=512, f0_channels=512)
-    flow = small.flow
+    flow = small.chunked_flow
     if flow.encoder is not None and flow.unet is not None:
         ahead = replace(flow.encoder.lookahead, in_channels=512, channels=512)
         encoder = replace(flow.encoder, input_size=512, output_size=512, heads=8, linear_units=2048, layers=6)

@@ -47,8 +47,23 @@ def test_families_differ_like_the_reference() -> None:
     assert (v2.mel.fmax_hz, v3.mel.fmax_hz) == (8000, None)
     assert (v2.tokenizer_version, v3.tokenizer_version) == ("cosyvoice2", "cosyvoice3")
     assert v2.token_samples == v3.token_samples == 960
-    assert v2.flow.dit is None
-    assert v3.flow.unet is None
+    assert v2.chunked_flow.dit is None
+    assert v3.chunked_flow.unet is None
+
+
+def test_first_generation_has_its_own_rates() -> None:
+    config = official_config("cosyvoice1")
+    wanted = (22_050, 50, 441, 256, 8000)
+
+    assert (config.family, config.tokenizer_version) == ("cosyvoice1", "whisper")
+    hz = (config.sample_rate_hz, config.token_rate_hz, config.token_samples, config.mel.hop_samples, config.mel.fmax_hz)
+    assert hz == wanted
+    assert [config.flow.frames(tokens) for tokens in (0, 1, 20, 100, 120)] == [0, 1, 34, 172, 206]
+    assert (config.flow.chunk_tokens, config.flow.lookahead_tokens, config.lm.eos_id) == (100, 20, 4096)
+    assert config.hift.has_sample_phase
+    assert not config_of("cosyvoice2").hift.has_sample_phase
+    characters = config_of("cosyvoice1", ("whisper.tokenizer", "cosyvoice.tokenizer.tokenizer"))
+    assert characters.tokenizer_version == "whisper_char"
 
 
 def test_bundle_of_fewer_languages_speaks_only_those() -> None:
@@ -71,9 +86,10 @@ def test_older_cosyvoice2_yaml_gives_the_same_config() -> None:
     )
     newer = config_of("cosyvoice2")
 
-    assert newer.flow.encoder
-    assert newer.flow.encoder.chunk_tokens == 25
-    assert older == replace(newer, flow=replace(newer.flow, encoder=replace(newer.flow.encoder, chunk_tokens=0)))
+    flow = newer.chunked_flow
+    assert flow.encoder
+    assert flow.encoder.chunk_tokens == 25
+    assert older == replace(newer, flow=replace(flow, encoder=replace(flow.encoder, chunk_tokens=0)))
 
 
 def test_training_sections_are_ignored() -> None:
@@ -88,7 +104,7 @@ def test_training_sections_are_ignored() -> None:
         ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "!new:os.system", "llm: is the class 'system'"),
         ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "!apply:os.system", "llm: is the class 'system'"),
         ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "", "llm: is a plain mapping"),
-        ("cosyvoice2", "llm.Qwen2LM", "llm.TransformerLM", "supported here: Qwen2LM, CosyVoice3LM"),
+        ("cosyvoice2", "llm.Qwen2LM", "llm.TransformerLM", "supported here: MaskedDiffWithXvec"),
         ("cosyvoice2", "CausalMaskedDiffWithXvec", "CausalMaskedDiffWithDiT", "flow: is the class"),
         ("cosyvoice3", "CausalHiFTGenerator", "HiFTGenerator", "hift: is the class"),
         ("cosyvoice3", "ras_sampling", "nucleus_sampling", "llm.sampling: is the class"),
@@ -115,6 +131,16 @@ def test_training_sections_are_ignored() -> None:
         ("cosyvoice2", "left_chunks: -1", "left_chunks: 2", "estimator.num_decoding_left_chunks: must be -1"),
         ("cosyvoice3", "left_chunks: -1", "left_chunks: 0", "estimator.num_decoding_left_chunks: must be -1"),
         ("cosyvoice3", "    estimator:", "    elsewhere:", "flow.decoder.estimator: is missing"),
+        ("cosyvoice1", "channels: [16, 16]", "channels: [16, 32]", "estimator.channels: must be the same"),
+        ("cosyvoice1", "channels: [16, 16]", "channels: [12, 12]", "estimator.channels: must be multiples of 8"),
+        ("cosyvoice1", "            n_blocks: 1", "            causal: True", "estimator.causal: must be False"),
+        ("cosyvoice1", "channels: 80", "channels: 40", "length_regulator.channels: differs"),
+        ("cosyvoice1", "output_size: 32", "output_size: 30", "attention_heads: does not divide"),
+        ("cosyvoice1", "use_cnn_module: False", "use_cnn_module: True", "use_cnn_module: must be False"),
+        ("cosyvoice1", "static_chunk_size: 1", "static_chunk_size: 4", "static_chunk_size: must be 1"),
+        ("cosyvoice1", "llm_output_size: 16", "llm_output_size: 8", "differs from llm"),
+        ("cosyvoice1", "'rel_pos_espnet'", "'abs_pos'", "pos_enc_layer_type: must be one of"),
+        ("cosyvoice1", "input_frame_rate: 50", "input_frame_rate: 40", "flow.input_frame_rate: does not divide"),
     ],
 )
 def test_invalid_value_names_its_key(family: str, old: str, new: str, complaint: str) -> None:
@@ -137,14 +163,14 @@ def test_invalid_value_names_its_key(family: str, old: str, new: str, complaint:
     ],
 )
 def test_invalid_text_model_config_is_refused(key: str, value: object, complaint: str) -> None:
-    qwen = {**qwen_of("cosyvoice2"), key: value}
+    qwen = {**(qwen_of("cosyvoice2") or {}), key: value}
 
     with pytest.raises(BundleError, match=f"config.json.*{complaint}"):
         CosyVoiceConfig.from_files(yaml_of("cosyvoice2"), qwen, "model.yaml")
 
 
 def test_nested_rope_theta_is_read() -> None:
-    qwen = qwen_of("cosyvoice2")
+    qwen = qwen_of("cosyvoice2") or {}
     qwen["rope_parameters"] = {"rope_theta": qwen.pop("rope_theta"), "rope_type": "default"}
 
     nested = CosyVoiceConfig.from_files(yaml_of("cosyvoice2"), qwen, "model.yaml")

@@ -11,7 +11,7 @@ from bisect import bisect_right
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.models.dims import FlowDims
+from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
 from tts_worker.types import Segment, WordTiming
@@ -34,7 +34,7 @@ class AudioSegment:
     def __init__(
         self,
         state: RenderState,
-        flow: FlowDims,
+        flow: AnyFlowDims,
         silence: SilenceFilter,
         *,
         pace: float,

@@ -200,6 +200,6 @@ def use_kernels(networks: Networks, device: torch.device, config: StreamingConfi
     elif kernels.enable():
         model = networks.config
         dtype = networks.lm.llm_decoder.weight.dtype
-        kernels.check(language_model.cases(model.lm, model.sampling, dtype, device))
-        kernels.check(audio.flow_cases(model.flow, networks.flow.dtype, device))
+        kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))
+        kernels.check(audio.flow_cases(model.chunked_flow, networks.flow.dtype, device))
         kernels.check(audio.vocoder_cases(model.hift, device))

@@ -1,7 +1,7 @@
 """The configuration of a model: every dimension, rate and id, from its YAML and ``config.json``.
 
 ``CosyVoiceConfig.from_files(yaml_text, qwen_json, source)`` is the only parser of those files. Class names in the YAML
-only select between the two families; constants that the reference defines in code are named here. This module opens no
+only select between the families; constants that the reference defines in code are named here. This module opens no
 files and knows no tensors.
 """
 
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tts_worker.engine.cosyvoice.first_config import first_flow, first_lm
 from tts_worker.engine.cosyvoice.models.dims import (
+    AnyFlowDims,
+    AnyLmDims,
     DitDims,
     EncoderDims,
     FlowDims,
@@ -22,15 +25,21 @@ from tts_worker.engine.cosyvoice.sampler import SampleRule
 from tts_worker.voicepack.hyperyaml import load_hyperyaml
 from tts_worker.voicepack.section import Section
 
+V1 = "cosyvoice1"
 V2 = "cosyvoice2"
 V3 = "cosyvoice3"
-YAML_NAMES = {"cosyvoice.yaml": "cosyvoice", "cosyvoice2.yaml": V2, "cosyvoice3.yaml": V3}
+YAML_NAMES = {"cosyvoice.yaml": V1, "cosyvoice2.yaml": V2, "cosyvoice3.yaml": V3}
 """In the reference's search order; the first file found decides the family."""
 LANGUAGES: dict[str, tuple[str, ...]] = {
+    V1: ("zh", "en", "ja", "yue", "ko"),
     V2: ("zh", "en", "ja", "ko", "yue"),
     V3: ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru"),
 }
 """Languages of the official models."""
+WHISPER = "whisper"
+WHISPER_CHARACTERS = "whisper_char"  # of the recipe with 25 tokens per second: Chinese in single characters
+FAMILIES_BY_LM = {"TransformerLM": V1, "Qwen2LM": V2, "CosyVoice3LM": V3}
+_FLOWS = {V1: "MaskedDiffWithXvec", V2: "CausalMaskedDiffWithXvec", V3: "CausalMaskedDiffWithDiT"}
 
 # Defined in the reference's code, not in the YAML.
 EULER_STEPS = 10
@@ -60,8 +69,9 @@ class CosyVoiceConfig:
     """All parameters of one model.
 
     Attributes:
-        family: ``cosyvoice2`` or ``cosyvoice3``.
-        tokenizer_version: Selects the list of special text tokens.
+        family: ``cosyvoice1``, ``cosyvoice2`` or ``cosyvoice3``.
+        tokenizer_version: Selects the text tokens: ``whisper`` or ``whisper_char`` of CosyVoice-300M, or the list of
+            special tokens of the others.
         token_rate_hz: Speech tokens per second of audio.
         mix_ratio: Text and speech tokens per group in interleaved mode.
         languages: What the model speaks; fewer than its family by the key ``languages``, an extension.
@@ -72,17 +82,29 @@ class CosyVoiceConfig:
     sample_rate_hz: int
     token_rate_hz: int
     mix_ratio: tuple[int, int]
-    lm: LmDims
-    flow: FlowDims
+    lm: AnyLmDims
+    flow: AnyFlowDims
     hift: HiftDims
     sampling: SampleRule
     mel: MelDims
     languages: tuple[str, ...]
 
     @property
+    def qwen(self) -> LmDims:
+        """``lm`` of CosyVoice2 and 3."""
+        assert isinstance(self.lm, LmDims)
+        return self.lm
+
+    @property
+    def chunked_flow(self) -> FlowDims:
+        """``flow`` of CosyVoice2 and 3."""
+        assert isinstance(self.flow, FlowDims)
+        return self.flow
+
+    @property
     def token_samples(self) -> int:
         """Audio samples per speech token."""
-        return self.flow.frames_per_token * self.hift.frame_samples
+        return self.sample_rate_hz // self.token_rate_hz
 
     @classmethod
     def from_files(cls, yaml_text: str, qwen_json: object, source: str) -> CosyVoiceConfig:
@@ -90,7 +112,7 @@ class CosyVoiceConfig:
 
         Args:
             yaml_text: Contents of the YAML file.
-            qwen_json: The parsed ``config.json`` of the text model.
+            qwen_json: The parsed ``config.json`` of the text model; CosyVoice-300M has none.
             source: Name of the YAML file in error messages.
 
         Raises:
@@ -100,24 +122,28 @@ class CosyVoiceConfig:
         lm = root.section("llm")
         flow = root.section("flow")
         hift = root.section("hift")
-        v3 = {"Qwen2LM": False, "CosyVoice3LM": True}[lm.kind("Qwen2LM", "CosyVoice3LM")]
-        flow.kind("CausalMaskedDiffWithDiT" if v3 else "CausalMaskedDiffWithXvec")
+        family = FAMILIES_BY_LM[lm.kind(*FAMILIES_BY_LM)]
+        v3 = family == V3
+        flow.kind(_FLOWS[family])
         hift.kind("CausalHiFTGenerator" if v3 else "HiFTGenerator")
-        tokenizer = root.section("get_tokenizer")
-        tokenizer.kind("get_qwen_tokenizer")
+        mel = _mel(root.section("feat_extractor"))
         sampling = lm.section("sampling")
         sampling.kind("ras_sampling")
         groups = lm.integers("mix_ratio", (5, 15))
         if len(groups) != 2:
             lm.fail("mix_ratio", "must be two numbers")
         config = cls(
-            family=V3 if v3 else V2,
-            tokenizer_version=tokenizer.word("version", (V2, V3), V2),
+            family=family,
+            tokenizer_version=_tokenizer(root.section("get_tokenizer"), family),
             sample_rate_hz=root.integer("sample_rate"),
-            token_rate_hz=root.integer("token_frame_rate", 25),
+            token_rate_hz=flow.integer("input_frame_rate", 50)
+            if family == V1
+            else root.integer("token_frame_rate", 25),
             mix_ratio=(groups[0], groups[1]),
-            lm=_lm(lm, Section("CosyVoice-BlankEN/config.json", "", qwen_json), v3),
-            flow=_flow(root, flow, v3),
+            lm=first_lm(lm) if family == V1 else _lm(lm, Section("CosyVoice-BlankEN/config.json", "", qwen_json), v3),
+            flow=first_flow(flow, mel.sample_rate_hz, mel.hop_samples, EULER_STEPS)
+            if family == V1
+            else _flow(root, flow, v3),
             hift=_hift(hift, v3),
             sampling=SampleRule(
                 sampling.number("top_p", 0.8),
@@ -125,8 +151,8 @@ class CosyVoiceConfig:
                 sampling.integer("win_size", 10),
                 sampling.number("tau_r", 0.1),
             ),
-            mel=_mel(root.section("feat_extractor")),
-            languages=root.words("languages", LANGUAGES[V3 if v3 else V2]),
+            mel=mel,
+            languages=root.words("languages", LANGUAGES[family]),
         )
         config._check_fit(root)
         return config
@@ -140,10 +166,21 @@ class CosyVoiceConfig:
             root.fail(
                 "hift.upsample_rates", f"make {hift.frame_samples} samples per frame, not feat_extractor.hop_size"
             )
-        if self.token_rate_hz * self.token_samples != self.sample_rate_hz:
+        if self.family == V1:  # no whole number of frames per token
+            if self.sample_rate_hz % self.token_rate_hz:
+                root.fail("flow.input_frame_rate", "does not divide sample_rate")
+        elif self.token_rate_hz * self.flow.frames_per_token * hift.frame_samples != self.sample_rate_hz:
             root.fail("token_frame_rate", "times token_mel_ratio times samples per frame is not sample_rate")
         if not mel.bins == self.flow.mel == hift.in_channels:
             root.fail("flow.output_size", "differs from feat_extractor.num_mels or hift.in_channels")
+
+
+def _tokenizer(tokenizer: Section, family: str) -> str:
+    if family != V1:
+        tokenizer.kind("get_qwen_tokenizer")
+        return tokenizer.word("version", (V2, V3), V2)
+    tokenizer.kind("get_tokenizer")
+    return WHISPER if "whisper" in tokenizer.tag else WHISPER_CHARACTERS
 
 
 def _lm(llm: Section, qwen: Section, v3: bool) -> LmDims:

@@ -226,7 +226,7 @@ def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
 
     A page holds keys and values of one chunk: of all estimator layers in all guided solver steps, and of the encoder.
     """
-    flow = config.flow
+    flow = config.chunked_flow
     frames = flow.chunk_tokens * flow.frames_per_token
     values = 0
     if flow.unet is not None:

@@ -81,8 +81,8 @@ class Networks:
         if device.type == "cuda":
             configure_cuda()
         with torch.device("meta"):  # skips the initialization of values that are replaced anyway
-            lm = SpeechLM(config.lm)
-            flow = Flow(config.flow)
+            lm = SpeechLM(config.qwen)
+            flow = Flow(config.chunked_flow)
         hift = Hift(config.hift, not float32_phase)
         fingerprints = {}
 

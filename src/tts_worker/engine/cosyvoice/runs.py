@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, Item, Kind
-from tts_worker.engine.cosyvoice.models.dims import LmDims
+from tts_worker.engine.cosyvoice.models.dims import AnyLmDims
 
 # speech tokens per text token
 MIN_RATIO = 2
@@ -76,7 +76,7 @@ class ClauseRun:
 
     def __init__(
         self,
-        dims: LmDims,
+        dims: AnyLmDims,
         context_text: Sequence[int],
         text: Sequence[int],
         context_speech: Sequence[int],
@@ -126,7 +126,7 @@ class InterleavedRun:
         read_tokens: Text ids consumed so far.
     """
 
-    def __init__(self, dims: LmDims, interleave: Interleave) -> None:
+    def __init__(self, dims: AnyLmDims, interleave: Interleave) -> None:
         self._dims = dims
         self._interleave = interleave
         self.pending_items: list[Item] = []

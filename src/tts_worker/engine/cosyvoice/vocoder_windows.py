@@ -17,7 +17,7 @@ from tts_worker.audio.pcm import FULL_SCALE
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
-from tts_worker.engine.cosyvoice.models.dims import FlowDims
+from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.models.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
 
 SLOWEST_SPEED = 0.5
@@ -65,7 +65,7 @@ class WindowInput:
     final: bool
 
 
-def window_sizes(hift: Hift, flow: FlowDims, *, first_tokens: int, stride: int) -> tuple[int, ...]:
+def window_sizes(hift: Hift, flow: AnyFlowDims, *, first_tokens: int, stride: int) -> tuple[int, ...]:
     """Return the window sizes, in frames, that all chunks of an utterance fit into.
 
     The first chunk of a voice with a prompt, a first chunk without one and a later chunk fit exactly. Larger sizes are

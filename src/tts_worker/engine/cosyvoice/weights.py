@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.tensor_files import finite_range
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.report import Problem, listed
@@ -45,9 +47,11 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
     """
     with torch.device("meta"):
         if part == "llm":
-            state = SpeechLM(config.lm).state_dict()
+            lm = config.lm
+            net = TransformerLm(lm) if isinstance(lm, TransformerLmDims) else SpeechLM(lm)
+            state = net.state_dict()
         elif part == "flow":
-            state = Flow(config.flow).state_dict()
+            state = Flow(config.chunked_flow).state_dict()
         else:
             state = Hift(config.hift).state_dict()
     return MappingProxyType({key: tuple(tensor.shape) for key, tensor in state.items()})

@@ -90,7 +90,7 @@ def _profile(spec: GraphSpec, ranges: Ranges) -> Profile:
 
 
 def _ranges(networks: Networks, file: str, plan: ChunkPlan) -> Ranges:
-    flow = networks.config.flow
+    flow = networks.config.chunked_flow
     rows = SizeRange(1, 1, plan.batch)
     chunks = SizeRange(1, 1, plan.stride)
     past = SizeRange(1, min(OPT_PAST_CHUNKS, plan.chunks), plan.chunks)  # at least one page, of zeros

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FIRST_RATE_HZ = 22_050  # of CosyVoice-300M
+FIRST_OVERLAP_TOKENS = 20  # of its chunks; the reference defines it in code
+
 
 @dataclass(frozen=True)
 class LmDims:
@@ -46,8 +49,32 @@ class TransformerLmDims:
     text_layers: int
     layers: int
     text_vocab: int
-    speech_tokens: int  # the end of speech has this id
+    speech_tokens: int
     spk_embed: int
+    sos_row: int = 0
+    task_row: int = 1
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+    @property
+    def eos_id(self) -> int:
+        return self.speech_tokens
+
+    @property
+    def speech_rows(self) -> int:
+        """Number of scores."""
+        return self.speech_tokens + 1
+
+    @property
+    def fill_id(self) -> int:
+        """An id that is never drawn: this model does not interleave text and speech."""
+        return self.speech_rows
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,80 @@ class FlowDims:
     unet: UnetDims | None
     dit: DitDims | None
 
+    def frames(self, tokens: int) -> int:
+        """Mel frames of ``tokens`` tokens."""
+        return tokens * self.frames_per_token
+
+
+@dataclass(frozen=True)
+class ConformerDims:
+    """Token encoder of CosyVoice-300M's flow: every token attends to all others."""
+
+    input_size: int
+    output_size: int
+    heads: int
+    linear_units: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class FirstUnetDims:
+    """Estimator of CosyVoice-300M: ``stages`` times down and up, each but the last at half the rate."""
+
+    in_channels: int
+    out_channels: int
+    channels: int  # at every stage
+    stages: int
+    blocks: int
+    mid_blocks: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class FirstFlowDims:
+    """Tokens to mel in CosyVoice-300M. The rates of tokens and mel frames have no common multiple.
+
+    Attributes:
+        regulator_layers: Convolutions after the interpolation to the rate of mel frames.
+    """
+
+    vocab: int
+    input_size: int
+    mel: int
+    spk_embed: int
+    token_rate_hz: int
+    sample_rate_hz: int
+    hop_samples: int
+    regulator_layers: int
+    steps: int
+    guidance: float
+    encoder: ConformerDims
+    unet: FirstUnetDims
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens by which a stream advances."""
+        return 2 * self.token_rate_hz
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Tokens that a chunk and the next one share."""
+        return FIRST_OVERLAP_TOKENS
+
+    @property
+    def frames_per_token(self) -> int:
+        """Mel frames of a token, rounded up, for the sizes of buffers; see ``frames``."""
+        return -(-self.sample_rate_hz // (self.hop_samples * self.token_rate_hz))
+
+    def frames(self, tokens: int) -> int:
+        """Mel frames of ``tokens`` tokens. Rounds as the reference does."""
+        return int(tokens / self.token_rate_hz * self.sample_rate_hz / self.hop_samples)
+
+
+AnyLmDims = LmDims | TransformerLmDims
+AnyFlowDims = FlowDims | FirstFlowDims
+
 
 @dataclass(frozen=True)
 class HiftDims:
@@ -136,6 +237,11 @@ class HiftDims:
     audio_limit: float
     conv_pre_look_right: int
     f0_channels: int
+
+    @property
+    def has_sample_phase(self) -> bool:
+        """Whether the phase of the source advances with every sample (v1), which the reference decides by the rate."""
+        return self.sample_rate_hz == FIRST_RATE_HZ
 
     @property
     def frame_samples(self) -> int:

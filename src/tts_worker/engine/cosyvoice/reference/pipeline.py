@@ -350,7 +350,7 @@ class OfflinePipeline:
         device = self.networks.flow.noise.device
         noise = self._noise or HashedNoise(torch.tensor([seed % MAX_SEED], device=device), not config.hift.causal)
         if self._noise is None and self.compat.torch_draws:
-            noise = NaturalNoise(config.flow, config.hift) if config.hift.causal else DefaultGeneratorNoise()
+            noise = NaturalNoise(config.chunked_flow, config.hift) if config.hift.causal else DefaultGeneratorNoise()
         if not stream:
 
             def whole(mel: Tensor, final: bool) -> Tensor:
