@@ -20,6 +20,7 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.prompt import usable_speech
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.enrol import (
     Mode,
     Speaker,
@@ -27,6 +28,7 @@ from tts_worker.engine.cosyvoice.enrol import (
     enrol,
     instruct_ids,
     plain_transcript,
+    prompt_ids,
 )
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
@@ -182,6 +184,20 @@ def test_transcript_may_contain_the_reference_tags() -> None:
     assert plain_transcript(f"You are a helpful assistant.{END_OF_PROMPT} What\nwas  said. ") == "What was said."
     with pytest.raises(TextTooLong):
         plain_transcript("x" * 1001)
+
+
+def test_transcript_is_encoded_as_the_reference_does(
+    bundle: Bundle, frontend: PromptFrontend, tokenizer: TextTokenizer
+) -> None:
+    """Text with tags, which every prompt of CosyVoice3 has, passes its front end unchanged."""
+    voice = enrol(bundle, frontend, speech(4), "I paid 25 pounds,\nand 3 more.")
+
+    spoken = "I paid 25 pounds, and 3 more."
+    if bundle.config.family != V3:
+        spoken = "I paid twenty-five pounds, and three more."
+
+    assert voice.prompt_text.replace("twenty five", "twenty-five") == spoken
+    assert voice.prompt_text_ids.tolist() == prompt_ids(tokenizer, bundle.config, voice.prompt_text)
 
 
 def spelled(tokenizer: TextTokenizer, ids: tuple[int, ...]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,12 @@ from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend, check_rat
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.presets import instruction_of
+from tts_worker.engine.cosyvoice.reference.normalizer import normalize
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
-from tts_worker.errors import BundleError, InvalidRequest, TextTooLong
+from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
+from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.voicepack.voice_file import Voice, load_voice
 
 MAX_TRANSCRIPT_CHARS = 1000
@@ -84,6 +86,8 @@ def enrol_measured(
             notes.append(f"several people may speak: two parts have a similarity of only {similarity:.2f}")
     features = frontend.prompt(speech)
     tokenizer = TextTokenizer.from_bundle(bundle)
+    if bundle.config.family != V3:  # the reference leaves text with tags alone, which CosyVoice3's prompts have
+        transcript = spoken_transcript(transcript)
     voice = Voice(
         family=bundle.config.family,
         prompt_text=transcript,
@@ -109,12 +113,38 @@ def _speaker_similarity(frontend: PromptFrontend, speech: Recording) -> float | 
 
 def plain_transcript(text: str) -> str:
     """The transcript on one line, without the tags that the reference requires users to write."""
-    text = re.sub(r"\s+", " ", text.rpartition(END_OF_PROMPT)[2]).strip()
-    if len(text) > MAX_TRANSCRIPT_CHARS:
+    return _checked(re.sub(r"\s+", " ", text.rpartition(END_OF_PROMPT)[2]).strip())
+
+
+def spoken_transcript(transcript: str) -> str:
+    """The transcript as the reference's front end passes it on: its rules for Chinese and English, numbers as words.
+
+    Numbers are written by wetext, as in the texts to speak, or by the rules alone where it is not installed.
+    """
+
+    def rewrite(text: str, is_chinese: bool) -> str:
+        language = "zh" if is_chinese else "en"
+        return normalizer(text, language) if normalizer and needs_rewriting(text, language) else text
+
+    normalizer = _normalizer()
+    return _checked(normalize(transcript, rewrite=rewrite))
+
+
+@cache
+def _normalizer() -> Normalize | None:
+    """The rules of wetext; None if it is not installed."""
+    try:
+        return load_normalizer()
+    except MissingExtra:
+        return None
+
+
+def _checked(transcript: str) -> str:
+    if len(transcript) > MAX_TRANSCRIPT_CHARS:
         raise TextTooLong(
-            f"the transcript has {len(text)} characters; a prompt of 30 s has at most {MAX_TRANSCRIPT_CHARS}"
+            f"the transcript has {len(transcript)} characters; a prompt of 30 s has at most {MAX_TRANSCRIPT_CHARS}"
         )
-    return text
+    return transcript
 
 
 def prompt_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, transcript: str) -> list[int]:

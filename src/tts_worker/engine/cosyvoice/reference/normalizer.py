@@ -1,8 +1,8 @@
 """CosyVoice's text normalizer and sentence splitter, rule by rule.
 
 These rules define the text that the language model received when the parity figures were recorded; the streaming path
-uses ``segmenter`` and ``front_end`` instead. Input that makes the reference crash (blanks only, a number of 40 digits,
-a leading quote) is accepted here.
+uses ``segmenter`` and ``front_end`` instead. Transcripts of prompts pass ``normalize``. Input that makes the reference
+crash (blanks only, a number of 40 digits, a leading quote) is accepted here.
 """
 
 from __future__ import annotations
