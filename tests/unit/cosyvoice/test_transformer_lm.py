@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import DATA, fullsize
-from tts_worker.engine.cosyvoice.kv_cache import NoPast
+from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
+from tts_worker.engine.cosyvoice.kv_cache import NoPast, SlotPool
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 
@@ -34,24 +36,10 @@ OFFICIAL = TransformerLmDims(
     speech_tokens=4096,
     spk_embed=192,
 )
+POSITIONS = 63
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}
 
 modes = pytest.mark.parametrize("mode", ["zero_shot", "instruct"])
-
-
-class GrowingPast:
-    """Keys and values of all positions so far."""
-
-    def __init__(self) -> None:
-        self._sites: dict[int, Tensor] = {}
-
-    def left(self, site: int, x: Tensor) -> Tensor:
-        raise NotImplementedError  # the network has no convolution
-
-    def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-        past = self._sites.get(site)
-        self._sites[site] = kv if past is None else torch.cat([past, kv], dim=3)
-        return self._sites[site][0], self._sites[site][1]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +52,34 @@ def lm(golden: dict[str, Tensor]) -> TransformerLm:
     model = TransformerLm(SMALL).eval().requires_grad_(False)
     weights = {key.removeprefix("weights."): value for key, value in golden.items() if key.startswith("weights.")}
     model.load_state_dict(weights)
-    model.prepare(64)
+    model.prepare(POSITIONS + 1)
     return model
 
 
-def encode(lm: TransformerLm, ids: Tensor) -> Tensor:
-    return lm.encode_text(ids, torch.zeros(1, dtype=torch.long), ids.shape[1], NoPast([]))
+def cache(lm: TransformerLm) -> SlotPool:
+    dims = lm.dims
+    return SlotPool(dims.cache_layers, 3, dims.kv_heads, POSITIONS, dims.head_dim, checked=True)
+
+
+def items(golden: dict[str, Tensor], mode: str) -> tuple[Tensor, Tensor]:
+    """Ids and kinds ``[1, T]`` of the inputs before the first draw."""
+    sequence = [(Kind.SOS, 0), *[(Kind.SPEAKER, 0)] * (mode == "zero_shot")]
+    sequence += [(Kind.TEXT, i) for i in golden[f"{mode}.text"][0].tolist()]
+    sequence += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in golden[f"{mode}.speech"][0].tolist())]
+    return torch.tensor([[i for _, i in sequence]]), torch.tensor([[KINDS[kind] for kind, _ in sequence]])
+
+
+def speakers(lm: TransformerLm, golden: dict[str, Tensor], mode: str) -> Tensor:
+    table = torch.zeros(3, lm.dims.hidden_size)
+    if mode == "zero_shot":
+        table[:] = lm.speaker(golden["zero_shot.embedding"])
+    return table
+
+
+def assert_scores(actual: Tensor, golden: dict[str, Tensor], mode: str, step: int) -> None:
+    expected = golden[f"{mode}.scores"][step]  # with the end of speech masked while the speech is too short
+    speech = slice(SMALL.speech_tokens)
+    torch.testing.assert_close(actual.log_softmax(dim=-1)[speech], expected[speech], **TOLERANCE)
 
 
 def test_official_weights_have_the_keys_of_the_network() -> None:
@@ -80,32 +90,49 @@ def test_official_weights_have_the_keys_of_the_network() -> None:
 
 @modes
 def test_encoded_text_matches_the_reference(lm: TransformerLm, golden: dict[str, Tensor], mode: str) -> None:
-    torch.testing.assert_close(encode(lm, golden[f"{mode}.text"]), golden[f"{mode}.encoded"], **TOLERANCE)
-
-
-def test_text_can_be_encoded_in_parts(lm: TransformerLm, golden: dict[str, Tensor]) -> None:
-    ids = golden["zero_shot.text"]
-    past = GrowingPast()
-    parts = [
-        lm.encode_text(ids[:, start : start + 3], torch.tensor([start]), min(start + 3, ids.shape[1]), past)
-        for start in range(0, ids.shape[1], 3)
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), golden["zero_shot.encoded"], **TOLERANCE)
+    ids = golden[f"{mode}.text"]
+    positions = torch.arange(ids.shape[1])[None]
+    encoded = lm.text_encoder(lm.text_embedding(ids), positions, ids.shape[1], NoPast([]))
+    torch.testing.assert_close(lm.text_encoder_affine_layer(encoded), golden[f"{mode}.encoded"], **TOLERANCE)
 
 
 @modes
-def test_scores_of_each_draw_match_the_reference(lm: TransformerLm, golden: dict[str, Tensor], mode: str) -> None:
-    expected = golden[f"{mode}.scores"]  # with the end of speech masked while the speech is too short
-    embedding = golden[f"{mode}.embedding"]
-    text = encode(lm, golden[f"{mode}.text"])
-    x = lm.prompt(text, embedding if len(embedding) else None, golden[f"{mode}.speech"])
-    past = GrowingPast()
-    length = 0
-    for step, row in enumerate(expected):
-        hidden = lm.llm(x, torch.tensor([length]), length + x.shape[1], past)
-        logp = lm.scores(hidden[0, -1]).log_softmax(dim=-1)
-        torch.testing.assert_close(logp[: SMALL.speech_tokens], row[: SMALL.speech_tokens], **TOLERANCE)
-        length += x.shape[1]
-        if step < len(golden[f"{mode}.drawn"]):
-            x = lm.speech_embedding(golden[f"{mode}.drawn"][step].reshape(1, 1))
-    assert len(expected) > 5
+@pytest.mark.parametrize("pieces", [[99], [1, 2, 3, 1, 99]])
+def test_scores_of_each_draw_match_the_reference(
+    lm: TransformerLm, golden: dict[str, Tensor], mode: str, pieces: list[int]
+) -> None:
+    pool = cache(lm)
+    slot = torch.tensor([1])
+    table = speakers(lm, golden, mode)
+    ids, kinds = items(golden, mode)
+    for part in torch.arange(ids.shape[1]).split([min(n, ids.shape[1] - sum(pieces[:-1])) for n in pieces]):
+        context = int(part[-1]) + 1
+        scores = lm.score_items(ids[:, part], kinds[:, part], slot * len(part), slot, pool, context, table)
+    assert_scores(scores[0], golden, mode, 0)
+    drawn = golden[f"{mode}.drawn"].tolist()
+    for step, token in enumerate(drawn, 1):
+        end = ids.shape[1] + step
+        position = torch.tensor([[end - 1]])
+        scores = lm.step_logits(lm.speech_table[token][None], position, torch.tensor([end]), slot, pool, end)
+        if step < len(golden[f"{mode}.scores"]):
+            assert_scores(scores[0], golden, mode, step)
+    assert len(drawn) > 5
+
+
+def test_sequences_of_both_modes_share_a_pass(lm: TransformerLm, golden: dict[str, Tensor]) -> None:
+    pool = cache(lm)
+    rows = [items(golden, mode) for mode in ("zero_shot", "instruct")]
+    longest = max(ids.shape[1] for ids, _ in rows)
+    ids, kinds = (
+        torch.cat([F.pad(row[which], (0, longest - row[which].shape[1])) for row in rows]) for which in range(2)
+    )
+    new = torch.tensor([row[0].shape[1] for row in rows])
+    table = speakers(lm, golden, "zero_shot")
+    slots = torch.tensor([2, 0])
+    table[0] = 0.0
+    scores = lm.score_items(ids, kinds, new, slots, pool, longest + 3, table)
+    steps = torch.tensor([golden[f"{mode}.drawn"][0] for mode in ("zero_shot", "instruct")])
+    after = lm.step_logits(lm.speech_table[steps], new[:, None], new + 1, slots, pool, longest + 3)
+    for row, mode in enumerate(("zero_shot", "instruct")):
+        assert_scores(scores[row], golden, mode, 0)
+        assert_scores(after[row], golden, mode, 1)

@@ -101,7 +101,11 @@ class Kind(str, Enum):
     SPEECH = "S"
     SOS = "SOS"
     TASK = "TASK"
+    SPEAKER = "SPK"  # the speaker's vector, in CosyVoice-300M
 
+
+KINDS = {Kind.TEXT: 0, Kind.SPEECH: 1, Kind.SOS: 2, Kind.TASK: 3, Kind.SPEAKER: 4}
+"""Numbers of the kinds, as they are sent to the device."""
 
 Item = tuple[Kind, int]
 

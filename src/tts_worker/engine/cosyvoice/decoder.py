@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
@@ -25,8 +24,10 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     slot_attention,
 )
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy, TimingEvent
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
+from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sampler import DrawState
 
@@ -37,7 +38,6 @@ PREFILL_BUCKETS = (8, 64, 128, 192, 256, 384)
 PREFILL_INPUTS = 1536  # most inputs of one pass, all utterances together
 PREFILL_CONTEXT = 512  # shortest context of a prefill; longer ones are twice as long each
 SHARED_INPUTS = 16  # a longer prefill runs alone where shapes are not fixed: padding would cost more than a pass
-_KINDS = {Kind.TEXT: 0, Kind.SPEECH: 1, Kind.SOS: 2, Kind.TASK: 3}
 _PLAN_WIDTH = 6  # of a prefill: slot, special, special_from, budget, forced id, number of inputs
 
 
@@ -87,7 +87,7 @@ class _PrefillRow:
         plan = self.plan
         padding = [0] * (span - len(self.items))
         ids = [i for _, i in self.items]
-        kinds = [_KINDS[kind] for kind, _ in self.items]
+        kinds = [KINDS[kind] for kind, _ in self.items]
         forced = plan.forced[0] if plan.forced else NOT_FORCED
         head = [plan.slot, plan.special, plan.special_from, plan.budget, forced, len(self.items)]
         return [*head, *ids, *padding, *kinds, *padding]
@@ -122,7 +122,9 @@ class Decoder:
     ) -> None:
         dims = networks.config.lm
         weight = networks.lm.llm_decoder.weight
-        self._lm = networks.lm
+        self._lm: SpeechLM | TransformerLm = networks.lm
+        if isinstance(self._lm, TransformerLm):
+            self._lm.prepare(max_tokens + 1)
         self._dims = dims
         self._stream = stream
         self._runner = runner
@@ -132,7 +134,7 @@ class Decoder:
         self._padding_slot = slots
         self._prefix_slot = slots + 1
         self._pool = SlotPool(
-            dims.layers,
+            dims.cache_layers,
             count,
             dims.kv_heads,
             max_tokens,
@@ -141,6 +143,8 @@ class Decoder:
             device=device,
             checked=checked,
         )
+        # Inputs that tell the speakers; zeros for a sequence without one.
+        self._speakers = weight.new_zeros(count, dims.hidden_size) if dims.has_speaker else None
         self._draws = DrawState(count, networks.config.sampling, device)
         self._remaining = torch.zeros(count, 1, dtype=torch.long, device=device)  # draws; 0: idle
         self._free = list(range(slots))[::-1]
@@ -191,11 +195,12 @@ class Decoder:
     # -- sequences ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def prefix(self, items: Sequence[Item]) -> Prefix:
-        """Compute the keys and values of ``items``, shared by all sequences that start with them."""
+    def prefix(self, items: Sequence[Item], speaker: Tensor | None = None) -> Prefix:
+        """Compute the keys and values of ``items``, shared by all sequences of ``speaker`` that start with them."""
         slot = self._prefix_slot
         with self._stream:
             at = self._stream.to_device([slot])
+            self._tell_speaker(slot, speaker)
             self._pool.reset(at)
             self._erase(slot, 0)
             self._used_positions[slot] = len(items)
@@ -205,10 +210,25 @@ class Decoder:
         return Prefix(tuple(items), kv)
 
     @torch.inference_mode()
-    def start(self, slot: int, seed: int, items: Sequence[Item], prefix: Prefix | None = None) -> list[Item]:
+    def start(
+        self,
+        slot: int,
+        seed: int,
+        items: Sequence[Item],
+        prefix: Prefix | None = None,
+        speaker: Tensor | None = None,
+    ) -> list[Item]:
         """Start a sequence in ``slot``, with draws of ``seed``.
 
-        Keeps the common prefix of ``items`` and the contents of the slot (or of ``prefix``).
+        Keeps the common prefix of ``items`` and the contents of the slot (or of ``prefix``). All sequences of an
+        utterance have the same speaker.
+
+        Args:
+            slot: The slot.
+            seed: Seed of the draws.
+            items: Inputs.
+            prefix: A start of the inputs that is computed.
+            speaker: Embedding ``[spk_embed]``, if the items tell the speaker.
 
         Returns:
             The items that must be fed.
@@ -216,6 +236,7 @@ class Decoder:
         cached = _common_prefix_length(self._cached_items[slot], items)
         with self._stream:
             at = self._stream.to_device([slot])
+            self._tell_speaker(slot, speaker)
             prefix_length = 0 if prefix is None else _common_prefix_length(prefix.items, items)
             if prefix is not None and prefix_length == len(prefix.items) > cached:
                 cached = prefix_length
@@ -227,6 +248,12 @@ class Decoder:
             self._draws.start(at, self._stream.to_device([seed]))
         self._cached_items[slot] = list(items[:cached])
         return list(items[cached:])
+
+    def _tell_speaker(self, slot: int, speaker: Tensor | None) -> None:
+        if self._speakers is not None and isinstance(self._lm, TransformerLm):
+            self._speakers[slot] = 0.0
+            if speaker is not None:
+                self._speakers[slot] = self._lm.speaker(speaker[None].to(self._speakers.device))[0]
 
     @torch.inference_mode()
     def restore(self, slot: int, seed: int, drawn: Sequence[int]) -> list[Item]:
@@ -317,6 +344,11 @@ class Decoder:
         return ids
 
     @property
+    def _has_slot_attention(self) -> bool:
+        """Whether the fused attention is used, which reads only what is there."""
+        return isinstance(self._lm, SpeechLM) and slot_attention.is_fused(self._pool.data)
+
+    @property
     def shared_inputs(self) -> int:
         """Most inputs of a prefill that shares a batch."""
         return self.max_tokens if self._runner.fixed_shapes else SHARED_INPUTS
@@ -358,7 +390,8 @@ class Decoder:
             ids, kinds = sent[:, _PLAN_WIDTH:].tensor_split((span,), dim=1)  # [B, T] each
             plan = plan_draws(sent[:, : _PLAN_WIDTH - 1], self._draws.keys, self._draws.steps, self._remaining)[0]
             slots = plan[0, :, 0]
-            scores = self._lm.logits(self._embed(ids, kinds), sent[:, _PLAN_WIDTH - 1], slots, self._pool, context)
+            new = sent[:, _PLAN_WIDTH - 1]
+            scores = self._lm.score_items(ids, kinds, new, slots, self._pool, context, self._speakers)
             return (self._draw(scores, plan, slots),)
 
         return step
@@ -367,7 +400,7 @@ class Decoder:
         """Return the context of a prefill. The fused attention reads what is there, so that one suffices."""
         if not self._runner.fixed_shapes:
             return min(longest, self.max_tokens)
-        if slot_attention.is_fused(self._pool.data):
+        if self._has_slot_attention:
             return self.max_tokens
         context = PREFILL_CONTEXT
         while context < longest:
@@ -484,7 +517,7 @@ class Decoder:
 
     def _decode_context(self, longest: int) -> int:
         """Return the context of a decode step. The fused attention reads what is there, so that two suffice."""
-        if self._runner.fixed_shapes and slot_attention.is_fused(self._pool.data):
+        if self._runner.fixed_shapes and self._has_slot_attention:
             return min(SPLIT_POSITIONS if longest <= SPLIT_POSITIONS else self.max_tokens, self.max_tokens)
         return self._context(longest)
 
@@ -493,7 +526,7 @@ class Decoder:
 
         def step(plan: Tensor) -> tuple[Tensor, Tensor]:
             slots = plan[0, :, 0]
-            table = self._lm.speech_embedding.weight
+            table = self._lm.speech_table
             x, positions, ends = begin_step(
                 slots, self._remaining, self._draws.recent, self._pool.lengths, table, self.max_tokens
             )
@@ -509,17 +542,6 @@ class Decoder:
         speech = self._dims.speech_tokens
         state = (self._remaining, draws.recent, draws.steps)
         return draw_ids(scores, plan, slots, *state, speech, rule.top_p, rule.top_k, rule.repeats)
-
-    def _embed(self, ids: Tensor, kinds: Tensor) -> Tensor:
-        """Return input vectors ``[B, T, D]`` of ``ids [B, T]`` of the given ``kinds``."""
-        lm = self._lm
-        is_text = kinds == _KINDS[Kind.TEXT]
-        is_special = kinds >= _KINDS[Kind.SOS]
-        text = lm.embed_text(torch.where(is_text, ids, 0))
-        speech = lm.embed_speech(torch.where(kinds == _KINDS[Kind.SPEECH], ids, 0))
-        special = torch.cat([lm.embed_special(self._dims.sos_row), lm.embed_special(self._dims.task_row)])  # [2, D]
-        special = F.embedding((kinds - _KINDS[Kind.SOS]).clamp(min=0), special)
-        return torch.where(is_special[..., None], special, torch.where(is_text[..., None], text, speech))
 
 
 def _common_prefix_length(a: Sequence[Item], b: Sequence[Item]) -> int:

@@ -1,4 +1,4 @@
-"""Text tokenizer: Qwen2's byte-level BPE and the special tokens of the two families.
+"""Text tokenizer: Qwen2's byte-level BPE and the special tokens of CosyVoice 2 and 3.
 
 The order of the special tokens defines their ids. User text is plain text: ``<|endofprompt|>`` in it is encoded as
 characters unless the caller allows special tokens. Text is not normalized here, but a
@@ -44,7 +44,7 @@ uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng áo è èi
 ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu
 ǔ ǔn ǘ ǚ ǜ
 """
-_TAGS = re.compile(r"\[[^\[\]\s]*\]|<[^<>\s]*>|[^\s\[\]<>]+|[\[\]<>]")
+TAG_PATTERN = re.compile(r"\[[^\[\]\s]*\]|<[^<>\s]*>|[^\s\[\]<>]+|[\[\]<>]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -116,6 +116,11 @@ class TextTokenizer:
         """The id that separates an instruction from the text."""
         return int(self.special_ids[END_OF_PROMPT])
 
+    @property
+    def end_of_prompt_ids(self) -> list[int]:
+        """The ids that separate an instruction from the text."""
+        return [self.end_of_prompt_id]
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of ``text``, respelled if the bundle says so, without added tokens. Lone surrogates become U+FFFD."""
         encoder = self._special if allow_special else self._plain
@@ -134,7 +139,7 @@ class TextTokenizer:
         Returns:
             The ids; None if ``pronunciation`` has anything that is no such token, for example IPA.
         """
-        tags = [part if part[0] in "[<" else f"[{part}]" for part in _TAGS.findall(pronunciation)]
+        tags = [part if part[0] in "[<" else f"[{part}]" for part in TAG_PATTERN.findall(pronunciation)]
         if not tags or any(tag not in self._control_ids for tag in tags):
             return None
         return [int(self._control_ids[tag]) for tag in tags]

@@ -37,6 +37,16 @@ class LmDims:
     eos_id: int
     fill_id: int
 
+    @property
+    def cache_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers
+
+    @property
+    def has_speaker(self) -> bool:
+        """Whether a sequence may hold the vector of its speaker."""
+        return False
+
 
 @dataclass(frozen=True)
 class TransformerLmDims:
@@ -75,6 +85,16 @@ class TransformerLmDims:
     def fill_id(self) -> int:
         """An id that is never drawn: this model does not interleave text and speech."""
         return self.speech_rows
+
+    @property
+    def cache_layers(self) -> int:
+        """Layers with keys and values: those of the decoder, then those of the text encoder."""
+        return self.layers + self.text_layers
+
+    @property
+    def has_speaker(self) -> bool:
+        """Whether a sequence may hold the vector of its speaker."""
+        return True
 
 
 @dataclass(frozen=True)

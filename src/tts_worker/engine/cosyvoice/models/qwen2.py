@@ -20,6 +20,7 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     silu_mul,
     slot_attention,
 )
+from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
@@ -321,6 +322,31 @@ class SpeechLM(nn.Module):
             Log-softmax ``[B, speech_rows]``, float32, for the token after the last valid input.
         """
         return self.logits(x, new, slots, pool, context).log_softmax(-1, dtype=torch.float32)
+
+    @property
+    def speech_table(self) -> Tensor:
+        """Inputs of decode steps by id, ``[V, D]``."""
+        return self.speech_embedding.weight
+
+    def score_items(
+        self,
+        ids: Tensor,
+        kinds: Tensor,
+        new: Tensor,
+        slots: Tensor,
+        pool: SlotPool,
+        context: int,
+        speakers: Tensor | None = None,
+    ) -> Tensor:
+        """``logits`` of inputs ``ids [B, T]`` of the given ``kinds [B, T]`` (``KINDS``). ``speakers`` is not used."""
+        is_text = kinds == KINDS[Kind.TEXT]
+        is_special = kinds >= KINDS[Kind.SOS]
+        text = self.embed_text(torch.where(is_text, ids, 0))
+        speech = self.embed_speech(torch.where(kinds == KINDS[Kind.SPEECH], ids, 0))
+        special = torch.cat([self.embed_special(self.cfg.sos_row), self.embed_special(self.cfg.task_row)])  # [2, D]
+        special = F.embedding((kinds - KINDS[Kind.SOS]).clamp(min=0), special)
+        x = torch.where(is_special[..., None], special, torch.where(is_text[..., None], text, speech))
+        return self.logits(x, new, slots, pool, context)
 
     def logits(self, x: Tensor, new: Tensor, slots: Tensor, pool: SlotPool, context: int) -> Tensor:
         """``forward`` without the softmax, in the dtype of the network."""
