@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.protocol.json_codec import json_schema
+from tts_worker.server.routing import Routes, described
 
 SCHEMA_PATH = "/v1/stream/schema.json"
 
@@ -18,16 +19,21 @@ _DESCRIPTION = f"""Text in, speech out. Streaming uses the WebSocket `/v1/stream
 call. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
 
 
-def describe(app: FastAPI) -> None:
-    """Serve the JSON Schema of ``/v1/stream``, and OpenAPI with the bodies that routes validate themselves."""
+def describe(app: FastAPI, routes: Routes) -> None:
+    """Serve the JSON Schema of ``/v1/stream``, and OpenAPI with the bodies that ``routes`` validate themselves.
 
-    @app.get(SCHEMA_PATH, summary="JSON Schema of the messages of the WebSocket /v1/stream")
+    The application contains ``routes`` when it is asked for its OpenAPI.
+    """
+
+    @routes.get(SCHEMA_PATH, summary="JSON Schema of the messages of the WebSocket /v1/stream")
     async def stream_schema() -> Response:
         return JSONResponse(json_schema())
 
     @cache
     def openapi() -> dict[str, Any]:
-        schema = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
+        schema = get_openapi(
+            title=app.title, version=app.version, description=_DESCRIPTION, routes=described(app.routes)
+        )
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         for operations in schema["paths"].values():
             for operation in operations.values():

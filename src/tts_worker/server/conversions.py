@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -14,6 +14,7 @@ from tts_worker.server.compat.rendering import converted
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
@@ -59,9 +60,9 @@ class ConversionRequest(BaseModel):
 _BODY = upload_body(ConversionRequest, (MULTIPART, "application/json"), {SOURCE_FIELD: "The speech to convert"})
 
 
-def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Build the route over ``hub``."""
-    routes = APIRouter()
+    routes = Routes()
 
     @routes.post(PATH, summary="The speech of a recording in another voice, streamed", openapi_extra=_BODY)
     async def convert(request: Request) -> Response:

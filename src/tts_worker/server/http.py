@@ -23,6 +23,7 @@ from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import FOLDER, page_response
+from tts_worker.server.routing import Routes
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
 from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
@@ -48,30 +49,34 @@ def create_app(
     app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     server = settings.server
     limits = ApiLimits.of(settings)
+    routes = Routes()
     _add_errors(app)
-    _add_status(app, hub, metrics)
-    _add_shared_paths(app, hub, limits)
+    _add_status(routes, hub, metrics)
+    _add_shared_paths(routes, hub, limits)
 
-    @app.websocket("/v1/stream")
+    @routes.websocket("/v1/stream")
     async def v1_stream(websocket: WebSocket) -> None:
         await stream(websocket, hub, limits)
 
     voice_names = openai.OPENAI_VOICES if settings.voices.openai_names else frozenset()
-    app.include_router(openai.router(hub, limits, voice_names=voice_names))
+    routes.include(openai.router(hub, limits, voice_names=voice_names))
     for api in (apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
-        app.include_router(api.router(hub, limits))
-    app.include_router(conversions.router(hub, limits))
+        routes.include(api.router(hub, limits))
+    routes.include(conversions.router(hub, limits))
     if settings.webrtc.enabled:
-        app.include_router(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
+        routes.include(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
     if settings.telephony.enabled:
-        telephony.add_routes(app, hub, limits, settings.telephony, keys or KeyRing())
+        telephony.add_routes(routes, hub, limits, settings.telephony, keys or KeyRing())
+    if batches is not None:
+        routes.include(batch.router(batches, limits))
+    api_docs.describe(app, routes)
+    if server.web_page:
+        _add_page(routes)
+    app.router.routes += routes.routes
+    if server.web_page:
+        add_static_files(app)
     if extension is not None:
         extension(app, hub, limits)
-    if batches is not None:
-        app.include_router(batch.router(batches, limits))
-    api_docs.describe(app)
-    if server.web_page:
-        _add_page(app)
     return AuthMiddleware(
         app,
         keys=keys,
@@ -86,32 +91,32 @@ def create_app(
     )
 
 
-def _add_status(app: FastAPI, hub: SessionHub, metrics: Metrics) -> None:
-    @app.get("/health/live", summary="Liveness: 503 once an engine cannot be rebuilt and the process must restart")
+def _add_status(routes: Routes, hub: SessionHub, metrics: Metrics) -> None:
+    @routes.get("/health/live", summary="Liveness: 503 once an engine cannot be rebuilt and the process must restart")
     async def live() -> Response:
         return JSONResponse({"status": "lost"}, 503) if hub.lost else JSONResponse({"status": "live"})
 
-    @app.get("/health", summary="The same as /health/ready, for load balancers that ask here")
-    @app.get("/health/ready", summary="Readiness: 200 after warm-up, 503 after an engine fault or while draining")
+    @routes.get("/health", summary="The same as /health/ready, for load balancers that ask here")
+    @routes.get("/health/ready", summary="Readiness: 200 after warm-up, 503 after an engine fault or while draining")
     async def ready() -> Response:
         status = "ready" if hub.ready else "draining" if hub.draining else "not_ready"
         body = {"status": status, "degraded": hub.degraded} if hub.degraded else {"status": status}
         return JSONResponse(body, 200 if hub.ready else 503)
 
-    @app.get("/metrics", summary="Prometheus")
+    @routes.get("/metrics", summary="Prometheus")
     async def scrape() -> Response:
         return Response(metrics.render(), media_type=metrics.content_type)
 
 
-def _add_shared_paths(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
+def _add_shared_paths(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     """Add the paths that several APIs share. ElevenLabs clients, known by their key header, get that API's response."""
 
     def is_elevenlabs(request: Request) -> bool:
         return apis.api_of_client(request.scope) is apis.ELEVENLABS
 
-    voices.add_routes(app, hub, is_elevenlabs)
+    voices.add_routes(routes, hub, is_elevenlabs)
 
-    @app.get("/v1/models", summary="List the engines of this worker")
+    @routes.get("/v1/models", summary="List the engines of this worker")
     async def models(request: Request) -> Response:
         if is_elevenlabs(request):
             return elevenlabs.models_response(hub, limits)
@@ -131,16 +136,14 @@ def transport_of(path: str) -> str:
     return name if (api := apis.api_of_path(path)) is None else api.name
 
 
-def _add_page(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
+def _add_page(routes: Routes) -> None:
+    @routes.get("/", include_in_schema=False)
     async def page() -> Response:
         return page_response("index.html")
 
-    @app.get("/docs", include_in_schema=False)
+    @routes.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return page_response("docs.html")
-
-    add_static_files(app)
 
 
 def add_static_files(app: FastAPI) -> None:

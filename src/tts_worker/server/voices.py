@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
@@ -14,6 +14,7 @@ from tts_worker.server.audit import audited
 from tts_worker.server.compat import cloning, elevenlabs
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse, voice_json
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices import Voice
@@ -30,11 +31,11 @@ _BODY = upload_body(
 """A mix takes no recording."""
 
 
-def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request], bool]) -> None:
+def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request], bool]) -> None:
     """Add the routes. Clients for which ``is_elevenlabs`` is true get the responses of that API."""
 
-    @app.get(PATH, summary="List the voices")
-    @app.get("/v1/audio/voices", include_in_schema=False)
+    @routes.get(PATH, summary="List the voices")
+    @routes.get("/v1/audio/voices", include_in_schema=False)
     async def voices(request: Request) -> Response:
         await hub.refresh_voices()
         if is_elevenlabs(request):
@@ -42,14 +43,14 @@ def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request],
         listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]
         return SafeJSONResponse({"voices": listed, "can_add": hub.library is not None})
 
-    @app.get(f"{PATH}/{{name}}", summary="Describe a voice")
+    @routes.get(f"{PATH}/{{name}}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:
         await hub.refresh_voices()
         if is_elevenlabs(request):
             return elevenlabs.voice_response(hub, name)
         return SafeJSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
 
-    @app.post(
+    @routes.post(
         PATH,
         status_code=201,
         summary="Add a voice from a recording, a style of a voice, or a mix of voices",
@@ -61,7 +62,7 @@ def add_routes(app: FastAPI, hub: SessionHub, is_elevenlabs: Callable[[Request],
         headers = {"location": f"{PATH}/{added.name}"} if added.name.isascii() else {}
         return SafeJSONResponse(voice_json(added, hub.voices.default), 201, headers)
 
-    @app.delete(f"{PATH}/{{name}}", summary="Delete a voice that was added")
+    @routes.delete(f"{PATH}/{{name}}", summary="Delete a voice that was added")
     async def delete(name: str) -> Response:
         await delete_voice(hub, name)
         return SafeJSONResponse({"id": name, "deleted": True, "status": "ok"})

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -24,6 +24,7 @@ from tts_worker.server.batch.runner import Batch, BatchRunner
 from tts_worker.server.batch.store import ItemResult
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, SafeJSONResponse
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 
 PATH = "/v1/batch"
@@ -61,9 +62,9 @@ def _idempotency_key(request: Request) -> str | None:
     return keys[0]
 
 
-def router(batches: BatchRunner, limits: ApiLimits) -> APIRouter:
+def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
     """Return the routes."""
-    routes = APIRouter()
+    routes = Routes()
 
     @routes.post(
         PATH,

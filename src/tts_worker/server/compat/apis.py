@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
@@ -17,6 +16,7 @@ from tts_worker.errors import ErrorInfo
 from tts_worker.server import responses
 from tts_worker.server.compat import cartesia, cartesia_wire, cosyvoice, elevenlabs, elevenlabs_wire, openai
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.routing import Routes
 from tts_worker.session.hub import SessionHub
 
 
@@ -34,7 +34,7 @@ class CompatApi:
 
     name: str
     paths: frozenset[str]
-    router: Callable[[SessionHub, ApiLimits], APIRouter]
+    router: Callable[[SessionHub, ApiLimits], Routes]
     error_response: Callable[[ErrorInfo, int | None], Response] = responses.error_response
     header: str | None = None
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
@@ -26,6 +26,7 @@ from tts_worker.server.compat.context_socket import ContextSocket, Message, Spee
 from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -239,9 +240,9 @@ def _event(message: Message) -> bytes:
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
-def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return Cartesia's routes."""
-    routes = APIRouter()
+    routes = Routes()
 
     @routes.websocket("/tts/websocket")
     async def contexts(websocket: WebSocket) -> None:
@@ -284,7 +285,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     return routes
 
 
-def _add_voice_routes(routes: APIRouter, hub: SessionHub) -> None:
+def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:
     @routes.get("/voices", summary="List the voices for Cartesia clients")
     async def voices(request: Request) -> Response:
         await hub.refresh_voices()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from tts_worker.server.audit import audited
 from tts_worker.server.compat import cartesia_wire
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices import Voice
@@ -55,7 +56,7 @@ class CartesiaClone(_CloneRequest):
     """``POST /voices/clone``."""
 
 
-def add_elevenlabs_routes(routes: APIRouter, hub: SessionHub) -> None:
+def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
     """Add ElevenLabs' route to clone a voice."""
     extra = upload_body(ElevenLabsClone, (MULTIPART,), {_ELEVENLABS_FILES[0]: PROMPT_AUDIO})
 
@@ -67,7 +68,7 @@ def add_elevenlabs_routes(routes: APIRouter, hub: SessionHub) -> None:
         return SafeJSONResponse({"voice_id": voice.name, "requires_verification": False})
 
 
-def add_elevenlabs_delete(routes: APIRouter, hub: SessionHub) -> None:
+def add_elevenlabs_delete(routes: Routes, hub: SessionHub) -> None:
     """Add the route to delete a voice below the vendor's prefix; the unprefixed path is the worker's own."""
 
     @routes.delete("/v1/voices/{voice}")
@@ -77,7 +78,7 @@ def add_elevenlabs_delete(routes: APIRouter, hub: SessionHub) -> None:
         return SafeJSONResponse({"status": "ok"})
 
 
-def add_cartesia_routes(routes: APIRouter, hub: SessionHub) -> None:
+def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
     """Add Cartesia's routes to clone and delete a voice."""
     extra = upload_body(CartesiaClone, (MULTIPART,), {_CARTESIA_FILES[0]: PROMPT_AUDIO})
 

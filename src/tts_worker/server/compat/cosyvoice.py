@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -26,6 +26,7 @@ from tts_worker.server.compat.rendering import converted, download
 from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
@@ -170,9 +171,9 @@ PATHS = frozenset((*_ROUTES, _CONVERSION))
 """Paths whose requests may contain a recording."""
 
 
-def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Build the routes over ``hub``."""
-    routes = APIRouter()
+    routes = Routes()
 
     def add(
         path: str, kind: type[_CosyVoiceRequest | InferenceVcRequest], answer: Callable[[Request], Awaitable[Response]]

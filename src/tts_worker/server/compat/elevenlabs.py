@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import Request, WebSocket
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
@@ -28,6 +28,7 @@ from tts_worker.server.compat.rendering import converted, download, failure, syn
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, request_body, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
@@ -301,11 +302,10 @@ def models_response(hub: SessionHub, limits: ApiLimits) -> Response:
     return JSONResponse(vendor.models_json(hub.voices, max_input_chars=limits.max_input_chars))
 
 
-def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return all routes under ``PREFIX``, including the paths that other APIs share."""
-    routes = APIRouter(prefix=PREFIX, include_in_schema=False)
-    routes.include_router(_own_router(hub, limits))
-
+    routes = Routes(prefix=PREFIX, include_in_schema=False)
+    _add_own_routes(routes, hub, limits)
     cloning.add_elevenlabs_delete(routes, hub)
 
     @routes.get("/v1/voices")
@@ -324,16 +324,15 @@ def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     return routes
 
 
-def router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return ElevenLabs' routes, without those on paths that other APIs share (see ``http``)."""
-    routes = APIRouter()
-    routes.include_router(_own_router(hub, limits))
-    routes.include_router(_prefixed_router(hub, limits))
+    routes = Routes()
+    _add_own_routes(routes, hub, limits)
+    routes.include(_prefixed_router(hub, limits))
     return routes
 
 
-def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
-    routes = APIRouter()
+def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
     cloning.add_elevenlabs_routes(routes, hub)
@@ -393,10 +392,8 @@ def _own_router(hub: SessionHub, limits: ApiLimits) -> APIRouter:
     async def stream_with_times(request: Request, voice: str) -> Response:
         return streamed(_as_lines(_timed_audio(hub, *await read(request, voice))), "application/x-ndjson")
 
-    return routes
 
-
-def _add_sockets(routes: APIRouter, hub: SessionHub, limits: ApiLimits) -> None:
+def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def serve_socket(websocket: WebSocket, voice: str, *, single: bool) -> None:
         try:
             hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
@@ -416,7 +413,7 @@ def _add_sockets(routes: APIRouter, hub: SessionHub, limits: ApiLimits) -> None:
         await serve_socket(websocket, voice, single=True)
 
 
-def _add_voice_search(routes: APIRouter, hub: SessionHub) -> None:
+def _add_voice_search(routes: Routes, hub: SessionHub) -> None:
     @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
     async def search_voices(request: Request) -> Response:
         await hub.refresh_voices()

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -31,6 +31,7 @@ from tts_worker.server.audit import audited
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
@@ -81,7 +82,7 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> APIRouter:
+def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> Routes:
     """Return OpenAI's routes.
 
     Args:
@@ -89,7 +90,7 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         limits: Limits of a request.
         voice_names: Names that select the default voice if no voice or alias has them.
     """
-    routes = APIRouter()
+    routes = Routes()
 
     @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=request_body(SpeechRequest))
     async def speech(request: Request) -> Response:

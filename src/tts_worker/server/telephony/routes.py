@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastapi import FastAPI, WebSocket
+from fastapi import WebSocket
 from pydantic import SecretStr
 
 from tts_worker.errors import HTTP_STATUS, Draining, OverCapacity, TTSWorkerError, Unauthenticated
@@ -12,6 +12,7 @@ from tts_worker.protocol.json_codec import parse_start_query
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
+from tts_worker.server.routing import Routes
 from tts_worker.server.telephony.call_stream import CallStream, call_options
 from tts_worker.server.telephony.calls import CallDirectory
 from tts_worker.server.telephony.media_stream import MediaStream
@@ -33,19 +34,19 @@ def own_auth_paths(settings: TelephonySettings) -> dict[str, bool]:
     return {f"/{wire.provider}": token is not None for wire, token in tokens.items()}
 
 
-def add_routes(app: FastAPI, hub: SessionHub, limits: ApiLimits, settings: TelephonySettings, keys: KeyRing) -> None:
-    """Add the routes to an application."""
+def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, settings: TelephonySettings, keys: KeyRing) -> None:
+    """Add the routes."""
     server = _Telephony(hub, limits, settings, keys)
 
-    @app.websocket("/twilio")
+    @routes.websocket("/twilio")
     async def twilio(websocket: WebSocket) -> None:
         await server.serve_provider(websocket, TWILIO, settings.twilio_auth_token)
 
-    @app.websocket("/telnyx")
+    @routes.websocket("/telnyx")
     async def telnyx(websocket: WebSocket) -> None:
         await server.serve_provider(websocket, TELNYX, settings.telnyx_auth_token)
 
-    @app.websocket(CALLS_PATH + "{call:path}")
+    @routes.websocket(CALLS_PATH + "{call:path}")
     async def agent(websocket: WebSocket, call: str) -> None:
         await server.serve_agent(websocket, call)
 

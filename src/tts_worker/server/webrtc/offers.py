@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
@@ -16,6 +16,7 @@ from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import page_response
 from tts_worker.server.responses import error_response
+from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
@@ -84,9 +85,9 @@ class PeerRegistry:
         return {"type": "answer", "sdp": await peer.answer(offer.sdp), "session": session.id}
 
 
-def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_page: bool) -> APIRouter:
+def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_page: bool) -> Routes:
     """Return the offer's route and, with ``web_page``, the page at ``/webrtc``."""
-    routes = APIRouter()
+    routes = Routes()
     registry: PeerRegistry | None = None  # built with the first offer
 
     @routes.post(
