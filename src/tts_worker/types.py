@@ -328,6 +328,7 @@ class ChunkMeta:
         start_sample: Position in the utterance.
         wall_ms: Engine time spent on the chunk.
         stages_ms: Engine time by stage (engine specific).
+        details: Other figures of what it was rendered from, for the log (engine specific).
     """
 
     index: int
@@ -336,6 +337,7 @@ class ChunkMeta:
     start_sample: int
     wall_ms: float
     stages_ms: tuple[tuple[str, float], ...] = ()
+    details: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

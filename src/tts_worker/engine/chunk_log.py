@@ -14,7 +14,10 @@ chunk_log = logging.getLogger("tts_worker.chunks")
 
 
 def log_chunk(engine: str, audio: Audio) -> None:
-    """Log position, length, range of samples, SHA-256 and stage times of a chunk as the engine made it (24 kHz s16le).
+    """Log position, length, range of samples, SHA-256, stage times and details of a chunk as the engine made it.
+
+    The samples are 24 kHz s16le. CosyVoice's details are the speech tokens and mel frames that the chunk was rendered
+    from, counted from the start of its audio segment, and the range of the mel.
 
     Costs about 0.1 ms: call it only if the logger is enabled.
     """
@@ -36,5 +39,6 @@ def log_chunk(engine: str, audio: Audio) -> None:
             sha256=hashlib.sha256(audio.pcm).hexdigest(),
             wall_ms=round(meta.wall_ms, 3),
             **{f"{stage}_ms": round(milliseconds, 3) for stage, milliseconds in meta.stages_ms},
+            **{name: round(value, 6) for name, value in meta.details},
         ),
     )

@@ -22,6 +22,7 @@ class _RenderedAudio:
     text_end: int
     wall_ms: float
     stages_ms: tuple[tuple[str, float], ...]
+    details: tuple[tuple[str, float], ...]
     offset: int = 0
 
     @property
@@ -105,6 +106,7 @@ class OutputBuffer:
         text_range: tuple[int, int] = (0, 0),
         wall_ms: float = 0.0,
         stages_ms: tuple[tuple[str, float], ...] = (),
+        details: tuple[tuple[str, float], ...] = (),
     ) -> None:
         """Append audio.
 
@@ -114,10 +116,11 @@ class OutputBuffer:
             text_range: The characters of the text that ``pcm`` speaks.
             wall_ms: Time spent on rendering.
             stages_ms: Names of the stages and the time spent in each.
+            details: Figures for the log, of each chunk in which ``pcm`` is emitted.
         """
         self._words.extend(words)
         if pcm:
-            self._rendered.append(_RenderedAudio(pcm, text_range[0], text_range[1], wall_ms, stages_ms))
+            self._rendered.append(_RenderedAudio(pcm, text_range[0], text_range[1], wall_ms, stages_ms, details))
             self.rendered_samples += len(pcm) // BYTES_PER_SAMPLE
 
     def emit(self, max_samples: int, *, last: bool = False) -> Audio | None:
@@ -143,6 +146,7 @@ class OutputBuffer:
             start_sample=self.emitted_samples,
             wall_ms=rendered.wall_ms if is_first else 0.0,
             stages_ms=rendered.stages_ms if is_first else (),
+            details=rendered.details,
         )
         rendered.offset += samples
         if rendered.remaining_samples == 0:

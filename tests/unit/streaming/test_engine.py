@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.unit.streaming.engines import (
     voice,
 )
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.chunk_log import log_chunk
 from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import TextMode
@@ -90,6 +92,29 @@ def test_streaming_audio_equals_offline_audio(family: str) -> None:
     assert output.ends == [Done(KEY)]
     assert len(audio) > 24_000
     assert_pcm_close(output.pcm, to_pcm(audio))
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+def test_log_tells_what_each_chunk_is_rendered_from(speed: float, caplog: pytest.LogCaptureFixture) -> None:
+    subject = engine("cosyvoice2")
+    text = plain_segment("Hello, you and the world of it.")
+    quiet = synthesize(subject, (text,), replace(PROMPTED, speed=speed))
+    caplog.set_level(logging.DEBUG, "tts_worker.chunks")
+    output = synthesize(subject, (text,), replace(PROMPTED, speed=speed))
+    for audio in output.audio:
+        log_chunk("cosyvoice", audio)
+    logged = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    chunks = list({fields["token_start"]: fields for fields in logged}.values())  # rendered; emitted in several
+
+    assert len(chunks) >= 2
+    for name in ("token", "mel"):
+        assert [0, *(chunk[f"{name}_end"] for chunk in chunks[:-1])] == [chunk[f"{name}_start"] for chunk in chunks]
+    hop_samples = subject.components.networks.config.hift.frame_samples
+    assert chunks[-1]["mel_end"] * hop_samples == len(output.pcm) // 2
+    assert all(-20 < chunk["mel_min"] < chunk["mel_max"] < 20 for chunk in chunks)
+    assert {"lm_ms", "flow_ms", "vocoder_ms", "pcm_min", "sha256"} <= set(logged[0])
+    assert quiet.pcm == output.pcm
+    assert all("mel_min" not in dict(audio.meta.details) for audio in quiet.audio), "it waits for the device"
 
 
 @families

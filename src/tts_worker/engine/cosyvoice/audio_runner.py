@@ -5,13 +5,17 @@ If the flow has its own stream, it computes the next chunk while the vocoder com
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
+from torch import Tensor
+
+from tts_worker.engine.chunk_log import chunk_log
+from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
@@ -53,10 +57,11 @@ class MelChunk:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """The audio of a chunk, and its share of the time."""
+    """The audio of a chunk, its mel, and its share of the time."""
 
     job: ChunkJob
     pcm: bytes
+    mel: MelFigures
     flow_ms: float
     vocoder_ms: float
 
@@ -264,12 +269,13 @@ class AudioRunner:
             return
         pcm_chunks, flow_ms, vocoder_ms = read
         self._timings.add_chunks(flow_ms, vocoder_ms)
-        for job, pcm, next_state in zip(jobs, pcm_chunks, finished.output.next_states, strict=True):
+        mels = [_figures_of(mel) for mel in finished.mel.output.frames]
+        for job, pcm, mel, next_state in zip(jobs, pcm_chunks, mels, finished.output.next_states, strict=True):
             if job.is_unread:
                 job.sequence.in_flight &= ~InFlight.FLOW
             if not job.sequence.has_ended:
                 job.request.state.hift = next_state
-                self._results.append(AudioChunk(job, pcm, flow_ms / len(jobs), vocoder_ms / len(jobs)))
+                self._results.append(AudioChunk(job, pcm, mel, flow_ms / len(jobs), vocoder_ms / len(jobs)))
 
     def _retry_vocoder(self, mel: _MelBatch, fault: Fault) -> None:
         """Report a fault, and queue the members of a failed batch one by one. A vocoder pass changes no state."""
@@ -301,6 +307,14 @@ class AudioRunner:
 
 def _members(jobs: Iterable[ChunkJob]) -> list[Sequence]:
     return [job.sequence for job in jobs]
+
+
+def _figures_of(mel: Tensor) -> MelFigures:
+    """Return the figures of mel ``[1, mel, n]``; the range, which waits for the device, only if chunks are logged."""
+    if not chunk_log.isEnabledFor(logging.DEBUG) or not mel.numel():
+        return MelFigures(mel.shape[2])
+    low, high = mel.aminmax()
+    return MelFigures(mel.shape[2], (float(low), float(high)))
 
 
 def _read(finished: _VocoderPass) -> tuple[list[bytes], float, float]:

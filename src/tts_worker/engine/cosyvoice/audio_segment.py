@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import dataclass
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
@@ -15,6 +16,14 @@ from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
 from tts_worker.types import Segment, WordTiming
+
+
+@dataclass(frozen=True, slots=True)
+class MelFigures:
+    """Number of mel frames of a chunk, and the range of their values if it is to be logged."""
+
+    frames: int
+    value_range: tuple[float, float] | None = None
 
 
 class AudioSegment:
@@ -29,6 +38,7 @@ class AudioSegment:
         is_rendered: Whether the final chunk is rendered.
         base_sample: First sample of the segment in the utterance, once its first audio is rendered.
         rendered_tokens: Tokens that are rendered.
+        rendered_frames: Mel frames that are rendered.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class AudioSegment:
         self.is_rendered = False
         self.base_sample: int | None = None
         self.rendered_tokens = 0
+        self.rendered_frames = 0
         self._speed = speed
         self._frame_samples = frame_samples
         self._flow = flow
@@ -94,6 +105,16 @@ class AudioSegment:
     def first_chunk(self) -> Chunk:
         """The first chunk, unless the speech ends in it."""
         return self._plan.first_chunk
+
+    def describe(self, chunk: Chunk, mel: MelFigures) -> tuple[tuple[str, float], ...]:
+        """Count the frames of ``chunk``, and return what the log has of it, by name."""
+        start = self.rendered_frames
+        self.rendered_frames += mel.frames
+        details = [("token_start", chunk.begin), ("token_end", chunk.end)]
+        details += [("mel_start", start), ("mel_end", self.rendered_frames)]
+        if mel.value_range is None:
+            return tuple(details)
+        return (*details, ("mel_min", mel.value_range[0]), ("mel_max", mel.value_range[1]))
 
     def mark_rendered(self, chunk: Chunk) -> None:
         """Record that ``chunk`` is rendered, or empty."""

@@ -243,7 +243,9 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 self._retry_admission()
                 return
             job.segment.mark_rendered(job.request.chunk)
-        job.sequence.take_audio(job.segment, job.request.chunk, result.pcm, result.flow_ms, result.vocoder_ms)
+        job.sequence.take_audio(
+            job.segment, job.request.chunk, result.pcm, result.mel, result.flow_ms, result.vocoder_ms
+        )
         if job.request.chunk.final:
             self._audio.close(job.segment.state)
             self._drop_empty_segments(job.sequence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, Flag, auto
 
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
+from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
@@ -261,7 +261,9 @@ class Sequence(EngineSequence):
         is_due = first is segment and segment.due_chunk == chunk
         return is_due and tuple(segment.tokens[: chunk.known]) == self.first_ids
 
-    def take_audio(self, segment: AudioSegment, chunk: Chunk, pcm: bytes, flow_ms: float, vocoder_ms: float) -> None:
+    def take_audio(
+        self, segment: AudioSegment, chunk: Chunk, pcm: bytes, mel: MelFigures, flow_ms: float, vocoder_ms: float
+    ) -> None:
         """Append the audio of ``chunk`` to the output buffer. A final chunk ends its segment."""
         if segment.base_sample is None:
             segment.base_sample = self.output.rendered_samples
@@ -274,6 +276,7 @@ class Sequence(EngineSequence):
             text_range=segment.text_range,
             wall_ms=self._lm_ms + flow_ms + vocoder_ms,
             stages_ms=(("lm", self._lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
+            details=segment.describe(chunk, mel),
         )
         self._lm_ms = 0.0
         self.in_flight_samples = 0
