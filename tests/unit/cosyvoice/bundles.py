@@ -69,7 +69,7 @@ OFFICIAL_SIZES = {
         ("output_size: 32", "output_size: 512"),
         ("attention_heads: 4", "attention_heads: 8"),
         ("linear_units: 48", "linear_units: 2048"),
-        ("sampling_ratios: [1, 1]", "sampling_ratios: [1, 1, 1, 1]"),
+        ("sampling_ratios: [1]", "sampling_ratios: [1, 1, 1, 1]"),
         ("channels: [16, 16]", "channels: [256, 256]"),
         ("attention_head_dim: 8", "attention_head_dim: 64"),
         ("n_blocks: 1", "n_blocks: 4"),

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.unit.cosyvoice.bundles import DATA, fullsize
+from tests.unit.cosyvoice.bundles import DATA, fullsize, tiny
 from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import NoPast, SlotPool
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
@@ -48,10 +48,9 @@ def golden() -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def lm(golden: dict[str, Tensor]) -> TransformerLm:
+def lm() -> TransformerLm:
     model = TransformerLm(SMALL).eval().requires_grad_(False)
-    weights = {key.removeprefix("weights."): value for key, value in golden.items() if key.startswith("weights.")}
-    model.load_state_dict(weights)
+    model.load_state_dict(torch.load(tiny("cosyvoice1") / "llm.pt", weights_only=True))
     model.prepare(POSITIONS + 1)
     return model
 

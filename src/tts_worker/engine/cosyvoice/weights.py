@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
+from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims, TransformerLmDims
+from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
@@ -33,10 +34,22 @@ MAX_ABS = 1e5  # trained weights, including the largest norms and biases of Qwen
 _IDENTIFYING_KEYS = {
     "llm_embedding.weight": "CosyVoice2's language model (llm.pt)",
     "llm_decoder.weight": "a language model (llm.pt)",
+    "text_encoder.after_norm.weight": "CosyVoice-300M's language model (llm.pt)",
+    "length_regulator.model.0.weight": "CosyVoice-300M's flow (flow.pt)",
     "encoder.encoders.0.norm_mha.weight": "CosyVoice2's flow (flow.pt)",
     "decoder.estimator.transformer_blocks.0.attn.to_q.weight": "CosyVoice3's flow (flow.pt)",
     "conv_post.bias": "a vocoder (hift.pt)",
 }
+
+
+def new_lm(config: CosyVoiceConfig) -> SpeechLM | TransformerLm:
+    """Return the language model without weights."""
+    return TransformerLm(config.lm) if isinstance(config.lm, TransformerLmDims) else SpeechLM(config.lm)
+
+
+def new_flow(config: CosyVoiceConfig) -> Flow | FirstFlow:
+    """Return the flow without weights."""
+    return FirstFlow(config.flow) if isinstance(config.flow, FirstFlowDims) else Flow(config.flow)
 
 
 @lru_cache(maxsize=32)
@@ -47,11 +60,9 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
     """
     with torch.device("meta"):
         if part == "llm":
-            lm = config.lm
-            net = TransformerLm(lm) if isinstance(lm, TransformerLmDims) else SpeechLM(lm)
-            state = net.state_dict()
+            state = new_lm(config).state_dict()
         elif part == "flow":
-            state = Flow(config.chunked_flow).state_dict()
+            state = new_flow(config).state_dict()
         else:
             state = Hift(config.hift).state_dict()
     return MappingProxyType({key: tuple(tensor.shape) for key, tensor in state.items()})

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.kv_cache import Memory
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Lookahead, Sites, chunk_mask
-from tts_worker.engine.cosyvoice.models.dims import EncoderDims
+from tts_worker.engine.cosyvoice.models.dims import ConformerDims, EncoderDims
 
 
 class RelativeAttention(nn.Module):
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, dims: EncoderDims, site: int) -> None:
+    def __init__(self, dims: EncoderDims | ConformerDims, site: int) -> None:
         super().__init__()
         self.self_attn = RelativeAttention(dims.output_size, dims.heads, site)
         self.feed_forward = FeedForward(dims.output_size, dims.linear_units)

@@ -1,7 +1,8 @@
 """HiFT vocoder: mel frames to audio with a neural source filter and an inverse Fourier transform.
 
-Implements CosyVoice2's vocoder and CosyVoice3's causal one, offline (``forward``) and streaming (``stream``), where a
-window of past frames and the running phase replace the full past. Noise is passed in, indexed by absolute sample.
+Implements the vocoder of CosyVoice-300M and CosyVoice2 and the causal one of CosyVoice3, offline (``forward``) and
+streaming (``stream``), where a window of past frames and the running phase replace the full past. Noise is
+passed in, indexed by absolute sample.
 HiFTNet: https://arxiv.org/abs/2309.09493; harmonic source: https://arxiv.org/abs/1904.12088.
 """
 
@@ -33,10 +34,10 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import (
 from tts_worker.engine.cosyvoice.models.dims import HiftDims
 
 EXTRA_HISTORY_FRAMES = 2  # past beyond the decoder's receptive field: the excitation reaches a little further
-HELD_FRAMES = 8  # v2: frames withheld until more future is known; the reference's cross-fade holds as many
+HELD_FRAMES = 8  # not causal: frames withheld until more future is known; the reference's cross-fade holds as many
 LAST_SLOPE = 0.01  # of the last leaky ReLU: the reference leaves PyTorch's default
 MAX_MAGNITUDE = 100.0  # of the spectrum
-BLEND_FRAMES = 2  # v2: length of the cross-fade from the early to the final version of the held frames
+BLEND_FRAMES = 2  # not causal: length of the cross-fade from the early to the final version of the held frames
 
 
 class Noise(Protocol):
@@ -251,7 +252,10 @@ class F0Predictor(nn.Module):
 
 
 class Source(nn.Module):
-    """Pitch to excitation: harmonics and noise, mixed with learned weights."""
+    """Pitch to excitation: harmonics and noise, mixed with learned weights.
+
+    In CosyVoice-300M, the phase advances with every sample and every harmonic has another start phase.
+    """
 
     def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
         super().__init__()
@@ -266,9 +270,29 @@ class Source(nn.Module):
     def harmonics(self, f0: Tensor, phase: Tensor) -> Tensor:
         """Unit sines of each harmonic from ``phase [B, H]`` (float64, cycles / frame): ``[B, F*frame, H]``."""
         dims = self.dims
+        if dims.has_sample_phase:
+            return self._sample_harmonics(self.cycles_per_sample(f0).double(), phase)
         return harmonic_sines(
             self.cycles_per_sample(f0), phase, dims.frame_samples, is_causal=dims.causal, is_exact=self.exact_phase
         )
+
+    def _sample_harmonics(self, cycles: Tensor, phase: Tensor) -> Tensor:
+        frame = self.dims.frame_samples
+        before = (phase[:, None] + cycles.cumsum(1) - cycles) * frame  # [B, F, H], in cycles
+        sample = torch.arange(1, frame + 1, device=cycles.device)[:, None]
+        angle = before[:, :, None] % 1 + cycles[:, :, None] * sample  # [B, F, frame, H]
+        return ((angle % 1) * (2 * math.pi)).float().sin().flatten(1, 2)
+
+    def start_phase(self) -> Tensor:
+        """Phase of each harmonic before the first sample, ``[H]`` float64, cycles / frame.
+
+        The reference of CosyVoice-300M draws the phases of all but the first harmonic; here, one draw serves always.
+        """
+        phase = torch.zeros(self.dims.nb_harmonics + 1, dtype=torch.float64)
+        if self.dims.has_sample_phase:
+            drawn = torch.rand(len(phase), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            phase[1:] = drawn[1:] / self.dims.frame_samples
+        return phase
 
     def forward(self, f0: Tensor, phase: Tensor, noise: Tensor) -> Tensor:
         """Excitation ``[B, 1, F*frame]`` from ``f0 [B, F]``, ``phase [B, H]`` and ``noise [B, F*frame, H]``."""
@@ -282,7 +306,7 @@ class Source(nn.Module):
         """``forward`` with ``noise`` from frame ``start [B]`` on."""
         dims = self.dims
         first = start * dims.frame_samples
-        if isinstance(noise, HashedNoise) and self.exact_phase:
+        if isinstance(noise, HashedNoise) and self.exact_phase and not dims.has_sample_phase:
             return excitation(
                 f0,
                 phase,
@@ -376,7 +400,7 @@ class WindowRow:
 
 
 class Hift(nn.Module):
-    """The vocoder of either family. Call ``prepare`` after loading the weights."""
+    """The vocoder of every family. Call ``prepare`` after loading the weights."""
 
     def __init__(self, dims: HiftDims, exact_phase: bool = True) -> None:
         super().__init__()
@@ -559,9 +583,9 @@ class Hift(nn.Module):
 
     def start(self, batch: int, device: torch.device | str = "cpu") -> HiftState:
         """State before the first frame."""
-        zeros = torch.zeros(batch, self.dims.nb_harmonics + 1, dtype=torch.float64, device=device)
+        phase = self.m_source.start_phase().to(device).repeat(batch, 1)
         mel = torch.zeros(batch, self.dims.in_channels, 0, device=device)
-        return HiftState(mel, mel[:, 0], zeros, torch.zeros(batch, dtype=torch.long, device=device))
+        return HiftState(mel, mel[:, 0], phase, torch.zeros(batch, dtype=torch.long, device=device))
 
     @torch.inference_mode()
     def forward(self, mel: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ from tts_worker.errors import InvalidRequest
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25
 MAX_HOP_TOKENS = 100
+FIRST_HELD_FRAMES = 20  # of CosyVoice-300M's vocoder
 
 
 def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
@@ -131,7 +132,7 @@ class ReferencePlan:
 
 @dataclass
 class FadeState:
-    """The reference's state between chunks of CosyVoice2: the held frames, their excitation and their audio."""
+    """The reference's state between chunks: the held frames, their excitation and their audio. Not for CosyVoice3."""
 
     mel: Tensor  # [1, mel, held]
     source: Tensor  # [1, 1, held*frame]
@@ -140,20 +141,21 @@ class FadeState:
 
 @torch.inference_mode()
 def reference_fade(
-    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool
+    hift: Hift, mel: Tensor, state: FadeState | None, noise: Noise, final: bool, phase: Tensor | None = None
 ) -> tuple[Tensor, FadeState | None]:
-    """Vocode one chunk of CosyVoice2 like the reference.
+    """Vocode one chunk of CosyVoice2 or CosyVoice-300M like the reference.
 
     Repeats the held frames with their previous excitation, restarts the phase after them and cross-fades with weights
-    that add up to 1.08.
+    that add up to 1.08. ``phase [1, H]`` replaces the phase before the chunk.
     """
-    n = HELD_FRAMES * hift.dims.frame_samples
+    held = FIRST_HELD_FRAMES if hift.dims.has_sample_phase else HELD_FRAMES
+    n = held * hift.dims.frame_samples
     if state is not None:
         mel = torch.cat([state.mel, mel], dim=2)
     f0 = hift.f0_predictor(mel)
     begin = hift.start(1, mel.device)
     source_noise = noise(begin.start, f0.shape[1] * hift.dims.frame_samples, hift.dims.nb_harmonics + 1)
-    source = hift.m_source(f0, begin.phase, source_noise.to(mel))
+    source = hift.m_source(f0, begin.phase if phase is None else phase, source_noise.to(mel))
     if state is not None:
         source[:, :, :n] = state.source
     audio = hift.decode(mel, source)
@@ -162,7 +164,7 @@ def reference_fade(
         audio[:, :n] = (audio[:, :n] * window[:n] + state.audio * window[n:]).float()
     if final:
         return audio, None
-    return audio[:, :-n], FadeState(mel[:, :, -HELD_FRAMES:], source[:, :, -n:], audio[:, -n:])
+    return audio[:, :-n], FadeState(mel[:, :, -held:], source[:, :, -n:], audio[:, -n:])
 
 
 class ReferenceInterleave(Interleave):
