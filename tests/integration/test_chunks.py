@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import json
 import logging
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from tests.conftest import serving
+from tests.integration.grpc_worker import running_grpc_worker, say
 from tests.integration.test_websocket import Client, dial
 from tts_worker.logs import JsonLines
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 
 TEXT = "Hello there, my friend. How are you today?"
 FRAMES = "/v1/stream?realtime=false&checksums=true"  # frames have one length, chunks follow the credit
@@ -24,6 +30,10 @@ async def speak(address: str, path: str = CHUNKS) -> Client:
         await client.send(type="text", text=TEXT, end=True)
         await client.until("done")
         return client
+
+
+def digest(audio: bytes) -> str:
+    return hashlib.sha256(audio).hexdigest()
 
 
 def described(client: Client) -> list[dict[str, Any]]:
@@ -54,6 +64,63 @@ async def test_checksums_do_not_depend_on_other_sessions() -> None:
         crowd = await asyncio.gather(*(speak(address, FRAMES) for _ in range(8)))
     for client in crowd:
         assert [chunk["sha256"] for chunk in described(client)] == alone
+
+
+async def test_grpc_sends_checksums_on_request() -> None:
+    async with running_grpc_worker() as server:
+        await server.start(checksums="true")
+        frames = [frame for frame in (await say(server, TEXT)).frames if frame.audio_data]
+        assert [frame.sha256 for frame in frames] == [digest(frame.audio_data) for frame in frames]
+        call = tts_worker_pb2_grpc.ConversationStub(server.channel).Converse()
+        start = pb.ConverseRequest.Start(
+            protocol_version=1, voicing=pb.ConverseRequest.Voicing(speed=1), checksums=True
+        )
+        await call.write(pb.ConverseRequest(start=start))
+        await call.write(pb.ConverseRequest(say=pb.ConverseRequest.Say(context="a", text=TEXT)))
+        await call.write(pb.ConverseRequest(end=pb.ConverseRequest.EndText(context="a")))
+        sample = audio_messages = 0
+        before = pb.ConverseResponse()
+        async for response in call:
+            if response.WhichOneof("message") == "ended":
+                break
+            if response.WhichOneof("message") == "pcm":
+                assert (before.chunk.sha256, before.chunk.start_sample) == (digest(response.pcm), sample)
+                sample += before.chunk.samples
+                audio_messages += 1
+            before = response
+        call.cancel()
+    assert audio_messages > 10
+    assert frames[0].sha256 != frames[-1].sha256
+
+
+BODIES: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/audio/speech": ({"input": TEXT, "voice": "tone", "stream_format": "sse", "response_format": "pcm"}, "audio"),
+    "/tts/sse": (
+        {
+            "model_id": "tone",
+            "transcript": TEXT,
+            "voice": {"mode": "id", "id": "tone"},
+            "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
+        },
+        "data",
+    ),
+    "/v1/text-to-speech/tone/stream/with-timestamps": ({"text": TEXT}, "audio_base64"),
+}
+"""Body, and field of the audio."""
+
+
+async def test_http_events_carry_checksums_on_request() -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        for path, (body, field) in BODIES.items():
+            for query, wanted in (("", False), ("?checksums=true", True)):
+                answer = await client.post(path + query, json=body)
+                lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+                events = [json.loads(line) for line in lines if line.startswith("{")]
+                chunks = [event for event in events if event.get(field)]
+                assert len(chunks) > 1, answer.text
+                sums = [digest(base64.b64decode(chunk[field])) if wanted else None for chunk in chunks]
+                assert [chunk.get("sha256") for chunk in chunks] == sums
+            assert (await client.post(f"{path}?checksums=maybe", json=body)).status_code in (400, 422)
 
 
 async def test_no_checksums_without_request() -> None:

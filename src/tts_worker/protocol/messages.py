@@ -7,6 +7,7 @@ fields are ignored, since newer peers may send them. An optional field that has 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -24,6 +25,7 @@ from tts_worker.types import (
     Ended,
     Notice,
     Outcome,
+    PcmFrame,
     Receipt,
     SessionOptions,
     Started,
@@ -309,7 +311,7 @@ class WordsMessage(Message, tag="words"):
 
 
 class ChunkMessage(Message, tag="chunk"):
-    """Describes the binary message that follows, for a client that has asked for checksums.
+    """Describes the audio message that follows, for a client that has asked for checksums.
 
     Attributes:
         utterance: Number of the utterance.
@@ -324,6 +326,11 @@ class ChunkMessage(Message, tag="chunk"):
     start_sample: int
     samples: int
     sha256: str
+
+    @classmethod
+    def of(cls, frame: PcmFrame) -> ChunkMessage:
+        digest = hashlib.sha256(frame.pcm).hexdigest()
+        return cls(frame.key.generation, frame.index, frame.start_sample, frame.samples, digest)
 
 
 class ControlMessage(Message):

@@ -14,6 +14,7 @@ from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import (
     PROTOCOL_VERSION,
     VOICE_FIELDS,
+    ChunkMessage,
     ClientMessage,
     ConfigureMessage,
     ControlMessage,
@@ -56,6 +57,7 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
 }
 """Name in protobuf -> message, and the fields that both have."""
 
+_CHUNK = ("utterance", "index", "start_sample", "samples", "sha256")
 _READY = ("session", "sample_rate", "voice", "alignment", "format", "model")
 
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
@@ -154,6 +156,8 @@ def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = 
     match message:
         case bytes():
             response.pcm = message
+        case ChunkMessage():
+            _fill(response.chunk, message, _CHUNK)
         case WordsMessage():
             response.words.words.extend(encode_words(message.words, sample_rate_hz))
         case StartedMessage():
@@ -184,6 +188,8 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
     match response.WhichOneof("message"):
         case "pcm":
             message = response.pcm
+        case "chunk":
+            message = ChunkMessage(**_present(response.chunk, _CHUNK))
         case "words":
             message = WordsMessage(words=parse_words(response.words.words))
         case "started":

@@ -76,7 +76,7 @@ class TextChunk(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., text: _Optional[str] = ..., is_final: bool = ..., sequence_number: _Optional[int] = ..., flush: bool = ...) -> None: ...
 
 class AudioFrame(_message.Message):
-    __slots__ = ("session_id", "audio_data", "sample_rate", "frame_duration_ms", "sequence_number", "is_final", "generation", "pts_samples", "words", "speech_samples", "receipt")
+    __slots__ = ("session_id", "audio_data", "sample_rate", "frame_duration_ms", "sequence_number", "is_final", "generation", "pts_samples", "words", "speech_samples", "receipt", "sha256")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     AUDIO_DATA_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class AudioFrame(_message.Message):
     WORDS_FIELD_NUMBER: _ClassVar[int]
     SPEECH_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     audio_data: bytes
     sample_rate: int
@@ -99,7 +100,8 @@ class AudioFrame(_message.Message):
     words: _containers.RepeatedCompositeFieldContainer[Word]
     speech_samples: int
     receipt: Receipt
-    def __init__(self, session_id: _Optional[str] = ..., audio_data: _Optional[bytes] = ..., sample_rate: _Optional[int] = ..., frame_duration_ms: _Optional[int] = ..., sequence_number: _Optional[int] = ..., is_final: bool = ..., generation: _Optional[int] = ..., pts_samples: _Optional[int] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., speech_samples: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    sha256: str
+    def __init__(self, session_id: _Optional[str] = ..., audio_data: _Optional[bytes] = ..., sample_rate: _Optional[int] = ..., frame_duration_ms: _Optional[int] = ..., sequence_number: _Optional[int] = ..., is_final: bool = ..., generation: _Optional[int] = ..., pts_samples: _Optional[int] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., speech_samples: _Optional[int] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Word(_message.Message):
     __slots__ = ("text", "start_ms", "end_ms", "char_start", "char_end", "start_sample", "end_sample")
@@ -328,7 +330,7 @@ class GetCapabilitiesResponse(_message.Message):
 class ConverseRequest(_message.Message):
     __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure")
     class Start(_message.Message):
-        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding")
+        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding", "checksums")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         VOICING_FIELD_NUMBER: _ClassVar[int]
         REALTIME_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +348,7 @@ class ConverseRequest(_message.Message):
         FLUSH_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
         SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
         ENCODING_FIELD_NUMBER: _ClassVar[int]
+        CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
         protocol_version: int
         voicing: ConverseRequest.Voicing
         realtime: bool
@@ -363,7 +366,8 @@ class ConverseRequest(_message.Message):
         flush_after_ms: float
         sample_rate: int
         encoding: str
-        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ...) -> None: ...
+        checksums: bool
+        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., checksums: bool = ...) -> None: ...
     class Voicing(_message.Message):
         __slots__ = ("voice", "speed", "seed", "language", "instruct")
         VOICE_FIELD_NUMBER: _ClassVar[int]
@@ -431,7 +435,7 @@ class ConverseRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[ConverseRequest.Start, _Mapping]] = ..., say: _Optional[_Union[ConverseRequest.Say, _Mapping]] = ..., end: _Optional[_Union[ConverseRequest.EndText, _Mapping]] = ..., flush: _Optional[_Union[ConverseRequest.Flush, _Mapping]] = ..., pause: _Optional[_Union[ConverseRequest.Pause, _Mapping]] = ..., resume: _Optional[_Union[ConverseRequest.Resume, _Mapping]] = ..., stop: _Optional[_Union[ConverseRequest.Stop, _Mapping]] = ..., played: _Optional[_Union[ConverseRequest.Played, _Mapping]] = ..., configure: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
-    __slots__ = ("ready", "pcm", "started", "words", "acknowledged", "ended", "rejected")
+    __slots__ = ("ready", "pcm", "started", "words", "acknowledged", "ended", "rejected", "chunk")
     class Ready(_message.Message):
         __slots__ = ("protocol_version", "session", "sample_rate", "voice", "alignment", "format", "model")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +473,19 @@ class ConverseResponse(_message.Message):
         WORDS_FIELD_NUMBER: _ClassVar[int]
         words: _containers.RepeatedCompositeFieldContainer[Word]
         def __init__(self, words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ...) -> None: ...
+    class Chunk(_message.Message):
+        __slots__ = ("utterance", "index", "start_sample", "samples", "sha256")
+        UTTERANCE_FIELD_NUMBER: _ClassVar[int]
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        START_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+        SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        SHA256_FIELD_NUMBER: _ClassVar[int]
+        utterance: int
+        index: int
+        start_sample: int
+        samples: int
+        sha256: str
+        def __init__(self, utterance: _Optional[int] = ..., index: _Optional[int] = ..., start_sample: _Optional[int] = ..., samples: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
     class Acknowledged(_message.Message):
         __slots__ = ("command", "applied", "position_samples")
         COMMAND_FIELD_NUMBER: _ClassVar[int]
@@ -501,6 +518,7 @@ class ConverseResponse(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     ready: ConverseResponse.Ready
     pcm: bytes
     started: ConverseResponse.Started
@@ -508,7 +526,8 @@ class ConverseResponse(_message.Message):
     acknowledged: ConverseResponse.Acknowledged
     ended: ConverseResponse.Ended
     rejected: ConverseResponse.Rejected
-    def __init__(self, ready: _Optional[_Union[ConverseResponse.Ready, _Mapping]] = ..., pcm: _Optional[bytes] = ..., started: _Optional[_Union[ConverseResponse.Started, _Mapping]] = ..., words: _Optional[_Union[ConverseResponse.Words, _Mapping]] = ..., acknowledged: _Optional[_Union[ConverseResponse.Acknowledged, _Mapping]] = ..., ended: _Optional[_Union[ConverseResponse.Ended, _Mapping]] = ..., rejected: _Optional[_Union[ConverseResponse.Rejected, _Mapping]] = ...) -> None: ...
+    chunk: ConverseResponse.Chunk
+    def __init__(self, ready: _Optional[_Union[ConverseResponse.Ready, _Mapping]] = ..., pcm: _Optional[bytes] = ..., started: _Optional[_Union[ConverseResponse.Started, _Mapping]] = ..., words: _Optional[_Union[ConverseResponse.Words, _Mapping]] = ..., acknowledged: _Optional[_Union[ConverseResponse.Acknowledged, _Mapping]] = ..., ended: _Optional[_Union[ConverseResponse.Ended, _Mapping]] = ..., rejected: _Optional[_Union[ConverseResponse.Rejected, _Mapping]] = ..., chunk: _Optional[_Union[ConverseResponse.Chunk, _Mapping]] = ...) -> None: ...
 
 class VoiceInfo(_message.Message):
     __slots__ = ("id", "name", "engine", "languages", "description", "tags", "styles", "capabilities", "license", "sample_rate", "is_default", "stored")

@@ -6,7 +6,6 @@ A single task writes, so the order on the wire is the session's order of events.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +15,7 @@ from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerEr
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_message, parse_start_query
 from tts_worker.protocol.messages import ChunkMessage, RejectedMessage, WorkerMessage
+from tts_worker.server.checksums import CHECKSUMS, wants_checksums
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.responses import error_response
@@ -23,9 +23,6 @@ from tts_worker.server.security import SUBPROTOCOL
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import PcmFrame, SessionOptions, State
-
-CHECKSUMS = "checksums"
-"""Query parameter that asks for the SHA-256 of each audio message."""
 
 _LARGE_MESSAGE_CHARS = 4_096
 """Messages from this size on may carry a lexicon that takes milliseconds to build."""
@@ -35,29 +32,14 @@ async def stream(websocket: WebSocket, hub: SessionHub, limits: ApiLimits) -> No
     """Serve one connection from handshake to close. A rejection is the HTTP response to the handshake (503, 404)."""
     try:
         params = dict(websocket.query_params)
-        checksums = _flag(params.pop(CHECKSUMS, "false"))
+        checksums = wants_checksums(params)
+        params.pop(CHECKSUMS, None)
         options = parse_start_query(params).options()
         session = await hub.admit(options)
     except TTSWorkerError as error:
         await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
         return
     await StreamConnection(websocket, hub, session, options, limits, checksums=checksums).run()
-
-
-def _describe(frame: PcmFrame) -> ChunkMessage:
-    return ChunkMessage(
-        utterance=frame.key.generation,
-        index=frame.index,
-        start_sample=frame.start_sample,
-        samples=frame.samples,
-        sha256=hashlib.sha256(frame.pcm).hexdigest(),
-    )
-
-
-def _flag(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise InvalidRequest(f"{CHECKSUMS} must be true or false")
-    return value == "true"
 
 
 class StreamConnection:
@@ -124,7 +106,7 @@ class StreamConnection:
         if not isinstance(item, PcmFrame):
             return item
         if self._checksums:
-            self._description = _describe(item)
+            self._description = ChunkMessage.of(item)
         return item.pcm
 
     async def _write(self) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
 from tts_worker.protocol import json_codec
 from tts_worker.protocol.messages import (
+    ChunkMessage,
     ClearMessage,
     CloseMessage,
     ConfigureMessage,
@@ -103,6 +104,7 @@ worker_messages = st.one_of(
     st.builds(ReadyMessage, protocol=st.just(1), session=names, sample_rate=st.just(24_000), voice=names),
     st.builds(StartedMessage, context=names, **{**voices, "voice": names}),
     st.builds(WordsMessage, words=words),
+    st.builds(ChunkMessage, **dict.fromkeys(("utterance", "index", "start_sample", "samples"), samples), sha256=names),
     st.builds(PausedMessage, applied=flags, position_samples=samples),
     st.builds(ResumedMessage, applied=flags, position_samples=samples),
     st.builds(NothingStoppedMessage, applied=st.just(False), position_samples=samples),

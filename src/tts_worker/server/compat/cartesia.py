@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
+from tts_worker.server.checksums import checksum_field, wants_checksums
 from tts_worker.server.compat import cartesia_wire as vendor
 from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
@@ -48,12 +49,15 @@ _BODY = request_body(vendor.GenerationRequest)
 class _CartesiaEncoder:
     """Writes the text of a context to its session and encodes the audio and events as messages."""
 
-    def __init__(self, name: str | None, output_format: vendor.Format, *, timestamps: bool) -> None:
+    def __init__(
+        self, name: str | None, output_format: vendor.Format, *, timestamps: bool, checksums: bool = False
+    ) -> None:
         self.finished = False
         self._name = name
         self._encoder = output_format.open_encoder()
         self._sample_rate_hz = output_format.sample_rate
         self._timestamps = timestamps
+        self._checksums = checksums
         self._utterances: deque[UtteranceKey] = deque()  # not yet ended
         self._complete: set[UtteranceKey] = set()  # utterances whose text is complete
         self._flushes: dict[UtteranceKey, int] = {}  # number of flushes to answer when the utterance ends
@@ -135,7 +139,8 @@ class _CartesiaEncoder:
     def _chunk(self, data: bytes, step_ms: float) -> Iterator[Message]:
         if data:
             encoded = base64.b64encode(data).decode()
-            yield self._message("chunk", data=encoded, step_time=round(step_ms, 3), flush_id=self._flush_id + 1)
+            fields: Message = {"data": encoded, "step_time": round(step_ms, 3), "flush_id": self._flush_id + 1}
+            yield self._message("chunk", **fields, **checksum_field(data, wanted=self._checksums))
 
     def _times(self, item: Words) -> dict[str, list[str] | list[float]]:
         def seconds(sample: int) -> float:
@@ -272,7 +277,10 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         if generation.output_format.container != "raw":
             raise InvalidRequest("output_format.container: events support raw audio only")
         encoder = _CartesiaEncoder(
-            generation.context_id, generation.output_format, timestamps=bool(generation.add_timestamps)
+            generation.context_id,
+            generation.output_format,
+            timestamps=bool(generation.add_timestamps),
+            checksums=wants_checksums(request.query_params),
         )
         return LiveStream(
             _events(hub, generation, encoder),

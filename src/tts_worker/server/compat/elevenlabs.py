@@ -20,6 +20,7 @@ from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import Encoder, wav_file
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
+from tts_worker.server.checksums import checksum_field, wants_checksums
 from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat import elevenlabs_wire as vendor
 from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
@@ -252,11 +253,14 @@ def _timed_fields(times: CharacterTimes | None) -> Message:
     return {"alignment": alignment, "normalized_alignment": alignment}
 
 
-async def _as_lines(timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None]) -> AsyncGenerator[bytes, None]:
+async def _as_lines(
+    timed: AsyncGenerator[tuple[bytes, CharacterTimes | None], None], *, checksums: bool
+) -> AsyncGenerator[bytes, None]:
     """Encode each chunk as one line of JSON."""
     async with aclosing(timed):
         async for data, times in timed:
             line = {"audio_base64": base64.b64encode(data).decode(), **_timed_fields(times)}
+            line |= checksum_field(data, wanted=checksums)
             yield f"{dumps(line)}\n".encode()
 
 
@@ -390,7 +394,9 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
     )
     async def stream_with_times(request: Request, voice: str) -> Response:
-        return streamed(_as_lines(_timed_audio(hub, *await read(request, voice))), "application/x-ndjson")
+        checksums = wants_checksums(request.query_params)
+        lines = _as_lines(_timed_audio(hub, *await read(request, voice)), checksums=checksums)
+        return streamed(lines, "application/x-ndjson")
 
 
 def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:

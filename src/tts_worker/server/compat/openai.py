@@ -28,6 +28,7 @@ from tts_worker.errors import (
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.audit import audited
+from tts_worker.server.checksums import checksum_field, wants_checksums
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
@@ -101,10 +102,11 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         _check_model(speech_request, hub)
         rate_hz = _rate_hz(speech_request)
         encoder = open_encoder(AudioFormat(speech_request.response_format), rate_hz)
+        checksums = wants_checksums(request.query_params)
         audio = download(hub, _options(speech_request, rate_hz), speech_request.input, encoder)
         use_sse = speech_request.stream_format == "sse"
         return LiveStream(
-            _as_events(audio, speech_request) if use_sse else audio,
+            _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
             {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
@@ -197,14 +199,17 @@ def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
     )
 
 
-async def _as_events(audio: AsyncGenerator[bytes, None], request: SpeechRequest) -> AsyncGenerator[bytes, None]:
+async def _as_events(
+    audio: AsyncGenerator[bytes, None], request: SpeechRequest, *, checksums: bool
+) -> AsyncGenerator[bytes, None]:
     """Encode audio for ``stream_format: "sse"``. Usage counts characters as input and encoded bytes as output."""
     input_chars = len(request.input)
     sent_bytes = 0
     try:
         async for data in audio:
             sent_bytes += len(data)
-            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+            event = {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
+            yield _event({**event, **checksum_field(data, wanted=checksums)})
         usage = {"input_tokens": input_chars, "output_tokens": sent_bytes, "total_tokens": input_chars + sent_bytes}
         yield _event({"type": "speech.audio.done", "usage": usage})
     except TTSWorkerError as error:

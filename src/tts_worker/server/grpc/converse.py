@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, TTSWorkerError
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.dialogue import Dialogue
-from tts_worker.protocol.messages import ClientMessage, ReportMessage, StartMessage
+from tts_worker.protocol.messages import ChunkMessage, ClientMessage, ReportMessage, StartMessage
 from tts_worker.protocol.proto_codec import encode_worker_message, parse_client_message
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
@@ -38,8 +38,9 @@ class ConversationService:
     async def Converse(self, requests: AsyncIterator[pb.ConverseRequest], context: Context) -> None:
         """Run one session until the client or the worker ends it."""
         try:
-            options = await _read_start(requests)
-            call = ConverseCall(self._hub, await self._hub.admit(options), options, self._limits)
+            options, checksums = await _read_start(requests)
+            session = await self._hub.admit(options)
+            call = ConverseCall(self._hub, session, options, self._limits, checksums=checksums)
         except TTSWorkerError as error:
             await abort_with(context, error)
         self._calls.add(call)
@@ -74,12 +75,12 @@ class ConversationService:
             call.close_if_idle()
 
 
-async def _read_start(requests: AsyncIterator[pb.ConverseRequest]) -> SessionOptions:
-    """Read the options of the first message, ``start``. Raises InvalidRequest."""
+async def _read_start(requests: AsyncIterator[pb.ConverseRequest]) -> tuple[SessionOptions, bool]:
+    """Read the options of the first message, ``start``, and whether it asks for checksums. Raises InvalidRequest."""
     async for request in requests:
         message = parse_client_message(request)
         if isinstance(message, StartMessage):
-            return message.options()
+            return message.options(), request.start.checksums
         break
     raise InvalidRequest("the first message must be start")
 
@@ -92,9 +93,18 @@ class ConverseCall:
         closed_by_client: Whether the client has closed its side.
     """
 
-    def __init__(self, hub: SessionHub, session: LocalSession, options: SessionOptions, limits: ApiLimits) -> None:
+    def __init__(
+        self,
+        hub: SessionHub,
+        session: LocalSession,
+        options: SessionOptions,
+        limits: ApiLimits,
+        *,
+        checksums: bool = False,
+    ) -> None:
         self.session = session
         self.closed_by_client = False
+        self._checksums = checksums
         self._hub = hub
         self._dialogue = Dialogue(hub, session, options, max_message_chars=limits.max_message_chars)
         self._rate = MessageRate(limits.max_messages_per_s)
@@ -106,6 +116,8 @@ class ConverseCall:
         while self._failure is None:
             item = self._dialogue.poll()
             if isinstance(item, PcmFrame):
+                if self._checksums:
+                    yield encode_worker_message(ChunkMessage.of(item))
                 yield encode_worker_message(item.pcm)
             elif item is not None:
                 if isinstance(item, ReportMessage) and self._hub.draining:

@@ -17,11 +17,13 @@ class StreamFormat:
         sample_rate_hz: Sample rate sent to the client.
         frame_ms: Frame duration if ``packetize``.
         packetize: Send frames of exactly ``frame_ms``, the last one padded with silence; otherwise engine chunks.
+        checksums: Send the SHA-256 of each frame.
     """
 
     sample_rate_hz: int = 48_000
     frame_ms: int = 20
     packetize: bool = True
+    checksums: bool = False
 
     def to_ms(self, samples: int) -> int:
         """Duration of ``samples`` of the stream."""

@@ -24,6 +24,7 @@ class _OwnOptions(Message, tag="options"):
     sample_rate: int | None = None
     frame_ms: int | None = None
     packetize: bool | None = None
+    checksums: bool | None = None
     pause_timeout_ms: float | None = None
     text_idle_timeout_ms: float | None = None
 
@@ -78,6 +79,7 @@ def _stream_format(own: _OwnOptions, defaults: StreamFormat) -> StreamFormat:
         defaults.sample_rate_hz if own.sample_rate is None else own.sample_rate,
         defaults.frame_ms if own.frame_ms is None else own.frame_ms,
         defaults.packetize if own.packetize is None else own.packetize,
+        bool(own.checksums),
     )
     if not MIN_RATE_HZ <= stream_format.sample_rate_hz <= MAX_RATE_HZ or stream_format.sample_rate_hz % RATE_STEP_HZ:
         raise InvalidRequest(f"option sample_rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} in steps of {RATE_STEP_HZ}")

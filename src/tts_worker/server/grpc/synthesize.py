@@ -7,6 +7,7 @@ Controls take effect immediately, even while a write waits for a client that doe
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -220,6 +221,7 @@ class SynthesizeCall:
                     pts_samples=frame.start_sample,
                     speech_samples=frame.samples,
                     words=proto_codec.encode_words(words, self._stream_format.sample_rate_hz),
+                    sha256=hashlib.sha256(frame.pcm).hexdigest() if self._stream_format.checksums else "",
                 )
             )
 
