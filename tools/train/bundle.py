@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def train_tokenizer(folder: Path, corpus: list[str], size: int) -> None:
     first = tokenizer.get_vocab_size()
     added = {str(first + i): {"content": token, "special": True} for i, token in enumerate(base)}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}) + "\n", "utf-8")
+
+
+def set_pace(path: Path, pace: float) -> None:
+    """Write into the YAML of the bundle ``path`` how many speech tokens a unit of text weight has.
+
+    The word times of a voice without a prompt follow from it.
+    """
+    file = path / "cosyvoice2.yaml"
+    text = re.sub(r"\n+pace: .*", "", file.read_text("utf-8"))
+    file.write_text(f"{text.rstrip()}\n\npace: {pace:.3f}\n", "utf-8")
 
 
 def _yaml(config: Config, codes: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tools.train import speech_data, spelling
-from tools.train.bundle import speaker, write_skeleton
+from tools.train.bundle import set_pace, speaker, write_skeleton
 from tools.train.codes import CodeBook
 from tools.train.config import Config, StageConfig
 from tools.train.flow import FlowStage, flow_mel
@@ -32,6 +32,7 @@ from tools.train.pack import pack
 from tools.train.speech_data import AudioData, UnitData, mel_of
 from tools.train.trainer import STOP, Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
+from tts_worker.engine.cosyvoice.alignment import text_weight
 from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.respelling import FILE as RESPELLING
@@ -131,7 +132,9 @@ class Training:
             resume(stage, self.run)
             weights[part] = stage.weights()
         details = {**_DETAILS, "loudness_lufs": self.config.loudness_lufs or None}
-        return pack(self.bundle, out, weights, precision, (json.dumps(details, indent=2) + "\n").encode())
+        packed = pack(self.bundle, out, weights, precision, (json.dumps(details, indent=2) + "\n").encode())
+        set_pace(packed.path, self._pace)
+        return Bundle.open(out)
 
     def follow_plan(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Train the stages in turn, continuing where the last call stopped."""
@@ -250,6 +253,11 @@ class Training:
             comma_ids=frozenset(tokenizer.encode(",")),
             mix=self.bundle.config.mix_ratio,
         )
+
+    @property
+    def _pace(self) -> float:
+        """Speech tokens per unit of text weight."""
+        return float(self.units.tokens.sum()) / sum(map(text_weight, self.units.texts))
 
     @cached_property
     def _mel_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:

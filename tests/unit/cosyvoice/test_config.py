@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, official_config, qwen_of, tiny, yaml_of
+from tts_worker.engine.cosyvoice.alignment import DEFAULT_TOKENS_PER_WEIGHT
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError
@@ -72,6 +73,14 @@ def test_bundle_of_fewer_languages_speaks_only_those() -> None:
     for bad in ("en", "[]", "[tlh]"):
         with pytest.raises(BundleError, match="languages"):
             config_of("cosyvoice2", ("sample_rate: 24000", f"languages: {bad}\nsample_rate: 24000"))
+
+
+def test_bundle_says_the_pace_of_voices_without_prompt() -> None:
+    assert config_of("cosyvoice2").pace == DEFAULT_TOKENS_PER_WEIGHT
+    assert config_of("cosyvoice2", ("sample_rate: 24000", "pace: 1.2\nsample_rate: 24000")).pace == 1.2
+    for bad in ("fast", "0", ".nan"):
+        with pytest.raises(BundleError, match="pace"):
+            config_of("cosyvoice2", ("sample_rate: 24000", f"pace: {bad}\nsample_rate: 24000"))
 
 
 def test_older_cosyvoice2_yaml_gives_the_same_config() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.contract.engine_contract import segments
 from tests.unit.streaming.engines import KEY, bundle, engine, settings, tokenizer
-from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace
+from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace, estimate_tokens, text_weight
 from tts_worker.engine.cosyvoice.chunks import Chunk, Kind
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
@@ -270,3 +270,28 @@ def test_pace_is_estimated_from_the_prompt() -> None:
     assert estimate_pace("hello", 12) == pytest.approx(2.0)
     assert estimate_pace("", 12) == estimate_pace("hello", 0) == pytest.approx(25 / 15)
     assert estimate_pace("hello", 10**6) == 4.0
+    assert estimate_pace("", 12, 1.2) == 1.2
+
+
+def test_pace_of_a_prompt_is_that_of_the_same_run() -> None:
+    """Pauses count in both: 40 tokens for the text give its words 40 tokens."""
+    text = "Hello there, it is late. Good night!"
+    pace = estimate_pace(text, 40)
+    assert estimate_tokens(spoken_words(plain_segment(text)), pace) == pytest.approx(40)
+
+
+def test_next_audio_segment_speaks_at_the_learned_pace(components) -> None:  # type: ignore[no-untyped-def]
+    """Whatever was reported of the earlier ones by then."""
+    texts = segments(("One two three four.", Boundary.SENTENCE), (" Five six seven eight.", Boundary.END))
+    paces = []
+    for reported in (False, True):
+        generator = generator_for(components, texts)
+        generator.begin_run()
+        generator.process_ids([*distinct_ids(60), EOS])
+        first = generator.audio_segments[0]
+        if reported:
+            first.aligner.take_words(60, 60, True)
+        generator.begin_run()
+        paces.append(generator.audio_segments[-1].aligner.pace)
+    spoken = text_weight("One two three four.")
+    assert paces == [pytest.approx((generator.voice.pace + 60 / spoken) / 2)] * 2

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.unit.train.tiny import tiny_config, write_data
+from tools.train.bundle import set_pace
 from tools.train.curves import draw, read_curves
 from tools.train.evaluate import Evaluation
 from tools.train.lm import LmBatch, LmItem, embed, interleaved_sequence, plain_sequence
@@ -20,6 +21,7 @@ from tools.train.networks import language_model_pass
 from tools.train.pack import pack
 from tools.train.runner import PARTS, Training
 from tools.train.trainer import Stage, curve_path, train
+from tts_worker.engine.cosyvoice.alignment import text_weight
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -122,6 +124,16 @@ def test_language_model_agrees_with_the_engine(packed: tuple[dict[str, Stage], B
 
 
 @torch.no_grad()
+def test_packed_bundle_knows_its_pace(run: Path, tmp_path: Path) -> None:
+    """For the word times of a voice without a prompt; a bundle that is packed again says it once."""
+    pace = training(run).pack(tmp_path / "out").config.pace
+    units = training(run).units
+    assert pace == pytest.approx(units.tokens.sum() / sum(map(text_weight, units.texts)), abs=1e-3)
+    set_pace(tmp_path / "out", 2.5)
+    assert Bundle.open(tmp_path / "out").config.pace == 2.5
+    assert (tmp_path / "out" / "cosyvoice2.yaml").read_text("utf-8").count("pace:") == 1
+
+
 def test_flow_and_vocoder_agree_with_the_engine(packed: tuple[dict[str, Stage], Bundle]) -> None:
     stages, bundle = packed
     networks = Networks.load(bundle)

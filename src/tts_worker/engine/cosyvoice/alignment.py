@@ -17,29 +17,33 @@ from tts_worker.text.spoken_words import SpokenWord
 DEFAULT_TOKENS_PER_WEIGHT = 25 / 15
 """25 speech tokens per second over 15 units of spoken weight per second."""
 
-_MAX_TOKENS_PER_WEIGHT = 4.0
-_MIN_TOKENS_PER_WEIGHT = 0.7
+MAX_TOKENS_PER_WEIGHT = 4.0
+MIN_TOKENS_PER_WEIGHT = 0.7
 _PAUSE_WEIGHTS = {**dict.fromkeys(".!?…。！？", 5), **dict.fromkeys(",;:，、；", 2)}
 
 
-def estimate_pace(text: str, tokens: int) -> float:
-    """Return the tokens per unit of weight of ``text`` spoken in ``tokens``, or the default if either is empty."""
-    weight = sum(word_weight(word) for word in text.split())
-    return _clamp_pace(tokens / weight) if weight and tokens else DEFAULT_TOKENS_PER_WEIGHT
+def estimate_pace(text: str, tokens: int, default: float = DEFAULT_TOKENS_PER_WEIGHT) -> float:
+    """Return the tokens per unit of weight of ``text`` spoken in ``tokens``, or ``default`` if either is empty."""
+    weight = text_weight(text)
+    return _clamp_pace(tokens / weight) if weight and tokens else default
+
+
+def text_weight(text: str) -> int:
+    """Return the spoken weight of ``text``, pauses included."""
+    return sum(map(_weight_with_pause, text.split()))
 
 
 def _clamp_pace(pace: float) -> float:
-    return min(max(pace, _MIN_TOKENS_PER_WEIGHT), _MAX_TOKENS_PER_WEIGHT)
+    return min(max(pace, MIN_TOKENS_PER_WEIGHT), MAX_TOKENS_PER_WEIGHT)
 
 
-def _weight_with_pause(word: SpokenWord) -> int:
-    text = word.text.rstrip("\"')]}»”’ ")
-    return word_weight(word.text) + _PAUSE_WEIGHTS.get(text[-1:], 0)
+def _weight_with_pause(word: str) -> int:
+    return word_weight(word) + _PAUSE_WEIGHTS.get(word.rstrip("\"')]}»”’ ")[-1:], 0)
 
 
 def estimate_tokens(words: Iterable[SpokenWord], pace: float) -> float:
     """Return the estimated speech tokens of ``words`` at ``pace`` tokens per unit of weight."""
-    return pace * sum(map(_weight_with_pause, words))
+    return pace * sum(_weight_with_pause(word.text) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,21 @@ class _RunTiming:
     words: deque[tuple[SpokenWord, int]] = field(default_factory=deque)  # and the token count when the model read it
     end: int | None = None
     weight: int = 0  # of all words of the run
+    later_pace: float = 0.0  # after the end of the run
     position: float = 0.0  # start of the next word, in tokens
     final_words: list[AlignedWord] | None = None  # remaining words in reverse, once the end of the run is known
 
 
 class WordAligner:
-    """Estimates the positions of the words of one audio segment, which consists of language model runs."""
+    """Estimates the positions of the words of one audio segment, which consists of language model runs.
+
+    Attributes:
+        pace: Tokens per unit of weight, of words whose run has not ended where they are reported.
+        later_pace: Pace for the next audio segment. It depends on the runs that ended, not on what was reported.
+    """
 
     def __init__(self, pace: float = DEFAULT_TOKENS_PER_WEIGHT) -> None:
-        self.pace = pace
+        self.pace = self.later_pace = pace
         self._runs: deque[_RunTiming] = deque()
         self._reported_tokens = 0  # words that start before this token are reported
 
@@ -85,7 +95,7 @@ class WordAligner:
         """Append words to the current run. ``read_at`` is the token count when the language model read them."""
         run = self._runs[-1]
         run.words.extend((word, read_at) for word in words)
-        run.weight += sum(map(_weight_with_pause, words))
+        run.weight += sum(_weight_with_pause(word.text) for word in words)
 
     @property
     def expected_tokens(self) -> float:
@@ -93,8 +103,12 @@ class WordAligner:
         return sum(run.end - run.start if run.end is not None else run.weight * self.pace for run in self._runs)
 
     def end_run(self, end: int) -> None:
-        """End the current run before token ``end``."""
-        self._runs[-1].end = end
+        """End the current run before token ``end``, and learn from its pace."""
+        run = self._runs[-1]
+        run.end = end
+        if run.weight and end > run.start:
+            self.later_pace = _clamp_pace((self.later_pace + (end - run.start) / run.weight) / 2)
+        run.later_pace = self.later_pace
 
     def restart_run(self) -> None:
         """Start the current run again, without words. None of its words may be reported yet."""
@@ -133,21 +147,20 @@ class WordAligner:
         while run.words and run.position < end and run.words[0][1] < known:
             word, _ = run.words.popleft()
             start = max(run.position, float(self._reported_tokens))
-            run.position = start + _weight_with_pause(word) * self.pace
+            run.position = start + _weight_with_pause(word.text) * self.pace
             aligned.append(AlignedWord(word.start_char, word.end_char, start, min(run.position, end)))
 
     def _align_remaining(self, run: _RunTiming, end: int) -> None:
-        """Share the rest of the run among its remaining words by weight, and update the pace."""
+        """Share the rest of the run among its remaining words by weight, and take over its pace."""
         position = min(max(run.position, float(self._reported_tokens)), float(end))
-        weight = sum(_weight_with_pause(word) for word, _ in run.words)
+        weight = sum(_weight_with_pause(word.text) for word, _ in run.words)
         tokens_per_weight = (end - position) / weight if weight else 0.0
         aligned = []
         for word, _ in run.words:
             # The minimum guards against rounding of the sum.
-            word_end = min(position + tokens_per_weight * _weight_with_pause(word), float(end))
+            word_end = min(position + tokens_per_weight * _weight_with_pause(word.text), float(end))
             aligned.append(AlignedWord(word.start_char, word.end_char, position, word_end))
             position = word_end
         run.words.clear()
         run.final_words = aligned[::-1]
-        if run.weight and end > run.start:
-            self.pace = _clamp_pace((self.pace + (end - run.start) / run.weight) / 2)
+        self.pace = run.later_pace

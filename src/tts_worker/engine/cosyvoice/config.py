@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tts_worker.engine.cosyvoice.alignment import (
+    DEFAULT_TOKENS_PER_WEIGHT,
+    MAX_TOKENS_PER_WEIGHT,
+    MIN_TOKENS_PER_WEIGHT,
+)
 from tts_worker.engine.cosyvoice.first_config import first_flow, first_lm
 from tts_worker.engine.cosyvoice.models.dims import (
     AnyFlowDims,
@@ -75,6 +80,7 @@ class CosyVoiceConfig:
         token_rate_hz: Speech tokens per second of audio.
         mix_ratio: Text and speech tokens per group in interleaved mode.
         languages: What the model speaks; fewer than its family by the key ``languages``, an extension.
+        pace: Speech tokens per unit of text weight of voices without a prompt, by the key ``pace``, an extension.
     """
 
     family: str
@@ -88,6 +94,7 @@ class CosyVoiceConfig:
     sampling: SampleRule
     mel: MelDims
     languages: tuple[str, ...]
+    pace: float
 
     @property
     def qwen(self) -> LmDims:
@@ -153,6 +160,7 @@ class CosyVoiceConfig:
             ),
             mel=mel,
             languages=root.words("languages", LANGUAGES[family]),
+            pace=_pace(root),
         )
         config._check_fit(root)
         return config
@@ -181,6 +189,13 @@ def _tokenizer(tokenizer: Section, family: str) -> str:
         return tokenizer.word("version", (V2, V3), V2)
     tokenizer.kind("get_tokenizer")
     return WHISPER if "whisper" in tokenizer.tag else WHISPER_CHARACTERS
+
+
+def _pace(root: Section) -> float:
+    pace = root.number("pace", DEFAULT_TOKENS_PER_WEIGHT)
+    if not MIN_TOKENS_PER_WEIGHT <= pace <= MAX_TOKENS_PER_WEIGHT:
+        root.fail("pace", f"must be {MIN_TOKENS_PER_WEIGHT:g} to {MAX_TOKENS_PER_WEIGHT:g}")
+    return pace
 
 
 def _lm(llm: Section, qwen: Section, v3: bool) -> LmDims:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tts_worker.engine.cosyvoice.alignment import estimate_tokens
+from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_tokens
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.chunks import GridPlan, Interleave, InterleaveRule, Kind
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
@@ -112,6 +112,7 @@ class TokenGenerator:
         self._text_segments: deque[Segment] = deque()
         self._runs_started = 0
         self._audio_segments_started = 0
+        self._last_aligner: WordAligner | None = None
         self._run_index = 0
         self._attempt = 0
         self._context: deque[tuple[list[int], list[int]]] = deque()  # text and speech of earlier runs
@@ -297,12 +298,13 @@ class TokenGenerator:
                 RenderState(self.voice, seed, [], resampler),
                 config.flow,
                 silence,
-                pace=self.voice.pace,
+                pace=self.voice.pace if self._last_aligner is None else self._last_aligner.later_pace,
                 speed=params.speed,
                 frame_samples=config.hift.frame_samples,
                 stride=self._model.settings.stride_chunks,
             )
             self._audio_segments_started += 1
+            self._last_aligner = audio_segment.aligner
             self.audio_segments.append(audio_segment)
         return audio_segment
 

@@ -224,7 +224,7 @@ class VoiceCache:
             prompt,
             mel.reshape(-1, config.mel),
             request.embedding,
-            estimate_pace(voice.prompt_text, len(voice.tokens)),
+            estimate_pace(voice.prompt_text, len(voice.tokens), self._config.pace),
             config.chunk_tokens,
             whole_chunks * config.chunk_tokens,
         )
