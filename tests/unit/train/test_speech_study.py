@@ -84,7 +84,10 @@ def test_joins_are_where_clauses_and_sentences_begin() -> None:
     assert [text[join // 1000 :].split()[0] for join in joins.clauses] == ["they"]
     assert [text[join // 1000 :].split()[0] for join in joins.sentences] == ["Nothing"]
     assert not {*joins.clauses, *joins.sentences} & set(joins.elsewhere)
-    assert [text[at // 1000 :].split()[0] for at in joins.elsewhere] == ["the", "old", "barn."]  # 1 s away
+    assert joins.elsewhere
+    assert (
+        min(abs(at - join) for at in joins.elsewhere for join in (*joins.clauses, *joins.sentences)) >= SAMPLE_RATE_HZ
+    )
 
 
 def test_lost_bundle_draws_from_another_nucleus(tmp_path: Path) -> None:
