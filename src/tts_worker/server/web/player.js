@@ -4,6 +4,7 @@
  * One utterance at a time. It owns the audio output and knows when a sample is heard; it does not know where audio comes
  * from or what it says. Messages sent before the audio thread runs are queued, so that the network need not wait.
  */
+import { outputLatencyMs, startOutput } from "./audio-output.js";
 import { RATE_HZ } from "./wire.js";
 
 /** How long a stop waits for the exact position from the audio thread; after that the last known one is used. */
@@ -23,7 +24,8 @@ export class Player {
 
   /**
    * @param {{first(atMs: number): void, position(playedSamples: number): void, underrun(): void,
-   *   ended(playedSamples: number): void, interrupted(): void}} listener events of the current utterance
+   *   ended(playedSamples: number): void, interrupted(): void, notStarted(): void}} listener events of the current
+   *   utterance; `notStarted`: the browser has not started the audio output so far
    */
   constructor(listener) {
     this.#listener = listener;
@@ -41,7 +43,7 @@ export class Player {
       this.#opening = null;
       throw new Error("This browser cannot play the audio: it needs an AudioWorklet at 24 kHz.", { cause: error });
     }
-    if (this.#context.state !== "running") await this.#context.resume();
+    await startOutput(this.#context, () => this.#active && this.#listener.notStarted());
   }
 
   /** An AnalyserNode on the output, or null before `open`. */
@@ -51,7 +53,7 @@ export class Player {
 
   /** From rendering a sample to hearing it, as reported by the browser. */
   get outputLatencyMs() {
-    return (this.#context?.outputLatency || 0) * 1000;
+    return this.#context ? outputLatencyMs(this.#context) : 0;
   }
 
   begin() {

@@ -5,6 +5,7 @@
  * the next one waits until the server has reported the end of this one, so every sample belongs to a known utterance.
  * A stop silences the player first and then tells the server. It does not know the elements of the page.
  */
+import { NOT_STARTED } from "./audio-output.js";
 import { Connection } from "./connection.js";
 import { Utterance } from "./utterance.js";
 import * as wire from "./wire.js";
@@ -17,6 +18,7 @@ export class SpeechSession {
   #queue = []; // requests that wait for the connection or for the utterance in progress
   #endedAtMs = 0; // when the previous utterance ended
   #utterances = 0;
+  #waitsForOutput = false; // the user was told that the audio output has not started
 
   /**
    * @param {{changed(): void, began(utterance: Utterance): void,
@@ -35,6 +37,7 @@ export class SpeechSession {
       underrun: () => this.#onUnderrun(),
       ended: (playedSamples) => this.#onPlayedAll(playedSamples),
       interrupted: () => this.#onInterrupted(),
+      notStarted: () => this.#onNotStarted(),
     });
     this.#connection = new Connection(
       {
@@ -230,6 +233,8 @@ export class SpeechSession {
 
   #onFirst(atMs) {
     const utterance = this.#utterance;
+    if (this.#waitsForOutput) this.#view.problem("");
+    this.#waitsForOutput = false;
     utterance.firstAudioMs = Math.max(0, atMs - utterance.askedAtMs) + this.#player.outputLatencyMs;
     utterance.times.heardMs = atMs + this.#player.outputLatencyMs;
     this.#view.firstHeard(utterance);
@@ -268,6 +273,11 @@ export class SpeechSession {
     if (this.#utterance.paused) return;
     this.pause();
     this.#view.problem("The browser suspended the audio. Press Resume to continue.");
+  }
+
+  #onNotStarted() {
+    this.#waitsForOutput = true;
+    this.#view.problem(NOT_STARTED);
   }
 
   // -- events of the server ------------------------------------------------------------------------------------------

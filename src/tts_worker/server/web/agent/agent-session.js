@@ -4,6 +4,7 @@
  * The server decides (server/agent/conversation.py). Only silence does not wait for it: the user's voice rests the
  * playback at once, a click or typed text ends it. It does not know the elements of the page.
  */
+import { NOT_STARTED } from "../audio-output.js";
 import { Connection } from "../connection.js";
 import { Player } from "../player.js";
 import { Utterance } from "../utterance.js";
@@ -40,6 +41,7 @@ export class AgentSession {
       underrun() {},
       ended: (playedSamples) => this.#onPlayedAll(playedSamples),
       interrupted: () => view.problem("The browser suspended the audio. Send something to continue."),
+      notStarted: () => view.problem(NOT_STARTED),
     });
     this.#connection = new Connection(
       {

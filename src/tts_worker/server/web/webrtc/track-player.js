@@ -8,6 +8,7 @@
  *
  * Audio that a stop makes stale is still in the jitter buffer: it is muted until the next utterance starts.
  */
+import { outputLatencyMs, startOutput } from "../audio-output.js";
 import { RATE_HZ } from "../wire.js";
 
 const POSITION_INTERVAL_MS = 20;
@@ -56,7 +57,7 @@ export class TrackPlayer {
   /** Start the audio output; call it from a click or a key, as browsers require. Rejects with an Error for the user. */
   async open() {
     await this.#load();
-    if (this.#context.state !== "running") await this.#context.resume();
+    await startOutput(this.#context, () => this.#active && this.#listener.notStarted());
   }
 
   get analyser() {
@@ -65,7 +66,7 @@ export class TrackPlayer {
 
   /** The latency of the audio device, as reported by the browser. */
   get outputLatencyMs() {
-    return (this.#context.outputLatency || this.#context.baseLatency || 0) * 1000;
+    return outputLatencyMs(this.#context) || (this.#context.baseLatency || 0) * 1000;
   }
 
   /** Play this stream instead of the previous one. */
