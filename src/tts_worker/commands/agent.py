@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI
 
 from tts_worker.app import run as run_loop
 from tts_worker.app import serve
@@ -27,6 +26,7 @@ from tts_worker.server.agent.script import ScriptedModel
 from tts_worker.server.agent.service import INSTRUCTIONS, AgentService, speech_options
 from tts_worker.server.http import Extension
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.routing import Routes
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import is_loopback
 from tts_worker.types import SessionOptions
@@ -117,11 +117,11 @@ def agent_extension(
 ) -> Extension:
     """Return what adds the agent to a worker's application."""
 
-    def extend(app: FastAPI, hub: SessionHub, limits: ApiLimits) -> None:
+    def extend(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         async def open_session() -> Session:
             return await hub.admit(options)
 
-        add_agent(app, AgentService(open_session, model, recognizer, instructions), limits)
+        add_agent(routes, AgentService(open_session, model, recognizer, instructions), limits)
 
     return extend
 

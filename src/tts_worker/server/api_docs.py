@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from starlette.responses import JSONResponse, Response
 
+from tts_worker import __version__
 from tts_worker.protocol.json_codec import json_schema
 from tts_worker.server.routing import Routes, described
 
@@ -19,11 +19,8 @@ _DESCRIPTION = f"""Text in, speech out. Streaming uses the WebSocket `/v1/stream
 call. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
 
 
-def describe(app: FastAPI, routes: Routes) -> None:
-    """Serve the JSON Schema of ``/v1/stream``, and OpenAPI with the bodies that ``routes`` validate themselves.
-
-    The application contains ``routes`` when it is asked for its OpenAPI.
-    """
+def describe(routes: Routes) -> None:
+    """Serve the JSON Schema of ``/v1/stream``, and OpenAPI with the bodies that ``routes`` validate themselves."""
 
     @routes.get(SCHEMA_PATH, summary="JSON Schema of the messages of the WebSocket /v1/stream")
     async def stream_schema() -> Response:
@@ -31,8 +28,10 @@ def describe(app: FastAPI, routes: Routes) -> None:
 
     @cache
     def openapi() -> dict[str, Any]:
-        schema = get_openapi(
-            title=app.title, version=app.version, description=_DESCRIPTION, routes=described(app.routes)
+        from fastapi.openapi.utils import get_openapi
+
+        schema: dict[str, Any] = get_openapi(
+            title="tts-worker", version=__version__, description=_DESCRIPTION, routes=described(routes.routes)
         )
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         for operations in schema["paths"].values():
@@ -41,4 +40,6 @@ def describe(app: FastAPI, routes: Routes) -> None:
                     schemas |= content["schema"].pop("$defs", {})
         return schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    @routes.get("/openapi.json", include_in_schema=False)
+    async def document() -> Response:
+        return JSONResponse(await asyncio.to_thread(openapi))  # the import would delay the frames of calls

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Request, WebSocket
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, ExceptionHandler
+from starlette.websockets import WebSocket
 
-from tts_worker import __version__
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
 from tts_worker.server import api_docs, conversions, voices
@@ -33,8 +33,8 @@ from tts_worker.settings import Settings, is_loopback
 
 log = logging.getLogger(__name__)
 
-Extension = Callable[[FastAPI, SessionHub, ApiLimits], None]
-"""Adds routes to the application."""
+Extension = Callable[[Routes, SessionHub, ApiLimits], None]
+"""Adds routes."""
 
 
 def create_app(
@@ -46,11 +46,9 @@ def create_app(
     extension: Extension | None = None,
 ) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
-    app = FastAPI(title="tts-worker", version=__version__, docs_url=None, redoc_url=None)
     server = settings.server
     limits = ApiLimits.of(settings)
     routes = Routes()
-    _add_errors(app)
     _add_status(routes, hub, metrics)
     _add_shared_paths(routes, hub, limits)
 
@@ -69,16 +67,13 @@ def create_app(
         telephony.add_routes(routes, hub, limits, settings.telephony, keys or KeyRing())
     if batches is not None:
         routes.include(batch.router(batches, limits))
-    api_docs.describe(app, routes)
     if server.web_page:
         _add_page(routes)
-    app.router.routes += routes.routes
-    if server.web_page:
-        add_static_files(app)
     if extension is not None:
-        extension(app, hub, limits)
+        extension(routes, hub, limits)
+    api_docs.describe(routes)
     return AuthMiddleware(
-        app,
+        Starlette(routes=routes.routes, exception_handlers=_error_handlers()),
         keys=keys,
         own_auth_paths=telephony.own_auth_paths(settings.telephony),
         transport_of=transport_of,
@@ -145,10 +140,12 @@ def _add_page(routes: Routes) -> None:
     async def docs() -> Response:
         return page_response("docs.html")
 
+    add_static_files(routes)
 
-def add_static_files(app: FastAPI) -> None:
+
+def add_static_files(routes: Routes) -> None:
     """Serve the files of the web pages."""
-    app.mount("/static", RevalidatedFiles(directory=FOLDER), name="static")
+    routes.mount("/static", RevalidatedFiles(directory=FOLDER))
 
 
 class RevalidatedFiles(StaticFiles):
@@ -160,27 +157,30 @@ class RevalidatedFiles(StaticFiles):
         return response
 
 
-def _add_errors(app: FastAPI) -> None:
+def _error_handlers() -> dict[Any, ExceptionHandler]:
     """Answer every error in the format of the client's API (``apis.error_response``)."""
 
-    @app.exception_handler(TTSWorkerError)
     async def on_worker_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
         as_bad_request = error.code in openai.BAD_REQUEST and not isinstance(error, BodyTooLarge)
         status = 400 if as_bad_request and request.url.path == openai.SPEECH_PATH else None
         return apis.error_response(request.scope, error.info, status)
 
-    @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
         return apis.error_response(request.scope, info, error.status_code)
 
-    @app.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # not sent: the client disconnected before its request was complete
 
-    @app.exception_handler(Exception)
     async def on_unexpected_error(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return apis.error_response(request.scope, ErrorInfo(ErrorCode.INTERNAL, "internal error"))
+
+    return {
+        TTSWorkerError: on_worker_error,
+        HTTPException: on_http_exception,
+        ClientDisconnect: on_disconnect,
+        Exception: on_unexpected_error,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.callers import ApiScope

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.errors import InvalidRequest

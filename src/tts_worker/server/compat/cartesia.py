@@ -15,8 +15,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request, WebSocket
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.callers import ApiScope

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar, Literal
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
@@ -180,10 +180,10 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     ) -> None:
         name = path.strip("/").replace("/", "_")
         for method in ("GET", "POST") if path.startswith("/inference") else ("POST",):
-            routes.add_api_route(
+            routes.add(
                 path,
                 answer,
-                methods=[method],
+                method=method,
                 name=name,
                 summary=(kind.__doc__ or "").rstrip("."),
                 operation_id=f"{name}_{method.lower()}",

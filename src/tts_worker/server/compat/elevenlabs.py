@@ -13,8 +13,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from fastapi import Request, WebSocket
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.websockets import WebSocket
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import Encoder, wav_file
@@ -373,10 +374,10 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
 
     for path in CONVERSION_PATHS:
         for suffix in ("{voice}", "{voice}/stream"):
-            routes.add_api_route(
+            routes.add(
                 f"{path}{suffix}",
                 convert,
-                methods=["POST"],
+                method="POST",
                 summary="Voice conversion for ElevenLabs clients, streamed",
                 openapi_extra=upload_body(vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"}),
                 include_in_schema=(path, suffix) == (CONVERSION_PATHS[0], "{voice}"),

@@ -11,8 +11,8 @@ import json
 from collections.abc import AsyncGenerator, Collection
 from typing import Any, Literal
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder

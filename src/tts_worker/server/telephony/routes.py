@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastapi import WebSocket
 from pydantic import SecretStr
+from starlette.websockets import WebSocket
 
 from tts_worker.errors import HTTP_STATUS, Draining, OverCapacity, TTSWorkerError, Unauthenticated
 from tts_worker.protocol.json_codec import parse_start_query

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
