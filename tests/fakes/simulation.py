@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from tests.fakes.text import WordText
 from tts_worker.engine.scheduler import Policy
@@ -28,6 +29,7 @@ class Listener:
     samples: int = 0
     outcome: Outcome | None = None
     longest_lead_s: float = 0.0
+    next_at_s: float = 0.0  # nothing happens before, unless the engine sends something
 
 
 @dataclass
@@ -91,6 +93,7 @@ class Simulation:
             for event in events:
                 listener = next(p for p in self.listeners if p.machine.session == event.key.session)
                 listener.machine.on_engine(event)
+                listener.next_at_s = self.now_s
         return self
 
     def _due(self, listener: Listener) -> bool:
@@ -98,6 +101,8 @@ class Simulation:
 
     def _listen(self) -> None:
         for listener in self.listeners:
+            if listener.next_at_s > self.now_s:
+                continue
             machine = listener.machine
             if listener.starts_at_s <= self.now_s and listener.text:
                 machine.speak(listener.text)
@@ -117,3 +122,9 @@ class Simulation:
             listener.longest_lead_s = max(listener.longest_lead_s, lead_s)
             for command in machine.take_commands():
                 self.engine.handle(command)
+            if listener.text:
+                listener.next_at_s = listener.starts_at_s
+            elif samples := machine.next_frame_samples:
+                listener.next_at_s = listener.pacer.due_at_s(samples, self.now_s)
+            else:
+                listener.next_at_s = inf
