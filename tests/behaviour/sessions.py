@@ -63,7 +63,7 @@ async def close_wakes_a_waiting_reader(context: BehaviourContext) -> None:
 @behaviour()
 async def slow_reader_receives_all_audio(context: BehaviourContext) -> None:
     recorder = await context.open()
-    text = "A slow reader. " * (8 if context.is_slow else 30)
+    text = "A slow reader. " * (4 if context.is_slow else 12)
     whole = await recorder.synthesize(text)
     key = recorder.session.speak(text)
     recorder.session.end_text()

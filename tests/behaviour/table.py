@@ -32,7 +32,7 @@ class BehaviourContext:
     client: Client
     is_lossless: bool
     is_slow: bool = False
-    concurrent_sessions: int = 50
+    concurrent_sessions: int = 25
 
     async def open(self, options: SessionOptions = FAST) -> RecordingClient:
         return RecordingClient((await self.client.open(options)).session, is_lossless=self.is_lossless)

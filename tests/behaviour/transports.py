@@ -232,7 +232,7 @@ class TransportCase:
     unsupported: frozenset[str] = frozenset()
     is_slow: bool = False
     is_paced: bool = False
-    concurrent_sessions: int = 50
+    concurrent_sessions: int = 25
 
 
 LIVEKIT_UNSUPPORTED = frozenset(
