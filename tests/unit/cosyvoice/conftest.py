@@ -1,4 +1,4 @@
-"""Reads the files of the tiny bundles once: hundreds of tests open them."""
+"""Reads the files of the tiny bundles once, with few solver steps: hundreds of tests open them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 def files_are_read_once() -> Iterator[None]:
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
     from tests.unit.cosyvoice.bundles import DATA
+    from tests.unit.cosyvoice.networks import SOLVER_STEPS
     from tts_worker.engine.cosyvoice import bundle, config
 
     read, parse = bundle.read_tensors, config.load_hyperyaml
@@ -32,4 +33,5 @@ def files_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "read_tensors", read_tensors)
         patch.setattr(config, "load_hyperyaml", load_hyperyaml)
+        patch.setattr(config, "EULER_STEPS", SOLVER_STEPS)
         yield

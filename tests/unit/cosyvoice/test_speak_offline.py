@@ -19,7 +19,6 @@ import soundfile
 from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice import config
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -33,7 +32,7 @@ TEXT = "Hello."
 
 @pytest.fixture(autouse=True, scope="module")
 def weights_are_loaded_once() -> Iterator[None]:
-    """With few solver steps: what is tested here happens before and after. PyTorch as back end changes no weights."""
+    """PyTorch as back end changes no weights."""
     load = Networks.load.__func__  # type: ignore[attr-defined]
 
     @lru_cache
@@ -42,7 +41,6 @@ def weights_are_loaded_once() -> Iterator[None]:
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "EULER_STEPS", 2)
         patch.setattr(Networks, "load", lambda bundle, **options: load_once(bundle.path, bundle.rl, **options))
         yield
 

@@ -20,6 +20,7 @@ from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import voice
 from tts_worker.app import Worker, running_worker
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice import config
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
@@ -45,6 +46,7 @@ from tts_worker.types import (
 ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_segment_s": 8}
 TEXT = "Yes. It is."
 QUICK = SessionOptions(realtime=False)
+OFFICIAL_STEPS = config.EULER_STEPS
 
 
 @pytest.fixture
@@ -193,8 +195,9 @@ def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: p
     assert flag in capsys.readouterr().err
 
 
-async def test_voice_stored_at_run_time_reaches_an_engine_process() -> None:
+async def test_voice_stored_at_run_time_reaches_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server process enrols voices; the same text has the same audio as with the engine on a thread."""
+    monkeypatch.setattr(config, "EULER_STEPS", OFFICIAL_STEPS)  # as in the process
     settings = CosyVoiceEngineSettings.model_validate(ENGINE)
     audio = []
     for in_process in (False, True):
