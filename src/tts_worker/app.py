@@ -27,7 +27,7 @@ from tts_worker.engine.factory import (
     stored_voices_dir,
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra
+from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
 from tts_worker.logs import fields
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
@@ -114,7 +114,12 @@ class Worker:
         self.models = ModelManager(
             settings.engines,
             EngineActions(
-                self._load, self.hub.remove_engine, self._unload, self.hub.count_sessions, self._replace_engine
+                self._load,
+                self.hub.remove_engine,
+                self._unload,
+                self.hub.count_sessions,
+                self._replace_engine,
+                self._vacate_engine,
             ),
             self.metrics,
             _manager_config(settings),
@@ -219,7 +224,13 @@ class Worker:
 
     async def _replace_engine(self, name: str) -> None:
         """Start an engine beside the running one, and use it for new sessions; the old one ends with its sessions."""
-        engine, enrolment, version = await self._start_engine(name)
+        try:
+            engine, enrolment, version = await self._start_engine(name)
+        except (OutOfMemory, ConfigError) as error:
+            if isinstance(error, ConfigError) and not error.message.startswith("memory_gb:"):
+                raise
+            hint = "the running model goes on, and its memory can be freed first (free_first)"
+            raise type(error)(f"{error.message}; {hint}") from None
         settings = self.settings.engines[name]
         try:
             sessions = self.hub.replace_engine(name, settings.kind, engine, enrolment)
@@ -231,6 +242,11 @@ class Worker:
         self._retiring.add(retiring)
         retiring.add_done_callback(self._retiring.discard)
         await self._use_engine(name, engine, version)
+
+    async def _vacate_engine(self, name: str) -> None:
+        """Let the utterances on an engine end within ``server.drain_s``, and stop it."""
+        await self.hub.end_sessions(self.hub.withdraw_engine(name), "reload", self.settings.server.drain_s)
+        await self._unload(name)
 
     async def _retire(self, engine: EngineLoop, sessions: Iterable[LocalSession]) -> None:
         try:

@@ -14,10 +14,12 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, bearer, key_file
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
+from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.app import EngineFactory, running_worker
 from tts_worker.engine.factory import model_version
-from tts_worker.errors import BundleError, Draining, IllegalCommand
-from tts_worker.settings import CosyVoiceEngineSettings
+from tts_worker.engine.loop import EngineState
+from tts_worker.errors import BundleError, Draining, IllegalCommand, NotReady, OutOfMemory
+from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import Outcome, SessionOptions, State
 
 
@@ -49,6 +51,46 @@ async def test_calls_finish_on_the_old_model() -> None:
         assert isinstance(idle.close_error, Draining), "an idle session is told to open another"
         assert talking.state is State.CLOSED
         assert later.state is State.IDLE
+
+
+async def test_cosyvoice_reloads_beside_and_after_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "threads": 1, "max_segment_s": 4}
+    sections = {"engines": {"cosy": {**bundle, "memory_gb": 0.1}}, "session": {"loudness": "off"}}
+    settings = load_settings(None, sections, replaced=("engines",))
+    async with running_worker(settings) as worker:
+        old = worker.engines["cosy"]
+        session = worker.hub.open(SessionOptions(realtime=False))
+        session.speak("A.")
+        session.end_text()
+
+        def build(self: EngineFactory) -> Any:
+            stopped.append(old.state is EngineState.STOPPED)
+            return made(self)
+
+        stopped = list[bool]()
+        made = EngineFactory.__call__
+        monkeypatch.setattr(EngineFactory, "__call__", build)
+        reloading = asyncio.create_task(worker.models.reload("cosy", free_first=True))
+        await until(lambda: not worker.hub.ready)
+        with pytest.raises(NotReady) as refusal:
+            worker.hub.open(SessionOptions(realtime=False))
+        assert refusal.value.retry_after_s
+        assert (await to_end(session))[1].outcome is not Outcome.ERROR, "an utterance in progress ends as usual"
+        await reloading
+        await worker.models.reload("cosy")
+        assert stopped == [True, True]
+        later = worker.hub.open(SessionOptions(realtime=False))
+        later.speak("New.")
+        later.end_text()
+        assert (await to_end(later))[1].outcome is not Outcome.ERROR
+
+        def full(self: EngineFactory) -> Any:
+            raise OutOfMemory("the device has no memory for this model")
+
+        monkeypatch.setattr(EngineFactory, "__call__", full)
+        with pytest.raises(OutOfMemory, match="the running model goes on, and its memory can be freed first"):
+            await worker.models.reload("cosy")
+        assert worker.hub.ready
 
 
 async def test_failing_reload_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +140,7 @@ async def test_admin_reloads_over_http(tmp_path: Path) -> None:
         path = "/v1/models/tone/reload"
         assert (await client.post(path, headers=bearer(APP))).status_code == 403
         assert (await client.post("/v1/models/other/reload", headers=bearer(OPERATOR))).status_code == 404
+        assert (await client.post(f"{path}?free_first=maybe", headers=bearer(OPERATOR))).status_code == 400
         answer = (await client.post(path, headers=bearer(OPERATOR))).json()
         assert answer["version"] == answer["previous_version"]
         models = (await client.get("/v1/models", headers=bearer(APP))).json()["data"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tts_worker import __version__
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.errors import MissingExtra
+from tts_worker.errors import MissingExtra, OutOfMemory
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
@@ -130,9 +130,13 @@ def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | Non
         if error.name != "torch":
             raise
         raise MissingExtra("the CosyVoice engine", "cosyvoice") from None
-    return load_engine(
-        LoadOptions(**settings.model_dump(exclude={"kind"}), memory_share=memory_share), enrolled=enrolled
-    )
+    import torch
+
+    options = LoadOptions(**settings.model_dump(exclude={"kind"}), memory_share=memory_share)
+    try:
+        return load_engine(options, enrolled=enrolled)
+    except torch.OutOfMemoryError:
+        raise OutOfMemory("the device has no memory for this model") from None
 
 
 def _tone(settings: ToneEngineSettings) -> Engine:

@@ -49,6 +49,8 @@ class EngineActions:
         references: Returns the number of sessions that use it.
         replace: Builds the engine anew beside the running one and swaps them for new sessions; if it raises, the
             running one stays.
+        vacate: Withdraws the engine from new sessions at once, lets running utterances end within a limit, closes the
+            sessions and stops the engine.
     """
 
     start: Callable[[str], Awaitable[None]]
@@ -56,6 +58,7 @@ class EngineActions:
     stop: Callable[[str], Awaitable[None]]
     references: Callable[[str], int]
     replace: Callable[[str], Awaitable[None]]
+    vacate: Callable[[str], Awaitable[None]]
 
 
 class ModelObserver(Protocol):
@@ -207,16 +210,21 @@ class ModelManager:
             raise NotReady("the worker is shutting down")
         task.result()
 
-    async def reload(self, name: str) -> None:
+    async def reload(self, name: str, *, free_first: bool = False) -> None:
         """Replace a resident model by one that is read anew from its files; load it if it is not resident.
 
         Sessions in progress keep the old one. Cancelling the caller does not cancel the reload.
+
+        Args:
+            name: The model.
+            free_first: Free the memory of the old one before the new one is built, for devices that cannot hold both:
+                running utterances may end within a limit, and until the new one is loaded sessions must wait.
 
         Raises:
             UnknownModel: The name is unknown.
             IllegalCommand: The model is being reloaded.
             NotReady: The worker is shutting down.
-            TTSWorkerError: The new one failed to start; the old one goes on.
+            TTSWorkerError: The new one failed to start. The old one goes on, unless it was freed first.
         """
         model = self._model(name)
         while model.state is ModelState.UNLOADING:
@@ -228,7 +236,11 @@ class ModelManager:
             raise IllegalCommand(f"engine {name} is being reloaded")
         if self._closed:
             raise NotReady("the worker is shutting down")
-        model.reload = task = asyncio.create_task(self._reload(model), name=f"reload-{name}")
+        work = self._free_and_load(model) if free_first else self._reload(model)
+        model.reload = task = asyncio.create_task(work, name=f"reload-{name}")
+        if free_first:
+            model.state = ModelState.LOADING
+            model.task = task
         task.add_done_callback(_consume_exception)
         await asyncio.wait({task})
         if task.cancelled():
@@ -251,6 +263,33 @@ class ModelManager:
         self._observer.model_loaded(model.name, self._clock() - began_s)
         log.info("model %s reloaded", model.name)
 
+    async def _free_and_load(self, model: _Model) -> None:
+        began_s = self._clock()
+        try:
+            async with self._loads:
+                await self._actions.vacate(model.name)
+                await self._actions.start(model.name)
+        except BaseException as error:
+            model.has_slot = False
+            self._settle(model, ModelState.COLD)
+            if isinstance(error, Exception):
+                self._note_failure(model, error)
+            raise
+        finally:
+            model.reload = None
+        self._settle(model, ModelState.RESIDENT)
+        self._observer.model_loaded(model.name, self._clock() - began_s)
+        log.info("model %s reloaded", model.name)
+
+    def _settle(self, model: _Model, state: ModelState) -> None:
+        """End the transition of a model."""
+        model.state = state
+        model.task = None
+        if state is ModelState.RESIDENT:
+            model.loaded_at_s = model.used_at_s = self._clock()
+            model.backoff_s = FIRST_BACKOFF_S
+            model.retry_at_s = 0.0
+
     def _begin(self, model: _Model) -> asyncio.Task[None]:
         if model.task is None:
             if self._closed:
@@ -267,19 +306,13 @@ class ModelManager:
                 await self._reserve_slot(model)
                 await self._actions.start(model.name)
         except BaseException as error:
-            model.state = ModelState.COLD
-            model.task = None
+            self._settle(model, ModelState.COLD)
             model.has_slot = False
             if isinstance(error, Exception) and not isinstance(error, OverCapacity):
                 self._note_failure(model, error)
             raise
-        now_s = self._clock()
-        model.state = ModelState.RESIDENT
-        model.task = None
-        model.loaded_at_s = model.used_at_s = now_s
-        model.backoff_s = FIRST_BACKOFF_S
-        model.retry_at_s = 0.0
-        self._observer.model_loaded(model.name, now_s - began_s)
+        self._settle(model, ModelState.RESIDENT)
+        self._observer.model_loaded(model.name, self._clock() - began_s)
 
     def _note_failure(self, model: _Model, error: Exception) -> None:
         """Back off, so that sessions do not retry a failing load each time."""

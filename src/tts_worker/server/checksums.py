@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from tts_worker.errors import InvalidRequest
+from tts_worker.server.validation import flag
 
 CHECKSUMS = "checksums"
 """Query parameter."""
@@ -14,10 +14,7 @@ CHECKSUMS = "checksums"
 
 def wants_checksums(params: Mapping[str, str]) -> bool:
     """Whether the query parameters ask for checksums. Raises InvalidRequest."""
-    value = params.get(CHECKSUMS, "false")
-    if value not in ("true", "false"):
-        raise InvalidRequest(f"{CHECKSUMS} must be true or false")
-    return value == "true"
+    return flag(params, CHECKSUMS)
 
 
 def checksum_field(data: bytes, *, wanted: bool) -> dict[str, Any]:

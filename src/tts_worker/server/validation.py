@@ -33,6 +33,14 @@ def validate(kind: type[_Model], data: object) -> _Model:
         raise InvalidRequest(f"{location}: {message}" if location else message) from None
 
 
+def flag(params: Mapping[str, str], name: str) -> bool:
+    """Return a query parameter that is true or false, and false without it. Raises InvalidRequest."""
+    value = params.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false")
+    return value == "true"
+
+
 @cache
 def _schema_of(kind: type[BaseModel]) -> dict[str, Any]:
     """JSON schema of a model; several routes have the same one, which takes milliseconds to make."""

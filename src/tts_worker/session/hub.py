@@ -79,7 +79,7 @@ class ModelLoader(Protocol):
         """Return the state of an engine in a word; raises UnknownModel."""
         ...
 
-    async def reload(self, name: str) -> None:
+    async def reload(self, name: str, *, free_first: bool = False) -> None:
         """Replace an engine by one that is built anew; raises the error of its start."""
         ...
 
@@ -204,6 +204,20 @@ class SessionHub:
         self.voices.remove_all_enrolled(name)
         return sessions
 
+    def withdraw_engine(self, name: str) -> list[LocalSession]:
+        """Accept no more sessions for an engine; return those on it, which may go on. Its voices stay known."""
+        sessions = [self._sessions[session] for session, used in self._engine_of.items() if used == name]
+        self.voices.remove_all_enrolled(name)
+        self._forget_engine(name)
+        return sessions
+
+    def _forget_engine(self, name: str) -> None:
+        self.voices.mark_unloaded(name)
+        self._engines.pop(name, None)
+        self._enrolments.pop(name, None)
+        if self._loudness is not None:
+            self._loudness.forget(name)
+
     async def end_sessions(self, sessions: Iterable[LocalSession], reason: str, timeout_s: float) -> None:
         """Let the utterances of sessions end, then close them; after ``timeout_s`` close all."""
         error = Draining("the model of this session was replaced; open another session", retry_after_s=RETRY_AFTER_S)
@@ -226,11 +240,7 @@ class SessionHub:
         live = self.count_sessions(name)
         if live:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")
-        self.voices.mark_unloaded(name)
-        self._engines.pop(name, None)
-        self._enrolments.pop(name, None)
-        if self._loudness is not None:
-            self._loudness.forget(name)
+        self._forget_engine(name)
 
     def renew_loudness(self, engine: str, voice: str) -> None:
         """Take the loudness of a voice that was added, replaced or deleted from its pack, or have it measured."""

@@ -36,7 +36,14 @@ class FakeEngines:
         rules = EvictionRules(**{"ttl_s": 100, "min_residency_s": 20, "resident_cap": 2, **config.pop("rules", {})})
         self.manager = ModelManager(
             NAMES,
-            EngineActions(self._start, self._withdraw, self._stop, lambda name: self.sessions[name], self._replace),
+            EngineActions(
+                self._start,
+                self._withdraw,
+                self._stop,
+                lambda name: self.sessions[name],
+                self._replace,
+                self._vacate,
+            ),
             self,
             ManagerConfig(**{"default": "main", "preload": (), "on_demand": True, "rules": rules, **config}),
             lambda: self.now_s,
@@ -64,6 +71,12 @@ class FakeEngines:
         if name in self.failing:
             raise BundleError("a file is missing")
         self.starts[name] += 1
+
+    async def _vacate(self, name: str) -> None:
+        self.available.remove(name)
+        await asyncio.sleep(0)
+        self.sessions[name] = 0
+        await self._stop(name)
 
     def _withdraw(self, name: str) -> None:
         if self.sessions[name]:
@@ -104,7 +117,9 @@ class FakeEngines:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(("load", "unload", "open", "close", "wait", "not_ready", "evict", "advance_clock", "idle")),
+        st.sampled_from(
+            ("load", "unload", "swap", "open", "close", "wait", "not_ready", "evict", "advance_clock", "idle")
+        ),
         st.sampled_from(NAMES),
         st.integers(1, 60),
     ),
@@ -125,12 +140,10 @@ def test_any_order_loads_once_and_never_stops_a_used_engine(
         tasks: list[asyncio.Task[None]] = []
         for action, name, seconds in actions:
             match action:
-                case "load":
-                    tasks.append(asyncio.create_task(engines.manager.load(name)))
-                case "unload":
-                    tasks.append(asyncio.create_task(engines.manager.unload(name)))
-                case "wait":
-                    tasks.append(asyncio.create_task(engines.manager.wait(name)))
+                case "load" | "unload" | "wait":
+                    tasks.append(asyncio.create_task(getattr(engines.manager, action)(name)))
+                case "swap":
+                    tasks.append(asyncio.create_task(engines.manager.reload(name, free_first=True)))
                 case "open":
                     engines.open(name)
                 case "close":
@@ -142,7 +155,7 @@ def test_any_order_loads_once_and_never_stops_a_used_engine(
                 case "advance_clock":
                     engines.now_s += seconds
             await asyncio.sleep(0)
-            assert engines.available == set(engines.manager.resident)
+            assert engines.available >= set(engines.manager.resident)
             assert len(engines.running) <= 2, "more engines than the cap"
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, IllegalCommand | OverCapacity | NotReady), result
@@ -160,6 +173,27 @@ async def test_concurrent_requests_share_one_load() -> None:
         *(engines.manager.load("a") for _ in range(50)), *(engines.manager.wait("a") for _ in range(50))
     )
     assert engines.starts["a"] == 1
+
+
+async def test_reload_that_frees_first_keeps_the_place() -> None:
+    engines = FakeEngines(loop_turns=3)
+    await engines.manager.start()
+    assert engines.open("main")
+    reloading = asyncio.create_task(engines.manager.reload("main", free_first=True))
+    await asyncio.sleep(0)
+    assert engines.manager.describe_state("main") == "reloading"
+    assert engines.manager.not_ready_error("main").retryable
+    await asyncio.gather(engines.manager.wait("main"), engines.manager.load("main"), reloading)
+    assert (engines.starts["main"], engines.max_running) == (2, 1), "both never use memory at the same time"
+    engines.failing.add("main")
+    with pytest.raises(BundleError):
+        await engines.manager.reload("main", free_first=True)
+    assert engines.manager.state("main") is ModelState.COLD
+    assert not engines.running
+    engines.failing.clear()
+    await engines.manager.reload("main")
+    assert engines.manager.resident == ("main",)
+    await engines.manager.close()
 
 
 async def test_cancelled_caller_does_not_cancel_the_load() -> None:

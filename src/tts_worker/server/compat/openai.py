@@ -33,7 +33,7 @@ from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import flag, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
@@ -83,6 +83,15 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
+_FREE_FIRST: dict[str, Any] = {
+    "name": "free_first",
+    "in": "query",
+    "required": False,
+    "description": "Free the memory of the old model before the new one is built, for devices that cannot hold both",
+    "schema": {"type": "boolean", "default": False},
+}
+
+
 def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> Routes:
     """Return OpenAI's routes.
 
@@ -118,13 +127,18 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
             raise _unknown_model(name)
         return JSONResponse(_model(hub, name))
 
-    @routes.post("/v1/models/{name}/reload", summary="Read a model anew; calls in progress finish on the old one")
-    async def reload(name: str) -> Response:
+    @routes.post(
+        "/v1/models/{name}/reload",
+        summary="Read a model anew; calls in progress finish on the old one",
+        openapi_extra={"parameters": [_FREE_FIRST]},
+    )
+    async def reload(request: Request, name: str) -> Response:
+        free_first = flag(request.query_params, "free_first")
         with audited("reload_model", name, ApiScope.ADMIN):
             if hub.models is None or name in OPENAI_MODELS:
                 raise _unknown_model(name)
             before = hub.model_versions.get(name)
-            await hub.models.reload(name)
+            await hub.models.reload(name, free_first=free_first)
         return JSONResponse({**_model(hub, name), "previous_version": before})
 
     return routes
