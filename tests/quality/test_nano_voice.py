@@ -1,17 +1,20 @@
-"""The demonstration voice through the streaming engine: a recognizer understands half of its words.
+"""The demonstration voice: a recognizer understands half of its words, and calls behave as with any other voice.
 
 The limits are those of the weights in the package; better weights bring stricter ones (docs/training.md has the aims).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.quality.judge import Judge
+from tools.speech_study.calls import Said, Worker
 from tools.train.evaluate import Evaluation, Score
 from tools.train.text import held_out
+from tts_worker.engine.cosyvoice.alignment import DEFAULT_TOKENS_PER_WEIGHT, text_weight
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.voicepack.installed import FOLDER, installed_voices
 
@@ -48,3 +51,49 @@ def test_demonstration_voice_is_complete_and_says_what_it_is(bundle: Bundle) -> 
     assert bundle.config.languages == ("en",)
     assert "demonstration" in (bundle.path / "cosyvoice2.yaml").read_text("utf-8").splitlines()[0]
     assert sum(file.stat().st_size for file in bundle.path.rglob("*")) <= 40e6
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+SHORT = ("Please call me back.", "Yes, of course.")
+
+
+@pytest.fixture(scope="module")
+def worker(bundle: Bundle) -> Iterator[Worker]:
+    with Worker(bundle.path, threads=1) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def alone(worker: Worker) -> Said:
+    return worker.run(lambda calls: calls.speak(SHORT[0]))
+
+
+def test_call_says_the_same_beside_another_one(worker: Worker, alone: Said) -> None:
+    first, second = worker.run(lambda calls: calls.speak_all(SHORT))
+    assert first.pcm == alone.pcm
+    assert second.pcm != first.pcm[: len(second.pcm)]
+
+
+def test_pause_between_two_chunks_is_inaudible(worker: Worker, alone: Said) -> None:
+    at = alone.chunk_starts[1]
+    paused, came_early = worker.run(lambda calls: calls.speak_with_pause(SHORT[0], at, SHORT[1]))
+    assert paused.pcm == alone.pcm
+    assert not came_early
+
+
+def test_stop_reports_the_words_before_its_position(worker: Worker, alone: Said) -> None:
+    """Those that the whole utterance announces there, and no other ones."""
+    stopped = worker.run(lambda calls: calls.speak_until(SHORT[0], alone.samples // 2))
+    assert alone.pcm.startswith(stopped.pcm)
+    said = [word.text for word in alone.words if word.start_sample + word.end_sample <= 2 * stopped.samples]
+    assert 0 < len(said) < len(alone.words)
+    assert stopped.receipt.text_spoken.split() == said
+
+
+def test_pace_of_the_voice_fits_its_speech(bundle: Bundle, alone: Said) -> None:
+    """Its word times follow from it; the default for unknown voices is a quarter too slow."""
+    if bundle.config.pace == DEFAULT_TOKENS_PER_WEIGHT:
+        pytest.skip("the bundle does not say its pace")
+    tokens = alone.samples / bundle.config.token_samples
+    assert 0.67 <= tokens / (bundle.config.pace * text_weight(alone.text)) <= 1.5

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--sentences", type=int, default=12, help="held-out sentences (default 12)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--lost-top-p", type=float, default=1.0, help="nucleus of the model that loses itself")
+    parser.add_argument("--lost-noise", type=float, default=0.75, help="noise in the model that loses itself")
     parser.add_argument("--no-reference", action="store_true", help="leave out the CPU voice")
     parser.add_argument("--json", action="store_true", help="accepted for tools.record: the output is always JSON")
     args = parser.parse_args()
@@ -37,7 +37,7 @@ def main() -> None:
     sentences = held_out()[: args.sentences]
     weights = hashlib.sha256((args.bundle / "llm.safetensors").read_bytes()).hexdigest()[:12]
     result: dict[str, Any] = {"bundle": args.bundle.name, "language_model": weights, "sentences": len(sentences)}
-    with Study(args.bundle, sentences, judge, args.lost_top_p, threads=args.threads) as study:
+    with Study(args.bundle, sentences, judge, args.lost_noise, threads=args.threads) as study:
         result |= {part: study.measure(part) for part in args.parts}
     if not args.no_reference:
         with Study(None, sentences, judge) as reference:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,19 +9,34 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
+from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.guard import TokenGuard
+from tts_worker.engine.cosyvoice.tensor_files import write_safetensors
 from tts_worker.engine.cosyvoice.token_generator import TokenGenerator
 
 
-def lost_bundle(bundle: Path, folder: Path, top_p: float) -> Path:
-    """Create a bundle in ``folder`` with the weights of ``bundle`` that draws from another nucleus."""
-    for source in bundle.iterdir():
-        (folder / source.name).symlink_to(source.resolve())
-    (settings,) = bundle.glob("cosyvoice*.yaml")
-    text, count = re.subn(r"top_p: [0-9.e-]+", f"top_p: {top_p:g}", settings.read_text("utf-8"))
-    assert count == 1
-    (folder / settings.name).unlink()
-    (folder / settings.name).write_text(text, "utf-8")
+def lost_bundle(bundle: Bundle, folder: Path, noise: float, seed: int = 1) -> Path:
+    """Create a bundle in ``folder`` whose language model loses itself.
+
+    Args:
+        bundle: Where everything else comes from.
+        folder: Empty.
+        noise: Deviation of the noise that is added to each matrix of the language model, relative to the matrix.
+        seed: Of the noise.
+    """
+    for source in bundle.path.iterdir():
+        if not source.name.startswith("llm."):
+            (folder / source.name).symlink_to(source.resolve())
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: tensor + noise * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() > 1
+        else tensor
+        for name, tensor in bundle.load_weights("llm").items()
+    }
+    write_safetensors(folder / "llm.safetensors", weights, {"format": "pt"})
     return folder
 
 

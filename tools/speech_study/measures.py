@@ -130,19 +130,19 @@ def pitches_hz(audio: Floats) -> Floats:
 
 
 def compared(steps: Sequence[float], others: Sequence[float], seed: int = 0) -> dict[str, float | int | list[float]]:
-    """Compare the mean size of ``steps`` with that of as many random ``others``.
+    """Compare the median size of ``steps`` with that of as many random ``others``.
 
     Returns:
-        Number and mean size of the steps, mean size elsewhere, and the range of 95 % of the draws.
+        Number and median size of the steps, median size elsewhere, and the range of 95 % of the draws.
     """
     sizes = np.abs([step for step in steps if math.isfinite(step)])
     pool = np.abs([step for step in others if math.isfinite(step)])
     if not len(sizes) or not len(pool):
         return {"count": len(sizes)}
-    draws = np.random.default_rng(seed).choice(pool, (_DRAWS, len(sizes))).mean(1)
+    draws = np.median(np.random.default_rng(seed).choice(pool, (_DRAWS, len(sizes))), axis=1)
     return {
         "count": len(sizes),
-        "mean": round(float(sizes.mean()), 2),
-        "elsewhere": round(float(pool.mean()), 2),
+        "median": round(float(np.median(sizes)), 2),
+        "elsewhere": round(float(np.median(pool)), 2),
         "usual": [round(float(limit), 2) for limit in np.quantile(draws, (0.025, 0.975))],
     }

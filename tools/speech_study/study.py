@@ -24,6 +24,7 @@ from tools.speech_study.measures import (
     time_errors_s,
 )
 from tts_worker.audio.pcm import to_float
+from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 T = TypeVar("T")
@@ -56,17 +57,17 @@ class Study:
         bundle: Model directory; None: the CPU voice, as far as it can be measured.
         sentences: What is said.
         judge: The recognizer.
-        lost_top_p: Nucleus with which the model loses itself.
+        lost_noise: Noise in the language model with which it loses itself (``guard.lost_bundle``).
         options: Other settings of the engine.
     """
 
     def __init__(
-        self, bundle: Path | None, sentences: Sequence[str], judge: Judge, lost_top_p: float = 1.0, **options: Any
+        self, bundle: Path | None, sentences: Sequence[str], judge: Judge, lost_noise: float = 0.75, **options: Any
     ) -> None:
         self._bundle = bundle
         self._sentences = sentences
         self._judge = judge
-        self._lost_top_p = lost_top_p
+        self._lost_noise = lost_noise
         self._options = options
 
     def measure(self, part: str) -> dict[str, Any]:
@@ -135,10 +136,10 @@ class Study:
         }
 
     def pause(self) -> dict[str, Any]:
-        """Whether audio with a pause is that without, where a chunk begins and 0.3 s later; another call speaks."""
+        """Whether audio with a pause is that without: every other sentence, where a chunk begins and 0.3 s later."""
         pauses = [
-            (seed, said, start + shift)
-            for seed, said in enumerate(self._alone)
+            (2 * seed, said, start + shift)
+            for seed, said in enumerate(self._alone[::2])
             for start in said.chunk_starts[1:2]
             for shift in (0, SAMPLE_RATE_HZ * 3 // 10)
             if start + shift < said.samples
@@ -211,10 +212,10 @@ class Study:
     def guard(self) -> dict[str, Any]:
         """Cuts and redraws of a model that loses itself, and its word error rate with the guard and without it."""
         assert self._bundle is not None
-        result: dict[str, Any] = {"top_p": self._lost_top_p, "utterances": len(self._sentences)}
+        result: dict[str, Any] = {"noise": self._lost_noise, "utterances": len(self._sentences)}
         for name, enabled in (("with", True), ("without", False)):
             with tempfile.TemporaryDirectory() as folder, watched_guard(enabled=enabled) as counts:
-                bundle = lost_bundle(self._bundle, Path(folder), self._lost_top_p)
+                bundle = lost_bundle(Bundle.open(self._bundle), Path(folder), self._lost_noise)
                 with Worker(bundle, **self._options) as worker:
                     said = worker.run(_in_turn(self._sentences))
             seconds = sum(one.samples for one in said) / SAMPLE_RATE_HZ
