@@ -369,6 +369,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         lexicon=_server_lexicon(text),
         normalise=text.normalise,
         normalizer=_normalizer(text.normalise),
+        route_by_language=settings.voices.route_by_language,
     )
 
 

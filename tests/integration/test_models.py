@@ -60,9 +60,11 @@ LANGUAGES = {"a": ("en",), "b": ("en", "de"), "c": ("zh",)}
 class ManyWorker(Worker):
     """Engines a, b and c; those in ``hold`` do not finish loading, those in ``broken`` fail."""
 
-    def __init__(self, **models: Any) -> None:
+    def __init__(self, voices: dict[str, Any] | None = None, **models: Any) -> None:
         engines = {name: {"kind": "tone"} for name in LANGUAGES}
-        super().__init__(load_settings(flags={"engines": engines, "models": {**DEMAND, **models}}))
+        super().__init__(
+            load_settings(flags={"engines": engines, "models": {**DEMAND, **models}, "voices": voices or {}})
+        )
         self.hold = asyncio.Event()
         self.hold.set()
         self.broken: set[str] = set()

@@ -5,7 +5,7 @@ There is no fallback: a named voice that lacks a requirement is an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest, UnknownModel
@@ -55,6 +55,11 @@ def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
         if _mismatch(voice, request) is None:
             return voice
     raise InvalidRequest(f"voice {candidates[0].name} {_mismatch(candidates[0], request)}, and no other voice matches")
+
+
+def matching_voices(voices: VoiceCatalog, request: VoiceRequest) -> Iterator[Voice]:
+    """Return the listed voices that meet the requirements, in order."""
+    return (voice for voice in voices if _mismatch(voice, request) is None)
 
 
 def supports_language(voice: Voice, language: str) -> bool:

@@ -35,6 +35,7 @@ from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
+from tts_worker.session.language_routing import LanguageRouter, RoutingPort
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
@@ -50,7 +51,16 @@ from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_forms import spoken_forms
-from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, State, SynthesisParams, unpaced_share
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Alignment,
+    Encoding,
+    Segment,
+    SessionOptions,
+    State,
+    SynthesisParams,
+    unpaced_share,
+)
 from tts_worker.voices import Voice, VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -122,6 +132,7 @@ class HubConfig:
     lexicon: Lexicon = field(default_factory=Lexicon)
     normalise: bool | None = None
     normalizer: SegmentNormalizer | None = None
+    route_by_language: bool = True
 
 
 class SessionHub:
@@ -156,6 +167,8 @@ class SessionHub:
         self._reading = ReadScheduler(self._loop)
         self._frame_clock = FrameClock(self._loop)
         self._engine_of: dict[str, str] = {}
+        self._routers: dict[str, LanguageRouter] = {}
+        self._routed_engines: dict[str, set[str]] = {}  # engines to which utterances of a session were routed
         self._caller_of: dict[str, Caller] = {}
         self._lease_of: dict[str, str] = {}  # of sessions whose key has a limit of sessions
         self._converting: set[str] = set()  # sessions with speech instead of text
@@ -197,7 +210,7 @@ class SessionHub:
         self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
     ) -> list[LocalSession]:
         """Use another engine for new sessions; return the sessions on the old one. Raises as ``add_engine`` does."""
-        sessions = [self._sessions[session] for session, used in self._engine_of.items() if used == name]
+        sessions = [each for session, each in self._sessions.items() if self._uses(session, name)]
         if self._loudness is not None:
             self._loudness.forget(name)
         self.add_engine(name, family, engine, enrolment)
@@ -254,7 +267,10 @@ class SessionHub:
         """Count the sessions on an engine, including recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
         enrolling = enrolment.pending if enrolment is not None else 0
-        return enrolling + sum(used == engine for used in self._engine_of.values())
+        return enrolling + sum(self._uses(session, engine) for session in self._engine_of)
+
+    def _uses(self, session: str, engine: str) -> bool:
+        return self._engine_of.get(session) == engine or engine in self._routed_engines.get(session, ())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -457,7 +473,7 @@ class SessionHub:
         if not 0 <= lead_ms <= 10_000:
             raise InvalidRequest("lead_ms must be 0 to 10000")
         output_format = OutputFormat.of(options.sample_rate, options.encoding)
-        make_output = _output_factory(output_format, frame_ms, options, self._gains(voice.engine, engine))
+        make_output = _output_factory(output_format, frame_ms, options, self._gains(engine))
         make_text = self._text_factory(options, lexicon)
         port = self._port(voice.engine, engine, options.normalise)
         if not engine.ready:
@@ -471,6 +487,10 @@ class SessionHub:
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
         window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
+        route = None
+        if config.route_by_language:
+            route = self._route(name, options)
+            port = RoutingPort(port, self._other_port(voice.engine, options), config.max_queued_utterances + 2)
         machine = SessionMachine(
             name,
             params,
@@ -488,6 +508,7 @@ class SessionHub:
                 alignment=voice.info.alignment,
             ),
             make_output,
+            route,
         )
         session = LocalSession(
             machine,
@@ -607,6 +628,8 @@ class SessionHub:
         if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
         session.configure(params, self.timeouts(options))
+        if (router := self._routers.get(session.id)) is not None:
+            router.options = options
         session.join_trace(options.traceparent)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
@@ -671,12 +694,54 @@ class SessionHub:
         pipeline = self._text_factory(SessionOptions(), None)(params)
         return [*pipeline.feed(text), *pipeline.end()]
 
-    def _gains(self, name: str, engine: EnginePort) -> Callable[[str], float] | None:
-        """Return what tells the gains of an engine's voices; None if their level stays as it is."""
+    def _route(
+        self, session: str, options: SessionOptions
+    ) -> Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]]:
+        """Return what chooses the voice of an utterance of a session by its first text."""
+        router = self._routers[session] = LanguageRouter(self.voices, options, self._is_ready)
+
+        def route(params: SynthesisParams, text: str | bytes) -> tuple[SynthesisParams, Alignment]:
+            voice = router.choose(params, text)
+            if voice is None:
+                return params, self.voices.get_in_use(params.voice).info.alignment
+            if voice.engine != self._engine_of[session]:
+                self._routed_engines.setdefault(session, set()).add(voice.engine)
+                self._touch(voice.engine)
+            return replace(params, voice=voice.name), voice.info.alignment
+
+        return route
+
+    def _is_ready(self, engine: str) -> bool:
+        return engine in self._engines and self._engines[engine].ready
+
+    def _other_port(self, engine: str, options: SessionOptions) -> Callable[[str], CommandPort | None]:
+        """Return what finds the port of a voice on another engine than a session's."""
+        ports: dict[str, tuple[EnginePort, CommandPort]] = {}
+
+        def port_of(voice: str) -> CommandPort | None:
+            name = self.voices.get_in_use(voice).engine
+            other = self._engines.get(name)
+            if name == engine or other is None:
+                return None
+            if name not in ports or ports[name][0] is not other:
+                ports[name] = other, self._port(name, other, options.normalise)
+            return ports[name][1]
+
+        return port_of
+
+    def _gains(self, engine: EnginePort) -> Callable[[str], float] | None:
+        """Return what tells the gains of the voices of a session on an engine; None if their level stays as it is."""
         loudness = self._loudness
         if loudness is None or engine.info.test_signal:
             return None
-        return lambda voice: loudness.gain(name, voice)
+        engines: dict[str, str] = {}  # by voice
+
+        def gain(voice: str) -> float:
+            if voice not in engines:
+                engines[voice] = self.voices.get_in_use(voice).engine
+            return loudness.gain(engines[voice], voice)
+
+        return gain
 
     def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
         """The port to an engine, through text normalization if requested. Raises InvalidRequest, MissingExtra."""
@@ -708,9 +773,10 @@ class SessionHub:
         if caller is not None:
             self._release(caller, self._lease_of.pop(session, None))
         self.slots.close(session)
+        self._routers.pop(session, None)
         engine = self._engine_of.pop(session, None)
-        if engine is not None:
-            self._touch(engine)
+        for used in (*self._routed_engines.pop(session, ()), *([engine] if engine is not None else [])):
+            self._touch(used)
         if not self._sessions:
             self._empty.set()
 

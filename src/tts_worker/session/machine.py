@@ -98,6 +98,8 @@ class SessionMachine:
         config: Bounds of the session.
         make_output: Builds the output stage of an utterance from its parameters; None sends the audio of the engine as
             it is.
+        route: Returns the parameters of an utterance and the alignment of its engine from those of the session and the
+            first text; None takes those of the session.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class SessionMachine:
         make_text: Callable[[SynthesisParams], TextSource],
         config: MachineConfig | None = None,
         make_output: Callable[[SynthesisParams], AudioOutput] | None = None,
+        route: Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]] | None = None,
     ) -> None:
         self.session = session
         self.state = State.IDLE
@@ -115,6 +118,7 @@ class SessionMachine:
         self._config = config or MachineConfig()
         self._make_text = make_text
         self._make_output = make_output
+        self._route = route
         self._generation = 0
         self._utterances: deque[Utterance] = deque()  # the head is the one being played
         self._commands: list[Command] = []
@@ -196,7 +200,7 @@ class SessionMachine:
             raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
         self._withheld = self._withheld or withhold
         if writing is None:
-            writing = self._begin_utterance()
+            writing = self._begin_utterance(text)
         writing.write(text)
         return writing.key
 
@@ -270,13 +274,16 @@ class SessionMachine:
                 self._on_failed(utterance, error)
             self._advance()
 
-    def _begin_utterance(self) -> Utterance:
+    def _begin_utterance(self, text: str | bytes = "") -> Utterance:
         if len(self._utterances) > self._config.max_queued_utterances:
             raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
         self._generation += 1
         key = UtteranceKey(self.session, self._generation)
-        output = None if self._make_output is None else self._make_output(self.params)
-        utterance = Utterance(key, self.params, self._make_text(self.params), output)
+        params, alignment = self.params, self._config.alignment
+        if self._route is not None:
+            params, alignment = self._route(params, text)
+        output = None if self._make_output is None else self._make_output(params)
+        utterance = Utterance(key, params, self._make_text(params), output, alignment)
         if self._config.reports_playback:
             utterance.played_samples = 0
         self._utterances.append(utterance)
@@ -335,7 +342,7 @@ class SessionMachine:
             utterance = self._utterances.popleft()
             self._cancel_on_engine(utterance)
             utterance.abandon_text()
-            receipt = utterance.receipt(reason, Outcome.STOPPED, self._config.alignment)
+            receipt = utterance.receipt(reason, Outcome.STOPPED)
             ended.append(Ended(utterance.key, Outcome.STOPPED, receipt))
         self._notices.extend(ended)
         if self.state is not State.CLOSED:
@@ -468,7 +475,7 @@ class SessionMachine:
             words = utterance.take_words()  # a trailing word without audio
             if words is not None:
                 notices.append(words)
-        receipt = utterance.receipt(reason, outcome, self._config.alignment)
+        receipt = utterance.receipt(reason, outcome)
         notices.append(Ended(utterance.key, outcome, receipt, utterance.error))
         return notices
 

@@ -76,6 +76,7 @@ class Utterance:
         params: Its parameters.
         text: Its text pipeline.
         output: Converts its audio; None sends that of the engine.
+        alignment: How its engine determines word timestamps.
 
     Attributes:
         text_ended: No more text is accepted.
@@ -90,7 +91,12 @@ class Utterance:
     """
 
     def __init__(
-        self, key: UtteranceKey, params: SynthesisParams, text: TextSource, output: AudioOutput | None = None
+        self,
+        key: UtteranceKey,
+        params: SynthesisParams,
+        text: TextSource,
+        output: AudioOutput | None = None,
+        alignment: Alignment = Alignment.NONE,
     ) -> None:
         self.key = key
         self.params = params
@@ -99,6 +105,7 @@ class Utterance:
         self.text_read = False
         self._text = text
         self._output = output
+        self._alignment = alignment
         self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
         self.pending_commands: list[Text | Speech] = []
@@ -284,7 +291,7 @@ class Utterance:
         """Record the client's playback position; it never decreases and is capped at what was sent."""
         self.played_samples = max(self.played_samples or 0, min(max(samples, 0), self.sent_samples))
 
-    def receipt(self, reason: str, outcome: Outcome, alignment: Alignment) -> Receipt:
+    def receipt(self, reason: str, outcome: Outcome) -> Receipt:
         """Build the playback report; the text is split at the played position if known, else at the sent one."""
         source = self._text.source
         position_samples = self.sent_samples if self.played_samples is None else self.played_samples
@@ -299,7 +306,7 @@ class Utterance:
             text_spoken=source[:cut],
             text_remaining=source[cut:],
             words=tuple(_word(source, timing) for timing in self._words if timing.end_char <= cut),
-            alignment=alignment,
+            alignment=self._alignment,
         )
 
 

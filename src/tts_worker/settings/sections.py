@@ -405,6 +405,8 @@ class VoiceSettings(Section):
         default: Voice of requests without one; None selects the first voice of the first engine.
         directory: Voice packs; None selects those of the package.
         aliases: Alternative name -> voice, for clients with fixed voice names.
+        route_by_language: An utterance in a language that the default voice does not speak is spoken by the first voice
+            that does, unless the client names a voice or a language. The script of its first text decides.
         openai_names: The OpenAI API accepts OpenAI's voice names (alloy, nova, ...) and maps them to the default voice,
             unless an alias has the name.
         max_stored: Stored voices of an engine, those of all API keys together.
@@ -415,6 +417,7 @@ class VoiceSettings(Section):
     default: str | None = None
     directory: Path | None = None
     aliases: dict[str, str] = Field(default_factory=dict)
+    route_by_language: bool = True
     openai_names: bool = True
     max_stored: int = Field(1_000, ge=0, le=100_000)
     watch_interval_s: Seconds = 1.0

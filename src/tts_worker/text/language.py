@@ -37,6 +37,21 @@ def primary_tag(language: str) -> str:
     return language.replace("_", "-").split("-")[0].lower()
 
 
+def is_written_in_latin(language: str) -> bool:
+    """Whether a language is written in Latin letters."""
+    return primary_tag(language) not in _OTHER_SCRIPTS
+
+
+def language_of(text: str, languages: Sequence[str]) -> str | None:
+    """Return the primary tag of a text that is most likely one of ``languages``; None if it has no letters.
+
+    The script decides; among languages of one script, common words.
+    """
+    if not any(script.search(text) for script in (_HAN, _KANA, _HANGUL, _CYRILLIC, _LATIN)):
+        return None
+    return LanguageDetector(languages).detect(text)
+
+
 class LanguageDetector:
     """Detects the language of each segment of one utterance, in order.
 

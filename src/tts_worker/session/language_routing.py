@@ -1,0 +1,100 @@
+"""Routes an utterance in a language that the voice of its session lacks to a voice that speaks it.
+
+Only where the client names neither a voice nor a language. The first text of the utterance decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tts_worker.models.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
+from tts_worker.session.engine_port import CommandPort
+from tts_worker.text.language import is_written_in_latin, language_of
+from tts_worker.types import Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
+from tts_worker.voices import Voice, VoiceCatalog
+
+_DETECTED_CHARS = 400
+
+
+class LanguageRouter:
+    """Chooses the voices of a session's utterances by the language of their text.
+
+    Languages are told apart by their script. Text in Latin letters stays with every voice that speaks a language
+    written so: short texts do not tell English from German reliably.
+
+    Args:
+        voices: The voice catalog.
+        options: Options of the session; replace them when the session is configured.
+        is_ready: Whether the engine of this name can speak now.
+    """
+
+    def __init__(self, voices: VoiceCatalog, options: SessionOptions, is_ready: Callable[[str], bool]) -> None:
+        self.options = options
+        self._voices = voices
+        self._is_ready = is_ready
+
+    def choose(self, params: SynthesisParams, text: str | bytes) -> Voice | None:
+        """Return the voice for an utterance that begins with ``text``; None keeps that of ``params``."""
+        options = self.options
+        if options.voice is not None or options.language is not None:
+            return None
+        own = self._voices.get_in_use(params.voice)
+        if "mul" in own.languages or not own.languages:
+            return None
+        begin = text[:_DETECTED_CHARS]
+        language = language_of(begin if isinstance(begin, str) else begin.decode(errors="ignore"), self._languages())
+        if language is None or supports_language(own, language):
+            return None
+        if is_written_in_latin(language) and any(map(is_written_in_latin, own.languages)):
+            return None
+        needs = (*options.needs, INSTRUCT) if params.instruct else options.needs
+        for voice in matching_voices(self._voices, VoiceRequest(None, language, options.model, needs)):
+            slowest, fastest = voice.info.speed_range
+            if slowest <= params.speed <= fastest and self._is_ready(voice.engine):
+                return voice
+        return None
+
+    def _languages(self) -> list[str]:
+        """The languages of all voices. A voice of any language does not tell which ones are expected."""
+        return [tag for voice in self._voices for tag in voice.languages if tag != "mul"]
+
+
+class RoutingPort:
+    """Carries the commands of each utterance to the engine of its voice.
+
+    Args:
+        port: The port of the session's engine.
+        port_of: Returns the port of a voice on another engine; None if it is on the session's.
+        max_open: Bound on the utterances that an engine may have open.
+    """
+
+    def __init__(self, port: CommandPort, port_of: Callable[[str], CommandPort | None], max_open: int) -> None:
+        self._port = port
+        self._port_of = port_of
+        self._max_open = max_open
+        self._routed: dict[UtteranceKey, CommandPort] = {}
+        self._subscribed: list[tuple[CommandPort, str]] = []
+        self._callback: Callable[[Event], None] | None = None
+
+    def post(self, command: Command) -> None:
+        if isinstance(command, Open) and (port := self._port_of(command.params.voice)) is not None:
+            self._follow(port, command.key.session)
+            oldest = command.key.generation - self._max_open
+            self._routed = {key: other for key, other in self._routed.items() if key.generation >= oldest}
+            self._routed[command.key] = port
+        self._routed.get(command.key, self._port).post(command)
+
+    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
+        self._callback = callback
+        self._port.subscribe(session, callback)
+
+    def unsubscribe(self, session: str) -> None:
+        self._port.unsubscribe(session)
+        for port, subscribed in self._subscribed:
+            port.unsubscribe(subscribed)
+        self._subscribed.clear()
+
+    def _follow(self, port: CommandPort, session: str) -> None:
+        if (port, session) not in self._subscribed and self._callback is not None:
+            port.subscribe(session, self._callback)
+            self._subscribed.append((port, session))

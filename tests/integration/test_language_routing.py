@@ -1,0 +1,120 @@
+"""Utterances in a language that the default voice does not speak go to a voice that does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.test_models import ManyWorker, fast, many
+from tts_worker.errors import IllegalCommand
+from tts_worker.session.session import LocalSession
+from tts_worker.types import Ended, Outcome, SessionOptions, Started
+
+CHINESE = "您好，请问有什么可以帮您？"
+
+
+@pytest_asyncio.fixture
+async def worker() -> AsyncIterator[ManyWorker]:
+    """Engines a (English), b (English and German) and c (Chinese), all loaded."""
+    async with many(preload=["a", "b", "c"], resident_cap=3) as opened:
+        for name in ("b", "c"):
+            await opened.load(name)
+        yield opened
+
+
+async def voices_of(session: LocalSession, count: int) -> list[str]:
+    """The voices of the next utterances; fails if one of them does not end with audio."""
+    voices: list[str] = []
+    ended = 0
+    async for item in session:
+        if isinstance(item, Started):
+            voices.append(item.params.voice)
+        elif isinstance(item, Ended):
+            assert (item.outcome, item.receipt.samples_sent > 0) == (Outcome.DONE, True)
+            ended += 1
+            if ended == count:
+                break
+    return voices
+
+
+async def spoken_by(worker: ManyWorker, options: SessionOptions, *texts: str) -> list[str]:
+    session = await worker.hub.admit(options)
+    for text in texts:
+        session.speak(text)
+        session.end_text()
+    voices = await voices_of(session, len(texts))
+    session.close()
+    return voices
+
+
+async def test_each_utterance_goes_to_a_voice_that_speaks_it(worker: ManyWorker) -> None:
+    texts = ["Hello there.", CHINESE, "And 12 more.", "12:30", "我用 WiFi。"]
+    assert await spoken_by(worker, fast(), *texts) == ["a-one", "c-one", "a-one", "a-one", "c-one"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "voice"),
+    [
+        (fast(voice="a-one"), CHINESE, "a-one"),
+        (fast(language="en"), CHINESE, "a-one"),
+        (fast(model="b"), CHINESE, "b-one"),
+        (fast(), "Guten Tag, wie geht es Ihnen?", "a-one"),
+        (fast(), "안녕하세요.", "a-one"),
+        (fast(voice="c-one"), "Hello.", "c-one"),
+        (fast(), "**" + CHINESE + "**", "c-one"),
+    ],
+    ids=["voice", "language", "model", "same script", "no voice speaks it", "other voice", "markup"],
+)
+async def test_what_the_client_names_is_kept(
+    worker: ManyWorker, options: SessionOptions, text: str, voice: str
+) -> None:
+    assert await spoken_by(worker, options, text) == [voice]
+
+
+async def test_routing_follows_a_configured_session(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast())
+    used = []
+    for options in (fast(), fast(voice="a-two"), fast()):
+        worker.hub.configure(session, options)
+        session.speak(CHINESE)
+        session.end_text()
+        used += await voices_of(session, 1)
+    assert used == ["c-one", "a-two", "c-one"]
+    session.close()
+
+
+async def test_stop_ends_a_routed_utterance(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast())
+    session.speak(CHINESE * 50)
+    async for item in session:
+        if isinstance(item, Started):
+            break
+    session.stop()
+    session.speak("Hello.")
+    session.end_text()
+    async for item in session:
+        if isinstance(item, Ended):
+            break
+    assert item.outcome is Outcome.STOPPED
+    assert await voices_of(session, 1) == ["a-one"]
+    session.close()
+
+
+async def test_engine_of_a_routed_utterance_is_in_use(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast())
+    session.speak(CHINESE)
+    with pytest.raises(IllegalCommand, match="in use by 1 sessions"):
+        await worker.unload("c")
+    session.end_text()
+    assert await voices_of(session, 1) == ["c-one"]
+    session.close()
+    await worker.unload("c")
+    assert await spoken_by(worker, fast(), CHINESE) == ["a-one"], "it is not loaded"
+
+
+async def test_routing_can_be_turned_off() -> None:
+    async with many(voices={"route_by_language": False}) as worker:
+        await worker.load("c")
+        assert await spoken_by(worker, fast(), CHINESE) == ["a-one"]
