@@ -58,6 +58,11 @@ class OutputBuffer:
         self._words: deque[WordTiming] = deque()
 
     @property
+    def in_transit_samples(self) -> int:
+        """Samples emitted and not yet taken by the client."""
+        return self.emitted_samples - self.taken_samples
+
+    @property
     def lead_samples(self) -> int:
         """Samples rendered and not yet taken by the client."""
         return self.rendered_samples - self.taken_samples
@@ -90,8 +95,7 @@ class OutputBuffer:
         """
         if self.credit_samples <= 0 or not self._rendered:
             return False
-        in_transit_samples = self.emitted_samples - self.taken_samples
-        return in_transit_samples < min_samples or self.credit_samples >= min(self.waiting_samples, min_samples)
+        return self.in_transit_samples < min_samples or self.credit_samples >= min(self.waiting_samples, min_samples)
 
     def grant(self, samples: int) -> None:
         """Return the credit of ``samples`` that the client took."""

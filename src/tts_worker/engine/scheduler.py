@@ -370,7 +370,7 @@ def audio_batch(
     if pages.admit(urgent) is not Admission.GRANTED:
         return []
     batch = [urgent]
-    if urgent.needs is Need.PREPARE_VOICE:
+    if urgent.needs is Need.PREPARE_VOICE or budgets.audio_batch == 1:
         return batch
     for candidate in _may_join(urgent, [c for c in waiting if c.needs is Need.RENDER]):
         if len(batch) == budgets.audio_batch:

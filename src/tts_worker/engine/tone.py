@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from tts_worker.engine.scheduler import Need, Plan, Policy
-from tts_worker.engine.shell import EngineSequence, EngineShell
+from tts_worker.engine.shell import AHEAD_SAMPLES, EngineSequence, EngineShell
 from tts_worker.errors import DeviceLost, OutOfMemory, SynthesisFailed, UnknownVoice
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
@@ -36,6 +36,9 @@ _PAUSE_MS: dict[Boundary, int] = {Boundary.CLAUSE: 60, Boundary.SENTENCE: 120, B
 _RAMP_SAMPLES = SAMPLE_RATE_HZ // 200  # 5 ms, so that notes begin and end without a click
 _AMPLITUDE = 8_000
 
+_AHEAD_CHUNKS = 3
+"""Chunks rendered per step for a listener who is well ahead: a step costs more than a chunk of tones."""
+
 
 class Fault(Enum):
     """A fault to inject, per utterance and chunk."""
@@ -53,7 +56,7 @@ class ToneSettings:
 
     Attributes:
         ms_per_char: Length of a note per letter of its word, at normal speed.
-        chunk_samples: Samples rendered per step.
+        chunk_samples: Samples of a chunk; a step renders one, and up to three for a listener who is well ahead.
         whole_segments: Render a segment per step instead, like an engine that synthesizes clause by clause.
         cost_per_audio_s: Engine time per second of audio (at 0.02, 50 streams saturate the engine).
         max_utterances: Utterances served at a time.
@@ -128,7 +131,7 @@ class _NoteSequence(EngineSequence):
 
     @property
     def needs(self) -> Need:
-        return Need.RENDER if self.notes and self.output.credit_samples > 0 else Need.NONE
+        return Need.RENDER if self.notes and self.output.credit_samples > self.output.waiting_samples else Need.NONE
 
     def drop_pause(self) -> None:
         self._pending_pause = None
@@ -190,6 +193,15 @@ class ToneEngine(EngineShell[_NoteSequence]):
         if plan.audio is None:
             return
         sequence = self.sequences[plan.audio.members[0]]
+        output = sequence.output
+        chunks = _AHEAD_CHUNKS if output.in_transit_samples >= AHEAD_SAMPLES else 1
+        while chunks and sequence.notes and output.credit_samples > output.waiting_samples:
+            chunks -= 1
+            if not self._render_chunk(sequence):
+                return
+
+    def _render_chunk(self, sequence: _NoteSequence) -> bool:
+        """Render the next chunk; False if a fault was injected that ended the utterance."""
         fault = self._settings.fault(sequence.key, sequence.chunks)
         if fault is Fault.HANG:
             self._settings.hang.wait()
@@ -200,14 +212,16 @@ class ToneEngine(EngineShell[_NoteSequence]):
         if fault is not None:
             error = OutOfMemory("injected fault") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("injected fault")
             self.fail(sequence, error.info)
-            return
+            return False
         if self._settings.whole_segments:
             text_range = sequence.notes[0].text_range
             max_samples = sum(n.samples - n.rendered_samples for n in sequence.notes if n.text_range == text_range)
         else:
-            max_samples = min(self._settings.chunk_samples, sequence.output.credit_samples)
+            output = sequence.output
+            max_samples = min(self._settings.chunk_samples, output.credit_samples - output.waiting_samples)
         rendered = sequence.render(max_samples)
         self._settings.spend(self._settings.cost_per_audio_s * rendered / SAMPLE_RATE_HZ)
+        return True
 
 
 def _render(note: _Note, samples: int, seed: int) -> bytes:
