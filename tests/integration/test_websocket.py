@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import json
 import socket
 import threading
@@ -18,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import Serving, serving
+from tts_worker.server.connections import WebSocketProtocol
 from tts_worker.text.lexicon import Lexicon
 
 TEXT = "Hello there, my friend. How are you today?"
@@ -486,3 +489,24 @@ async def test_large_lexicon_is_built_on_a_thread(monkeypatch: pytest.MonkeyPatc
         assert threading.main_thread() not in builders
         await client.send(type="start", lexicon={f"word{number}": number for number in range(5_000)})
         assert "lexicon['word0'] must be a spelling" in (await client.until("rejected"))["message"]
+
+
+async def test_audio_is_complete_while_the_socket_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be sent at once is sent later, in order, also between a checksum and its audio."""
+    calls = itertools.count()
+    send_now = WebSocketProtocol.send_now
+    monkeypatch.setattr(
+        WebSocketProtocol, "send_now", lambda self, message: next(calls) % 3 < 2 and send_now(self, message)
+    )
+    async with serving() as address, dial(address, "/v1/stream?checksums=true&lead_ms=200") as client:
+        await client.send(type="text", text=TEXT, end=True)
+        done = await client.until("done")
+        assert len(client.pcm) == 2 * done["samples_sent"]
+        audio = [index for index, item in enumerate(client.log) if isinstance(item, bytes)]
+        assert len(audio) > 50
+        for index in audio:
+            description = client.log[index - 1]
+            data = client.log[index]
+            assert isinstance(description, dict)
+            assert isinstance(data, bytes)
+            assert description["sha256"] == hashlib.sha256(data).hexdigest()

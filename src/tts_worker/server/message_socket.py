@@ -43,12 +43,15 @@ class MessageSocket:
         websocket: The connection, not accepted yet.
         limits: Its limits.
         name: Name of its tasks.
+
+    Attributes:
+        send_now: Sends a message if that needs no waiting; returns whether it did. ``send`` waits.
     """
 
     def __init__(self, websocket: WebSocket, limits: ApiLimits, name: str) -> None:
         self.limits = limits
         extensions = websocket.scope.get("extensions", {})
-        self._send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _never)
+        self.send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _never)
         self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _keep)
         self._websocket = websocket
         self._name = name
@@ -112,7 +115,7 @@ class MessageSocket:
 
     async def send(self, data: str | bytes) -> None:
         """Send a message, waiting while the client is behind. Raises WebSocketDisconnect."""
-        if self._send_now(data):
+        if self.send_now(data):
             return
         self._sending_since_s = self._loop.time()
         try:

@@ -72,7 +72,8 @@ class StreamConnection:
             hub, session, options, max_message_chars=limits.max_message_chars, adapt_options=adapt_options
         )
         self._checksums = checksums
-        self._description: ChunkMessage | None = None  # is sent before the audio
+        self._described: bytes | None = None  # audio whose description is sent
+        self._unsent: str | bytes | None = None  # must wait until the client has read
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
 
     async def run(self) -> None:
@@ -102,25 +103,39 @@ class StreamConnection:
 
     def _poll(self) -> WorkerMessage | PcmFrame | bytes | None:
         """Return what to send next; audio is sent as a binary message."""
-        item = self._dialogue.poll()
-        if not isinstance(item, PcmFrame):
-            return item
-        if self._checksums:
-            self._description = ChunkMessage.of(item)
-        return item.pcm
+        return self._dialogue.poll()
+
+    def _next_message(self) -> str | bytes | None:
+        """Return the next WebSocket message, None if there is none now."""
+        if self._described is not None:
+            audio, self._described = self._described, None
+            return audio
+        item = self._poll()
+        if isinstance(item, PcmFrame):
+            if not self._checksums:
+                return item.pcm
+            self._described = item.pcm
+            return dumps(ChunkMessage.of(item))
+        return item if item is None or isinstance(item, bytes) else dumps(item)
+
+    def _send_due(self) -> bool:
+        """Send what is due; False if the client has to read first."""
+        while (message := self._next_message()) is not None:
+            if not self._socket.send_now(message):
+                self._unsent = message
+                return False
+        return True
 
     async def _write(self) -> None:
         dialogue = self._dialogue
         while True:
             session = dialogue.session
-            item = self._poll()
-            if item is not None:
-                if self._description is not None:
-                    await self._socket.send(dumps(self._description))
-                    self._description = None
-                await self._socket.send(item if isinstance(item, bytes) else dumps(item))
+            if self._unsent is not None or not self._send_due():
+                unsent, self._unsent = self._unsent, None
+                if unsent is not None:
+                    await self._socket.send(unsent)
             elif session.state is not State.CLOSED:
-                await session.wait()
+                await session.wait(self._send_due)
             elif session is dialogue.session:
                 if session.close_error is not None:
                     raise session.close_error

@@ -35,6 +35,7 @@ class FrameClock:
         self._due: deque[Callable[[], None]] = deque()  # woken in the next iterations
         self._timer: asyncio.TimerHandle | None = None
         self._timer_tick = 0
+        self._in_tick = False  # the timer is set when all readers have been called
 
     @staticmethod
     def tick_at(due_s: float) -> int:
@@ -48,7 +49,7 @@ class FrameClock:
             readers.append(reader)
             return
         self._readers[tick] = [reader]
-        if self._timer is None or tick < self._timer_tick:
+        if not self._in_tick and (self._timer is None or tick < self._timer_tick):
             self._arm(tick)
 
     def _arm(self, tick: int) -> None:
@@ -59,12 +60,14 @@ class FrameClock:
 
     def _on_tick(self) -> None:
         self._timer = None
+        self._in_tick = True
         now_s = self._loop.time() + TIMER_RESOLUTION_S
         is_waking = bool(self._due)
         for tick in sorted(tick for tick in self._readers if tick * TICK_S <= now_s):
             self._due.extend(self._readers.pop(tick))
         if not is_waking:
             self._wake_due()
+        self._in_tick = False
         if self._readers:
             self._arm(min(self._readers))
 

@@ -504,7 +504,9 @@ class SessionMachine:
     @property
     def next_frame_samples(self) -> int:
         """Size of the next frame, 0 if there is none."""
-        return self._utterances[0].next_frame_samples(self._config.frame_samples) if self._speaking else 0
+        if self.state is not State.SPEAKING:
+            return 0
+        return self._utterances[0].next_frame_samples(self._config.frame_samples)
 
     def _take_frame(self, utterance: Utterance, samples: int) -> PcmFrame:
         frame = utterance.take_frame(samples)

@@ -149,7 +149,10 @@ class LocalSession:
         self._frame_clock = frame_clock or FrameClock(self._loop)
         self._tick: int | None = None  # at which the frame clock wakes the reader
         self._awaits_frame = False  # the reader waits for the time of its next frame
+        self._next_due_at_s: float | None = None  # as the last ``poll`` saw it, infinite without a frame
         self._wakeup = asyncio.Event()
+        self._deliver: Callable[[], bool] | None = None  # of the reader that waits
+        self._delivery_error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None  # fires at the pause timeout
         self._text_timer: asyncio.TimerHandle | None = None  # fires at the text idle timeout
         self._flush_timer: asyncio.TimerHandle | None = None  # fires when pending words should be spoken
@@ -464,10 +467,12 @@ class LocalSession:
         if self._final_events:
             return self._final_events.popleft()
         now_s = self._loop.time()
-        due_at_s = self.pacer.due_at_s(self._machine.next_frame_samples, now_s)
+        due_at_s = self._due_at_s(now_s)
         item = self._machine.poll(audio=due_at_s <= now_s + TIMER_RESOLUTION_S)
         if item is None:
+            self._next_due_at_s = due_at_s
             return None
+        self._next_due_at_s = None
         self._note(item, now_s)
         self._note_activity()
         self._post()
@@ -480,19 +485,49 @@ class LocalSession:
                 return item
             await self.wait()
 
-    async def wait(self) -> None:
-        """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources."""
+    async def wait(self, deliver: Callable[[], bool] | None = None) -> None:
+        """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources.
+
+        Args:
+            deliver: Called when a frame is due, instead of waking the reader, which costs as much as the frame itself.
+                It polls until nothing is due; False wakes the reader.
+
+        Raises:
+            Exception: The error of ``deliver``.
+        """
+        self._deliver = deliver
+        self._await_frame()
+        try:
+            await self._wakeup.wait()
+        finally:
+            self._deliver = None
+        if self._delivery_error is not None:
+            error, self._delivery_error = self._delivery_error, None
+            raise error
+
+    def _due_at_s(self, now_s: float) -> float:
+        """When the next frame may be sent; infinity if there is none, or none may be sent."""
         samples = self._machine.next_frame_samples
-        if samples:
-            due_at_s = self.pacer.due_at_s(samples, self._loop.time())
-            self._awaits_frame = True
-            if due_at_s < inf and (tick := self._frame_clock.tick_at(due_at_s)) != self._tick:
-                self._tick = tick
-                self._frame_clock.call_at(tick, self._on_tick)
-        await self._wakeup.wait()
+        return self.pacer.due_at_s(samples, now_s) if samples else inf
+
+    def _await_frame(self) -> None:
+        due_at_s = self._next_due_at_s
+        if due_at_s is None:
+            due_at_s = self._due_at_s(self._loop.time())
+        self._awaits_frame = due_at_s < inf
+        if self._awaits_frame and (tick := self._frame_clock.tick_at(due_at_s)) != self._tick:
+            self._tick = tick
+            self._frame_clock.call_at(tick, self._on_tick)
 
     def _on_tick(self) -> None:
         self._tick = None
+        if self._deliver is not None and not self._wakeup.is_set():
+            try:
+                if self._deliver() and self._machine.state is not State.CLOSED:
+                    self._await_frame()
+                    return
+            except Exception as error:
+                self._delivery_error = error
         self._wakeup.set()
 
     def wake(self) -> None:

@@ -246,24 +246,21 @@ class Utterance:
             chunk = self._chunks[0]
             return (len(chunk.pcm) - chunk.offset) // BYTES_PER_SAMPLE
         buffered_samples = self.generated_samples - self.sent_samples
-        if buffered_samples < frame_samples and not self.is_generated:
-            return 0
-        return min(frame_samples, buffered_samples)
+        if buffered_samples >= frame_samples:
+            return frame_samples
+        return buffered_samples if self.is_generated else 0
 
     def take_frame(self, samples: int) -> PcmFrame:
         """Remove and return the next frame. ``samples`` must be buffered; ``meta`` is that of the first sample."""
         size = samples * BYTES_PER_SAMPLE
-        meta = self._chunks[0].meta
-        parts: list[bytes] = []
-        while size:
-            chunk = self._chunks[0]
-            part = chunk.pcm[chunk.offset : chunk.offset + size]
-            parts.append(part)
-            size -= len(part)
-            chunk.offset += len(part)
-            if chunk.offset == len(chunk.pcm):
-                self._chunks.popleft()
-        pcm = b"".join(parts)
+        chunk = self._chunks[0]
+        meta = chunk.meta
+        end = chunk.offset + size
+        if end < len(chunk.pcm):
+            pcm = chunk.pcm[chunk.offset : end]
+            chunk.offset = end
+        else:
+            pcm = self._take_bytes(size)
         output = self._output
         if output is None:
             frame = PcmFrame(self.key, self._frames, self.sent_samples, pcm, meta)
@@ -275,6 +272,18 @@ class Utterance:
         self.sent_samples += samples
         self.uncredited_engine_samples += engine_samples
         return frame
+
+    def _take_bytes(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            chunk = self._chunks[0]
+            part = chunk.pcm[chunk.offset : chunk.offset + size]
+            parts.append(part)
+            size -= len(part)
+            chunk.offset += len(part)
+            if chunk.offset == len(chunk.pcm):
+                self._chunks.popleft()
+        return b"".join(parts)
 
     def take_words(self, before_sample: int | None = None) -> Words | None:
         """Return the new word timestamps that begin before ``before_sample`` (None: all), or None."""

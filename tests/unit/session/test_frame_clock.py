@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,5 +141,80 @@ def test_full_buffer_returns_credit_in_large_portions() -> None:
         await _frames(session, sent - 4)  # now the engine is behind
         credits = [command.samples for command in engine.commands if isinstance(command, Credit)]
         assert credits[-1] < window // 4
+
+    run_in_virtual_time(run())
+
+
+def test_one_timer_per_tick_for_readers_that_come_back() -> None:
+    async def run() -> None:
+        loop: Any = CountingLoop()
+        clock = FrameClock(loop)
+        ticks: set[int] = set()
+
+        def wake(reader: int, frame: int) -> None:
+            tick = clock.tick_at(loop.time() + FRAME_S)
+            ticks.add(tick)
+            if frame:
+                clock.call_at(tick, lambda: wake(reader, frame - 1))
+
+        for reader in range(5):
+            clock.call_at(clock.tick_at(0.003 * reader), lambda reader=reader: wake(reader, 10))
+        await asyncio.sleep(1.0)
+        assert loop.timers <= len(ticks) + 5
+
+    run_in_virtual_time(run())
+
+
+def test_delivery_sends_frames_without_waking_the_reader() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        session, engine = _begin(MachineConfig())
+        engine.send(_audio(session, SAMPLE_RATE_HZ))
+        times_s: list[float] = []
+
+        def deliver() -> bool:
+            while (item := session.poll()) is not None:
+                if isinstance(item, PcmFrame):
+                    times_s.append(loop.time())
+            return True
+
+        deliver()
+        waiting = asyncio.ensure_future(session.wait(deliver))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        for index, at_s in enumerate(times_s[1:]):
+            assert abs(at_s - times_s[1] - index * FRAME_S) <= TICK_S + TIMER_RESOLUTION_S
+        assert len(times_s) >= 0.45 / FRAME_S
+        session.stop()
+        await waiting
+        assert not isinstance(session.poll(), PcmFrame)
+
+    run_in_virtual_time(run())
+
+
+def test_reader_wakes_for_what_the_delivery_leaves() -> None:
+    async def run() -> None:
+        session, engine = _begin(MachineConfig())
+        engine.send(_audio(session, SAMPLE_RATE_HZ))
+        await _frames(session, 2)
+
+        def fail() -> bool:
+            raise ConnectionError
+
+        await session.wait(lambda: False)
+        assert isinstance(session.poll(), PcmFrame)
+        assert session.poll() is None
+        with pytest.raises(ConnectionError):
+            await session.wait(fail)
+        assert isinstance(session.poll(), PcmFrame)
+        assert session.poll() is None
+        await session.wait()
+        assert isinstance(session.poll(), PcmFrame)
+
+        def close() -> bool:
+            session.close()
+            return session.poll() is not None
+
+        await session.wait(close)
 
     run_in_virtual_time(run())
