@@ -7,6 +7,9 @@ import base64
 import hashlib
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +19,11 @@ import pytest
 from tests.conftest import serving
 from tests.integration.grpc_worker import running_grpc_worker, say
 from tests.integration.test_websocket import Client, dial
+from tools import chunk_hashes
 from tts_worker.logs import JsonLines
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
+from tts_worker.settings import load_settings
 
 TEXT = "Hello there, my friend. How are you today?"
 FRAMES = "/v1/stream?realtime=false&checksums=true"  # frames have one length, chunks follow the credit
@@ -64,6 +69,20 @@ async def test_checksums_do_not_depend_on_other_sessions() -> None:
         crowd = await asyncio.gather(*(speak(address, FRAMES) for _ in range(8)))
     for client in crowd:
         assert [chunk["sha256"] for chunk in described(client)] == alone
+
+
+async def test_fresh_process_and_crowd_give_the_same_hashes(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text(json.dumps(await chunk_hashes.record(load_settings(), None, crowd=1)))
+    record = [sys.executable, "-m", "tools.chunk_hashes", "record", str(second), "--engine", "cpu", "--crowd", "3"]
+    await asyncio.to_thread(subprocess.run, record, check=True, cwd=Path(__file__).parents[2], timeout=60)
+    assert chunk_hashes.main(["compare", str(first), str(second)]) == 0
+    changed = json.loads(second.read_text())
+    changed["hashes"]["Yes."][1] = digest(b"")
+    second.write_text(json.dumps(changed))
+    assert chunk_hashes.compare(json.loads(first.read_text()), changed)[0].startswith("'Yes.' differs from 0.2 s on")
+    assert chunk_hashes.main(["compare", str(first), str(second)]) == 1
+    assert chunk_hashes.main(["compare", str(first), str(tmp_path / "missing.json")]) == 2
 
 
 async def test_grpc_sends_checksums_on_request() -> None:
