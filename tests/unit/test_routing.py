@@ -19,7 +19,7 @@ from tts_worker.server.routing import Routes
 def app() -> Starlette:
     things = Routes(prefix="/v1")
 
-    @things.get("/things/{name}", summary="Describe a thing")
+    @things.get("/things/{name}", summary="Describe a thing", openapi_extra=lambda: {"x-extra": True})
     async def thing(request: Request, name: str) -> Response:
         return JSONResponse([name, request.method])
 
@@ -49,7 +49,7 @@ async def test_routes_are_described(app: Starlette) -> None:
         "/v1/stream/schema.json": ["get"],
     }
     operation = paths["/v1/things/{name}"]["get"]
-    assert operation["summary"] == "Describe a thing"
+    assert (operation["summary"], operation["x-extra"]) == ("Describe a thing", True)
     assert [(parameter["name"], parameter["in"]) for parameter in operation["parameters"]] == [("name", "path")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,7 +58,9 @@ class ConversionRequest(BaseModel):
         return 8_000 if self.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
-_BODY = upload_body(ConversionRequest, (MULTIPART, "application/json"), {SOURCE_FIELD: "The speech to convert"})
+_BODY = partial(
+    upload_body, ConversionRequest, (MULTIPART, "application/json"), {SOURCE_FIELD: "The speech to convert"}
+)
 
 
 def router(hub: SessionHub, limits: ApiLimits) -> Routes:

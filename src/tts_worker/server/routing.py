@@ -31,6 +31,7 @@ class Route(PlainRoute):
         method: The method; GET does not imply HEAD.
         name: Its name in the description; that of the endpoint by default.
         include_in_schema: Whether the description contains it.
+        openapi_extra: What FastAPI cannot know, such as the body, or what makes it when it is needed.
         options: Further arguments of FastAPI's ``APIRoute`` for the description.
     """
 
@@ -42,20 +43,22 @@ class Route(PlainRoute):
         method: str = "GET",
         name: str | None = None,
         include_in_schema: bool = True,
+        openapi_extra: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         call = _called_with(endpoint, "request")
         super().__init__(path, call, methods=[method], name=name, include_in_schema=include_in_schema)
         self.methods = {method}
         self._endpoint = endpoint
+        self._openapi_extra = openapi_extra
         self._options = {**options, "name": name}
 
     def described(self) -> APIRoute:
         """Return FastAPI's view of this route; imports FastAPI."""
         from fastapi.routing import APIRoute
 
-        shown = self.include_in_schema
-        return APIRoute(self.path, self._endpoint, methods=self.methods, include_in_schema=shown, **self._options)
+        extra = self._openapi_extra() if callable(self._openapi_extra) else self._openapi_extra
+        return APIRoute(self.path, self._endpoint, methods=self.methods, openapi_extra=extra, **self._options)
 
 
 class Routes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,8 +26,8 @@ UPLOAD_PATHS = frozenset((PATH, *cloning.PATHS))
 
 RECORDING_FIELD = "audio"
 
-_BODY = upload_body(
-    NewVoice, (MULTIPART, "application/json"), {RECORDING_FIELD: PROMPT_AUDIO}, optional={RECORDING_FIELD}
+_BODY = partial(
+    upload_body, NewVoice, (MULTIPART, "application/json"), {RECORDING_FIELD: PROMPT_AUDIO}, optional={RECORDING_FIELD}
 )
 """A mix takes no recording."""
 

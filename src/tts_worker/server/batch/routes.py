@@ -70,7 +70,7 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
         PATH,
         status_code=202,
         summary="Synthesize many texts behind live calls",
-        openapi_extra={**request_body(BatchRequest), "parameters": [_KEY_PARAMETER]},
+        openapi_extra=lambda: {**request_body(BatchRequest), "parameters": [_KEY_PARAMETER]},
     )
     async def submit(request: Request) -> Response:
         key = _idempotency_key(request)
@@ -94,7 +94,7 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
     @routes.get(
         f"{PATH}/{{name}}/results",
         summary="Results of a batch in order, as they finish",
-        openapi_extra={"parameters": _query_parameters(ResultsQuery)},
+        openapi_extra=lambda: {"parameters": _query_parameters(ResultsQuery)},
     )
     async def results(request: Request, name: str) -> Response:
         batch = await _find(batches, name)

@@ -13,6 +13,7 @@ import base64
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -41,7 +42,7 @@ _MAX_CANCELLED = 256
 """Cancelled contexts to remember, so text sent before the client's cancel does not reopen them."""
 
 
-_BODY = request_body(vendor.GenerationRequest)
+_BODY = partial(request_body, vendor.GenerationRequest)
 
 
 # -- one context ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ cross-lingual mode, and consent is recorded as not stated.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,7 +59,7 @@ class CartesiaClone(_CloneRequest):
 
 def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
     """Add ElevenLabs' route to clone a voice."""
-    extra = upload_body(ElevenLabsClone, (MULTIPART,), {_ELEVENLABS_FILES[0]: PROMPT_AUDIO})
+    extra = partial(upload_body, ElevenLabsClone, (MULTIPART,), {_ELEVENLABS_FILES[0]: PROMPT_AUDIO})
 
     @routes.post(ELEVENLABS_PATH, summary="Add a voice for ElevenLabs clients", openapi_extra=extra)
     async def add(request: Request) -> Response:
@@ -80,7 +81,7 @@ def add_elevenlabs_delete(routes: Routes, hub: SessionHub) -> None:
 
 def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
     """Add Cartesia's routes to clone and delete a voice."""
-    extra = upload_body(CartesiaClone, (MULTIPART,), {_CARTESIA_FILES[0]: PROMPT_AUDIO})
+    extra = partial(upload_body, CartesiaClone, (MULTIPART,), {_CARTESIA_FILES[0]: PROMPT_AUDIO})
 
     @routes.post(CARTESIA_PATH, summary="Add a voice for Cartesia clients", openapi_extra=extra)
     async def clone(request: Request) -> Response:

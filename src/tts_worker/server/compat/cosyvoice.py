@@ -187,7 +187,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
                 name=name,
                 summary=(kind.__doc__ or "").rstrip("."),
                 operation_id=f"{name}_{method.lower()}",
-                openapi_extra=kind.body(),  # a GET in OpenAPI 3.1 may have one, too
+                openapi_extra=kind.body,  # a GET in OpenAPI 3.1 may have one, too
             )
 
     def add_speech(path: str, kind: type[_CosyVoiceRequest]) -> None:

@@ -48,7 +48,7 @@ CONVERSION_PATHS = ("/v1/voice-changer/", "/v1/speech-to-speech/")
 UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CONVERSION_PATHS)))
 """Beginnings of paths whose requests contain a recording."""
 
-_BODY = request_body(vendor.Body)
+_BODY = partial(request_body, vendor.Body)
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 
 
@@ -372,6 +372,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         options = replace(query.options(voice, form.settings()), language=None)
         return streamed(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type)
 
+    conversion_body = partial(upload_body, vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"})
     for path in CONVERSION_PATHS:
         for suffix in ("{voice}", "{voice}/stream"):
             routes.add(
@@ -379,7 +380,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
                 convert,
                 method="POST",
                 summary="Voice conversion for ElevenLabs clients, streamed",
-                openapi_extra=upload_body(vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"}),
+                openapi_extra=conversion_body,
                 include_in_schema=(path, suffix) == (CONVERSION_PATHS[0], "{voice}"),
             )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Collection
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -102,7 +103,7 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
     """
     routes = Routes()
 
-    @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=request_body(SpeechRequest))
+    @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=partial(request_body, SpeechRequest))
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
         speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,7 +94,7 @@ def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_
     @routes.post(
         "/webrtc/offer",
         summary="A WebRTC offer: audio on a track, the worker's protocol on a data channel",
-        openapi_extra=request_body(Offer),
+        openapi_extra=partial(request_body, Offer),
     )
     async def answer_offer(request: Request) -> Response:
         nonlocal registry
