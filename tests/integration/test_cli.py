@@ -102,31 +102,22 @@ def test_say_rejects_invalid_arguments(
 
 
 def test_say_speaks_a_pipe_while_text_arrives() -> None:
-    say = subprocess.Popen(
-        [*PROGRAM, "say", "--out", "-", "--quiet", *TONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert say.stdin is not None
-    assert say.stdout is not None
-    with say:
-        say.stdin.write("The first sentence is äußerst long. And".encode())
-        say.stdin.flush()
-        first = say.stdout.read(48_000)  # one second of audio, before the rest of the text is written
-        assert len(first) == 48_000
-        rest, _ = say.communicate(b" this is the rest.", timeout=60)
-    assert say.returncode == 0
-    assert len(rest) > 24_000
-
-
-def test_say_speaks_unpunctuated_text_while_its_writer_pauses() -> None:
+    """Sentences at once, and words without punctuation when the writer pauses."""
     command = [*PROGRAM, "say", "--flush-after-ms", "20", "--out", "-", "--quiet", *TONE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as say:
         assert say.stdin is not None
         assert say.stdout is not None
-        say.stdin.write(b"I would like to book a table for two ")
+        sentence = "The first one is äußerst long."
+        say.stdin.write(f"{sentence} And".encode())
         say.stdin.flush()
-        assert len(say.stdout.read(24_000)) == 24_000
-        say.communicate(timeout=60)
+        assert len(say.stdout.read(48_000)) == 48_000  # one second of audio, before the rest of the text is written
+        say.stdin.write(b" I would like to book a table for two ")
+        say.stdin.flush()
+        more = (len(sentence) + len("And I would")) * 60 * 48 - 48_000
+        assert len(say.stdout.read(more)) == more
+        rest, _ = say.communicate(b"this is the rest.", timeout=60)
     assert say.returncode == 0
+    assert len(rest) > 24_000
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from livekit.agents.voice.room_io._output import _ParticipantAudioOutput
 
 from livekit import rtc
 from tests.conftest import until
+from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.integrations.test_livekit import serve_plugin
 
@@ -106,10 +107,11 @@ async def test_pause_resume_and_interrupt_at_the_room_sink() -> None:
 
         harness.vad.start_speech()
         await until(lambda: "listening" in harness.states)
-        audible_s = listener.audible_s
-        await asyncio.sleep(0.6)
-        assert voice.counters.paused == 1
-        assert listener.audible_s - audible_s < 0.4, "playback continued after the pause"
+        async with measure_stalls() as stalled_s:
+            audible_s = listener.audible_s
+            await asyncio.sleep(0.6)
+            assert voice.counters.paused == 1
+            assert listener.audible_s - audible_s < 0.4 + stalled_s(), "playback continued after the pause"
 
         harness.vad.end_speech()  # a false interruption
         resumed = listener.wait_audible()
@@ -119,10 +121,11 @@ async def test_pause_resume_and_interrupt_at_the_room_sink() -> None:
         assert harness.false_interruptions == [True]
 
         turn.interrupt(force=True)
-        audible_s = listener.audible_s
-        await turn
-        await asyncio.sleep(0.6)
-        assert listener.audible_s - audible_s < 0.4
+        async with measure_stalls() as stalled_s:
+            audible_s = listener.audible_s
+            await turn
+            await asyncio.sleep(0.6)
+            assert listener.audible_s - audible_s < 0.4 + stalled_s()
         [event] = finished
         assert event.interrupted
         assert 0.3 < event.playback_position < listener.audible_s + 1.0
