@@ -17,7 +17,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, Playwright, expect
 
 from tests.browser.conftest import launch
-from tests.browser.demo_page import PATIENCE_MS
+from tests.browser.demo_page import PATIENCE_MS, DemoPage
 from tests.browser.test_microphone import record
 from tests.conftest import serving
 from tools.caller import microphone_flags, record_caller
@@ -64,6 +64,18 @@ async def talker() -> AsyncIterator[str]:
     """``host:port`` of an agent with the tone engine that leaves speech recognition to the browser."""
     async with agent("tone") as address:
         yield address
+
+
+async def test_main_page_links_to_the_agent(browser: Browser, talker: str, address: str) -> None:
+    async with DemoPage.open(browser, talker, viewport={"width": 320, "height": 700}) as demo:
+        await demo.until("() => !document.getElementById('agent').hidden")
+        assert await demo.page.evaluate("document.documentElement.scrollWidth") == 320
+        await demo.at("agent").press("Enter")
+        await expect(demo.page.locator("h1")).to_have_text("Talk to the agent")
+    async with DemoPage.open(browser, address) as demo:
+        offered = "import('/static/transports.js').then(({ hasPage }) => hasPage('/agent', true))"
+        assert await demo.page.evaluate(offered) is False
+        assert await demo.at("agent").is_hidden()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")

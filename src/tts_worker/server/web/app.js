@@ -16,7 +16,7 @@ import { VoiceSettings } from "./settings.js";
 import { SpeechSession } from "./speech-session.js";
 import { TextView } from "./text-view.js";
 import { Timeline } from "./timeline.js";
-import { offersWebRtc, openedTransport, TRANSPORTS } from "./transports.js";
+import { hasPage, openedTransport, TRANSPORTS } from "./transports.js";
 import { RATE_HZ } from "./wire.js";
 
 const STATE_LABELS = {
@@ -387,13 +387,14 @@ function showTransport() {
   showState();
 }
 
-async function disableWhatIsNotOffered() {
+async function showWhatIsOffered() {
   const radio = document.querySelector("#transport [value=webrtc]");
-  radio.disabled = !(await offersWebRtc());
+  radio.disabled = !(await hasPage(TRANSPORTS.webrtc.path, true));
   if (radio.disabled) radio.parentElement.title = "This server does not offer WebRTC.";
+  byId("agent").hidden = !(await hasPage(byId("agent").pathname, false));
 }
 
 showSettings();
 showTransport();
 session.connect();
-disableWhatIsNotOffered();
+showWhatIsOffered();

@@ -17,11 +17,11 @@ export const TRANSPORTS = {
 /** The transport of the address that was opened. */
 export const openedTransport = () => (location.pathname === TRANSPORTS.webrtc.path ? "webrtc" : "websocket");
 
-/** Whether the server offers WebRTC; its configuration may not. */
-export async function offersWebRtc() {
+/** Whether the server has a page; `assumed` if it cannot be reached, which the connection shows. */
+export async function hasPage(path, assumed) {
   try {
-    return (await fetch(TRANSPORTS.webrtc.path)).ok;
+    return (await fetch(path)).ok;
   } catch {
-    return true; // not reachable: shown by the connection
+    return assumed;
   }
 }
