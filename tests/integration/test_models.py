@@ -335,7 +335,8 @@ async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
         },
     }
     models = {"preload": ["tone"], "on_demand": True, "load_wait_s": 600}
-    async with running_worker(load_settings(flags={"engines": engines, "models": models})) as worker:
+    flags = {"engines": engines, "models": models, "session": {"loudness": None}}
+    async with running_worker(load_settings(flags=flags)) as worker:
         with pytest.raises(InvalidRequest, match="no engine"):
             await worker.hub.enrol(wav(speech(4)), SAID, engine="tone")
         assert not worker.is_loaded("cosy")
