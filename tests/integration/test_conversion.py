@@ -286,6 +286,51 @@ async def test_live_audio_is_heard_before_the_source_ends(worker: ThreadedWorker
     assert heard.is_set()
 
 
+async def test_posted_audio_is_converted_while_it_arrives(worker: ThreadedWorker, live: bytes) -> None:
+    host, port = worker.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/audio/conversions?voice=anna&response_format=pcm HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: audio/pcm;rate=16000\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    async for part in live_parts(31_999):
+        writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+
+    async def read_chunk() -> bytes:
+        size = int(await reader.readuntil(b"\r\n"), 16)
+        return (await reader.readexactly(size + 2))[:-2]
+
+    pcm = await read_chunk()
+    assert pcm, "it is heard before the source ends"
+    writer.write(b"0\r\n\r\n")
+    while part := await read_chunk():
+        pcm += part
+    writer.close()
+    assert pcm == live
+
+
+def test_refused_live_audio_is_a_typed_error(http: httpx.Client) -> None:
+    for content_type, voice, status in (
+        ("audio/pcm", "anna", 400),
+        ("audio/pcm;rate=x", "anna", 400),
+        ("audio/pcm;rate=192000", "anna", 400),
+        ("audio/pcm;rate=16000", "absent", 404),
+        ("audio/pcm;rate=16000", "tone", 400),
+    ):
+        query = {"voice": voice, "response_format": "pcm"}
+        headers = {"content-type": content_type}
+        refused = http.post("/v1/audio/conversions", params=query, content=bytes(64_000), headers=headers)
+        assert (refused.status_code, bool(refused.json()["error"]["code"])) == (status, True), content_type
+    for body in (b"", b"x"):
+        empty = http.post(
+            "/v1/audio/conversions?voice=anna", content=body, headers={"content-type": "audio/pcm;rate=8000"}
+        )
+        assert (empty.status_code, "no samples" in empty.text) == (400, True)
+    wait_until_idle(http)
+
+
 async def test_failing_live_source_ends_its_conversion(worker: ThreadedWorker, http: httpx.Client) -> None:
     async def parts() -> AsyncIterator[bytes]:
         async for part in live_parts(32_000):

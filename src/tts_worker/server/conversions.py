@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from email.message import Message
 from functools import partial
 from typing import Literal
 
@@ -11,18 +13,20 @@ from starlette.responses import Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.errors import InvalidRequest
 from tts_worker.server.compat.rendering import converted
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream
+from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, upload_body, validate
-from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 PATH = "/v1/audio/conversions"
 SOURCE_FIELD = "audio"
+LIVE_TYPE = "audio/pcm"
 
 
 class ConversionRequest(BaseModel):
@@ -67,18 +71,44 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Build the route over ``hub``."""
     routes = Routes()
 
-    @routes.post(PATH, summary="The speech of a recording in another voice, streamed", openapi_extra=_BODY)
-    async def convert(request: Request) -> Response:
-        body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
-        fields = {key: value for key, value in body.fields.items() if key != SOURCE_FIELD}
-        conversion = validate(ConversionRequest, fields)
+    def answer(conversion: ConversionRequest, source: Source, upload: Upload | None = None) -> Response:
         encoder = open_encoder(AudioFormat(conversion.response_format), conversion.sample_rate_hz)
-        source = RecordedSource(next(iter(body.files.values())) if body.files else body.recording(SOURCE_FIELD))
         return LiveStream(
             converted(hub, conversion.options(), source, encoder),
             encoder.content_type,
             {"x-sample-rate": str(conversion.sample_rate_hz), "x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
+            upload=upload,
         )
 
+    @routes.post(
+        PATH,
+        summary="The speech of a recording in another voice, streamed",
+        description="A body of the type `audio/pcm;rate=16000` (mono s16le; the fields are in the URL) is converted "
+        "while it arrives.",
+        openapi_extra=_BODY,
+    )
+    async def convert(request: Request) -> Response:
+        if (rate_hz := _live_rate_hz(request)) is not None:
+            upload = Upload()
+            live = validate(ConversionRequest, dict(request.query_params))
+            return answer(live, LiveSource(upload.parts(), rate_hz), upload)
+        body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
+        fields = {key: value for key, value in body.fields.items() if key != SOURCE_FIELD}
+        conversion = validate(ConversionRequest, fields)
+        recording = next(iter(body.files.values())) if body.files else body.recording(SOURCE_FIELD)
+        return answer(conversion, RecordedSource(recording))
+
     return routes
+
+
+def _live_rate_hz(request: Request) -> int | None:
+    """Return the sample rate of a body of PCM; None for a body with a recording. Raises InvalidRequest."""
+    message = Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    if message.get_content_type() != LIVE_TYPE:
+        return None
+    rate = message.get_param("rate", "")
+    if not isinstance(rate, str) or not re.fullmatch("[0-9]{4,6}", rate):
+        raise InvalidRequest(f"content-type: the rate is missing, as in {LIVE_TYPE};rate=16000")
+    return int(rate)

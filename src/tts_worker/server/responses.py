@@ -99,6 +99,28 @@ def _stored_json(details: VoiceDetails) -> dict[str, object]:
     }
 
 
+_MAX_PARTS = 16
+"""Parts of an upload that wait to be read; a part has up to 64 KiB."""
+
+
+class Upload:
+    """The body of a request that is read while the response is sent; the client waits when it is not read."""
+
+    def __init__(self) -> None:
+        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_PARTS)
+
+    async def put(self, part: bytes, *, is_last: bool) -> None:
+        if part:
+            await self._parts.put(part)
+        if is_last:
+            await self._parts.put(None)
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of the body as they arrive."""
+        while (part := await self._parts.get()) is not None:
+            yield part
+
+
 class LiveStream(Response):
     """A streamed body that ends as soon as the client disconnects, even before the first byte.
 
@@ -110,6 +132,7 @@ class LiveStream(Response):
         media_type: Content type, sent without a charset.
         headers: Additional headers.
         send_timeout_s: How long the client may read nothing.
+        upload: Takes what arrives of the request's body meanwhile, if the application has not read it.
     """
 
     def __init__(
@@ -119,6 +142,7 @@ class LiveStream(Response):
         headers: Mapping[str, str],
         *,
         send_timeout_s: float = 10.0,
+        upload: Upload | None = None,
     ) -> None:
         super().__init__(media_type=media_type)
         del self.headers["content-length"]
@@ -127,10 +151,11 @@ class LiveStream(Response):
             self.headers[name] = value
         self._chunks = body
         self._send_timeout_s = send_timeout_s
+        self._upload = upload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._stream(send))
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive, self._upload))
         try:
             await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -163,6 +188,7 @@ class LiveStream(Response):
             raise SendTimeout(f"the client read nothing for {self._send_timeout_s:g} s") from None
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _wait_for_disconnect(receive: Receive, upload: Upload | None) -> None:
+    while (message := await receive())["type"] != "http.disconnect":
+        if upload is not None:
+            await upload.put(message.get("body", b""), is_last=not message.get("more_body", False))
