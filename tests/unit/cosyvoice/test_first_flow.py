@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -15,6 +16,7 @@ from tests.unit.cosyvoice.bundles import DATA, fullsize, official_config, qwen_o
 from tests.unit.cosyvoice.networks import apart, ids, noise
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims
 from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow, fade_mel
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
 from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, reference_fade
@@ -33,7 +35,10 @@ def golden(name: str) -> dict[str, Tensor]:
 
 @lru_cache
 def config() -> CosyVoiceConfig:
-    return CosyVoiceConfig.from_files(yaml_of(FAMILY), qwen_of(FAMILY), "cosyvoice.yaml")
+    """With the reference's number of solver steps, whatever the other tests of this folder use."""
+    read = CosyVoiceConfig.from_files(yaml_of(FAMILY), qwen_of(FAMILY), "cosyvoice.yaml")
+    assert isinstance(read.flow, FirstFlowDims)
+    return replace(read, flow=replace(read.flow, steps=10))
 
 
 @lru_cache
