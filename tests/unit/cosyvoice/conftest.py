@@ -15,7 +15,6 @@ import pytest
 def files_are_read_once() -> Iterator[None]:
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
     from tests.unit.cosyvoice.bundles import DATA
-    from tests.unit.cosyvoice.networks import SOLVER_STEPS
     from tts_worker.engine.cosyvoice import bundle, config
 
     read, parse = bundle.read_tensors, config.load_hyperyaml
@@ -33,5 +32,16 @@ def files_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "read_tensors", read_tensors)
         patch.setattr(config, "load_hyperyaml", load_hyperyaml)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_solver_steps() -> Iterator[None]:
+    """Not for the session: other folders, which the same process may run, compare with the reference."""
+    pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
+    from tests.unit.cosyvoice.networks import SOLVER_STEPS
+    from tts_worker.engine.cosyvoice import config
+
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "EULER_STEPS", SOLVER_STEPS)
         yield

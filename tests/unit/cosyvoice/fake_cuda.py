@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -283,7 +283,8 @@ class _FakeBundle:
         self.config = config
 
     def load_weights(self, part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        shapes = expected_shapes(self.config, part)
+        with unset_fake_temporarily():  # building the networks of fake tensors takes many times as long
+            shapes = expected_shapes(self.config, part)
         return {key: torch.empty(shape, dtype=dtype) for key, shape in shapes.items()}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
-from tests.unit.streaming.engines import networks as networks_with_small_vocoder
+from tests.unit.streaming.engines import networks as shallow_networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner
@@ -75,7 +75,8 @@ def test_compiled_step_has_the_numbers_of_the_eager_one(family: str) -> None:
 
 
 def flow_pool(family: str, runner: FakeGraphRunner) -> FlowPool:
-    return FlowPool(networks(family).flow, slots=2, pages=8, max_chunks=2, runner=runner, page_bucket=2)
+    flow = shallow_networks(family).flow  # tracing takes as long as there are layers
+    return FlowPool(flow, slots=2, pages=8, max_chunks=2, runner=runner, page_bucket=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,7 +111,7 @@ def test_solver_steps_share_a_program_of_the_estimator(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_window_of_the_vocoder_is_compiled(family: str) -> None:
-    hift = networks_with_small_vocoder(family).hift  # tracing takes as long as the vocoder has layers
+    hift = shallow_networks(family).hift
     compiler = Compiler("eager")
     outputs = []
     for each in (None, compiler):

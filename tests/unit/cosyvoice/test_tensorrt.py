@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -247,6 +248,15 @@ def spoken(options: LoadOptions) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.frombuffer(output.pcm, "<i2") / 32_768, driver.engine.info.degraded
 
 
+def options_of(family: str) -> LoadOptions:
+    return LoadOptions(tiny(family), device="cpu", memory_gb=0.2, max_utterances=2, max_segment_s=8)
+
+
+@lru_cache
+def spoken_on_pytorch(family: str) -> np.ndarray:
+    return spoken(options_of(family))[0]
+
+
 def use(library: StandInTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "find_tensorrt", lambda _: (library, GPU))
 
@@ -257,8 +267,8 @@ def test_streaming_engine_runs_on_tensorrt(
     family, folder = exported
     library = StandInTensorRt()
     use(library, monkeypatch)
-    options = LoadOptions(tiny(family), device="cpu", memory_gb=0.2, max_utterances=2, max_segment_s=8)
-    plain, _ = spoken(options)
+    options = options_of(family)
+    plain = spoken_on_pytorch(family)
     on_tensorrt = replace(options, backend="tensorrt", graphs_dir=folder, plan_cache=tmp_path)
     with counted_calls() as calls:
         ours, degraded = spoken(on_tensorrt)
@@ -316,8 +326,8 @@ def test_engine_falls_back_to_pytorch_and_says_so(
 ) -> None:
     if library is not None:
         use(library, monkeypatch)
-    options = LoadOptions(tiny("cosyvoice3"), device="cpu", memory_gb=0.2, max_utterances=2, plan_cache=tmp_path)
-    plain, _ = spoken(options)
+    options = replace(options_of("cosyvoice3"), plan_cache=tmp_path)
+    plain = spoken_on_pytorch("cosyvoice3")
     with counted_calls() as calls, caplog.at_level(logging.WARNING):
         ours, degraded = spoken(replace(options, backend="tensorrt", graphs_dir=small[1].parent))
 

@@ -9,7 +9,6 @@ import http.server
 import json
 import os
 import pty
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -228,21 +227,25 @@ def test_progress_without_terminal_is_plain_lines(
     assert capsys.readouterr().err == ""
 
 
-def test_progress_on_a_terminal_is_a_bar() -> None:
+def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Through a real pseudo-terminal: what moves goes to standard error, what counts to standard output."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "tts_worker", "voicepack", "check", str(tiny("cosyvoice2"))]
-    shown = b""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # the other end closes when the program ends
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end closes
             while piece := os.read(ours, 4096):
-                shown += piece
-        assert process.stdout is not None
-        said = process.stdout.read().decode()
+                shown.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        code = main(["voicepack", "check", str(tiny("cosyvoice2"))])
+    reader.join()
     os.close(ours)
 
-    assert process.returncode == 0
-    assert said.endswith("complete and valid\n")
+    assert code == 0
+    assert capsys.readouterr().out.endswith("complete and valid\n")
     assert b"reading the weights" in shown
     assert b"\x1b[" in shown
