@@ -29,7 +29,7 @@ from websockets.asyncio.client import connect
 from tts_worker.benchmarks.calls import Calls, SpeakingCall, scrape, unexplained_underruns
 from tts_worker.benchmarks.downloads import Download, DownloadProcess
 from tts_worker.benchmarks.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
+from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.errors import EngineFault
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
@@ -98,7 +98,15 @@ class _Round:
 
 
 async def measure_fairness(
-    address: str, *, downloads: int, characters: int, callers: int, tries: int, rounds: int, lead_s: float
+    address: str,
+    *,
+    downloads: int,
+    characters: int,
+    callers: int,
+    tries: int,
+    rounds: int,
+    lead_s: float,
+    track: Track = untracked,
 ) -> dict[str, Figure]:
     """Measure the server at ``address`` (``host:port``), which must have no other clients.
 
@@ -109,6 +117,7 @@ async def measure_fairness(
         tries: Number of new calls for first audio, idle and in each round.
         rounds: How often the downloads begin.
         lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
+        track: Yields the rounds.
 
     Raises:
         EngineFault: The server refused a call or a download.
@@ -123,7 +132,7 @@ async def measure_fairness(
         calls.underruns.clear()
         before = await engine_metrics(address)
         measured = []
-        for _ in range(rounds):
+        for _ in track(range(rounds)):
             async with DownloadProcess(address, downloads, characters) as process:
                 measured.append(await _measure_round(address, process, tries))
             _raise_faults(tasks)

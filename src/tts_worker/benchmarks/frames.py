@@ -21,7 +21,7 @@ from time import monotonic, process_time
 from tts_worker.benchmarks.calls import Calls, SpeakingCall, unexplained_underruns
 from tts_worker.benchmarks.control_websocket import server_process
 from tts_worker.benchmarks.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, rounded_ms
+from tts_worker.benchmarks.stats import Figure, Track, rounded_ms, untracked
 from tts_worker.errors import EngineFault
 
 _STAGGER_S = 0.03
@@ -98,12 +98,19 @@ async def measure_frames(
 
 
 async def compare_frames(
-    arguments: list[str], sessions: int, seconds: float, repeats: int, *, lead_s: float, baseline: str | None
+    arguments: list[str],
+    sessions: int,
+    seconds: float,
+    repeats: int,
+    *,
+    lead_s: float,
+    baseline: str | None,
+    track: Track = untracked,
 ) -> dict[str, Figure]:
     """Measure this version, and ``baseline`` in turn with it; the figures are medians over ``repeats``."""
     costs: list[FrameCost] = []
     baselines: list[FrameCost] = []
-    for _ in range(repeats):
+    for _ in track(range(repeats)):
         if baseline is not None:
             baselines.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s, source=baseline))
         costs.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s))

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from tts_worker.app import Worker, running_worker
-from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms
+from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.errors import as_exception
 from tts_worker.session.conversion import RecordedSource
@@ -33,12 +33,12 @@ class _Times:
     audio_s: float = 0.0
 
 
-async def measure_latency(settings: Settings, turns: int) -> dict[str, Figure]:
+async def measure_latency(settings: Settings, turns: int, *, track: Track = untracked) -> dict[str, Figure]:
     """Measure ``turns`` sentences, one after another, each in a new session."""
     times = _Times()
     rng = random.Random(1)
     async with running_worker(settings) as worker:
-        for turn in range(turns):
+        for turn in track(range(turns)):
             await _turn(worker, SENTENCES[turn % len(SENTENCES)], rng.randrange(1_000), times)
     return {
         "turns": turns,
@@ -51,7 +51,9 @@ async def measure_latency(settings: Settings, turns: int) -> dict[str, Figure]:
     }
 
 
-async def measure_conversions(settings: Settings, source: bytes, voice: str | None, turns: int) -> dict[str, Figure]:
+async def measure_conversions(
+    settings: Settings, source: bytes, voice: str | None, turns: int, *, track: Track = untracked
+) -> dict[str, Figure]:
     """Convert a recording ``turns`` times, one after another; times start with the whole recording at hand.
 
     Raises:
@@ -61,7 +63,7 @@ async def measure_conversions(settings: Settings, source: bytes, voice: str | No
     options = SessionOptions(voice=voice, realtime=False, raw_chunks=True)
     wall_s = 0.0
     async with running_worker(settings) as worker:
-        for _ in range(turns):
+        for _ in track(range(turns)):
             began_s = perf_counter()
             conversion = await worker.hub.convert(options, RecordedSource(source))
             async with aclosing(conversion.outputs()) as items:

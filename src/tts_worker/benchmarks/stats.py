@@ -6,10 +6,16 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
 Figure = float | int | str | None
+Track = Callable[[range], Iterable[int]]
+"""Yields the steps of a measurement, and may show how many are done."""
+
+
+def untracked(steps: range) -> Iterable[int]:
+    return steps
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -89,16 +90,19 @@ def _measure_front_end(chars: int) -> dict[str, float]:
     return figures
 
 
-def compare_text(chars: int, repeats: int, sources: dict[str, str]) -> dict[str, dict[str, float]]:
+def compare_text(
+    chars: int, repeats: int, sources: dict[str, str], track: Callable[[range], Iterable[int]] = iter
+) -> dict[str, dict[str, float]]:
     """Measure several versions in turn and return the medians of each.
 
     Args:
         chars: Length of a text.
         repeats: Measurements of each version.
         sources: Name of a version -> folder that contains its package.
+        track: Yields the repeats, and may show how many are done.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
-    for _ in range(repeats):
+    for _ in track(range(repeats)):
         for name, source in sources.items():
             found[name].append(_measure_source(source, chars))
     return {name: {key: round(median(run[key] for run in runs), 2) for key in runs[0]} for name, runs in found.items()}

@@ -8,6 +8,7 @@ import asyncio
 from tts_worker.benchmarks.control import measure_control
 from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.common import quiet_logs
+from tts_worker.commands.progress import measuring
 from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.settings import load_settings
 
@@ -31,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     if args.engine == "tone":
         # N streams need N seconds of audio per second, which takes the share `load` of the engine's time.
         engine = {"kind": "tone", "cost_per_audio_s": args.load / args.sessions, "max_utterances": args.sessions + 16}
-    figures = asyncio.run(_measure(args, engine))
+    with measuring(f"measuring for {args.seconds:g} s"):
+        figures = asyncio.run(_measure(args, engine))
     load = args.load if args.engine == "tone" else None
     show(
         {"engine": args.engine, "transport": args.transport, "sessions": args.sessions, "load": load} | figures,

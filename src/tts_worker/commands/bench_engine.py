@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from tts_worker.benchmarks.engine import MAX_LENGTH_S, SENTENCE_S, Bench
-from tts_worker.benchmarks.stats import show
+from tts_worker.benchmarks.stats import Figure, show
+from tts_worker.commands.progress import measured
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.errors import InvalidRequest
 
@@ -70,13 +72,17 @@ def run(args: argparse.Namespace) -> int:
     )
     bench = Bench(options, args.prompt_tokens)
     figures = bench.describe()
-    figures |= bench.first_audio(args.repeats)
-    figures |= bench.speed(args.seconds, args.repeats)
-    figures |= bench.growth(args.growth_seconds, args.repeats)
-    figures |= bench.unbroken(args.seconds, args.repeats)
+    parts: list[Callable[[], dict[str, Figure]]] = [
+        lambda: bench.first_audio(args.repeats),
+        lambda: bench.speed(args.seconds, args.repeats),
+        lambda: bench.growth(args.growth_seconds, args.repeats),
+        lambda: bench.unbroken(args.seconds, args.repeats),
+    ]
     if args.cancels > 0:
-        figures |= bench.cancels(args.cancels)
+        parts.append(lambda: bench.cancels(args.cancels))
     if args.sessions > 1:
-        figures |= bench.sessions(args.sessions, args.session_seconds)
+        parts.append(lambda: bench.sessions(args.sessions, args.session_seconds))
+    for measure in measured(parts, "measurements"):
+        figures |= measure()
     show(figures, args.json)
     return 0

@@ -8,6 +8,7 @@ import asyncio
 from tts_worker.benchmarks.fairness import measure_fairness
 from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings
 
@@ -59,5 +60,6 @@ async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Fi
             callers=args.callers,
             tries=args.tries,
             rounds=args.rounds,
+            track=lambda rounds: measured(rounds, "rounds"),
             lead_s=max(0.0, settings.session.lead_ms - settings.session.frame_ms) / 1000,
         )

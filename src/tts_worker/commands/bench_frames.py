@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import quiet_logs
+from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings
 
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
             args.repeats,
             lead_s=max(0.0, defaults.lead_ms - defaults.frame_ms) / 1000,
             baseline=None if args.baseline is None else str(args.baseline.resolve()),
+            track=lambda repeats: measured(repeats, "repeats"),
         )
     )
     options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 from tts_worker.benchmarks.latency import measure_conversions, measure_latency
 from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
 
 
@@ -27,10 +29,14 @@ def run(args: argparse.Namespace) -> int:
     if args.turns < 1:
         raise InvalidRequest("--turns must be at least 1")
     settings = settings_from(args)
+
+    def track(turns: range) -> Iterator[int]:
+        return measured(turns, "turns")
+
     if args.source is None:
-        figures = asyncio.run(measure_latency(settings, args.turns))
+        figures = asyncio.run(measure_latency(settings, args.turns, track=track))
     else:
-        figures = asyncio.run(measure_conversions(settings, _read(args.source), args.voice, args.turns))
+        figures = asyncio.run(measure_conversions(settings, _read(args.source), args.voice, args.turns, track=track))
     show({"engine": ",".join(settings.engines)} | figures, args.json)
     return 0
 

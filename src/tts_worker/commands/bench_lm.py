@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tts_worker.benchmarks.stats import Figure, show
+from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest, MissingExtra
 
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise MissingExtra("the benchmark of the language model", "cosyvoice") from None
     bench = LanguageModelBench(args.layers, args.width, args.prompt, args.steps, threads=args.threads)
     figures: dict[str, Figure] = {"layers": args.layers, "width": args.width, "prompt": args.prompt, **versions()}
-    for batch in args.batches:
+    for batch in measured(args.batches, "batch sizes"):
         figures |= bench.measure(batch)
     show(figures, args.json)
     return 0

@@ -8,6 +8,7 @@ import asyncio
 from tts_worker.benchmarks.load import measure_load
 from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.progress import measuring
 from tts_worker.errors import InvalidRequest
 
 
@@ -23,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     if args.sessions < 1 or args.seconds <= 0:
         raise InvalidRequest("--sessions must be at least 1 and --seconds above 0")
     settings = settings_from(args, session={"max_sessions": args.sessions})
-    figures = asyncio.run(measure_load(settings, args.sessions, args.seconds))
+    with measuring(f"measuring for {args.seconds:g} s"):
+        figures = asyncio.run(measure_load(settings, args.sessions, args.seconds))
     show(
         {"engine": ",".join(settings.engines), "sessions": args.sessions, "seconds": args.seconds} | figures, args.json
     )

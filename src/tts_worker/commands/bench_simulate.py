@@ -15,6 +15,7 @@ from typing import Any
 from tts_worker.benchmarks.gpu_load import Arrivals
 from tts_worker.benchmarks.simulate import Goal, largest_load, predict
 from tts_worker.benchmarks.stage_times import read_stage_times, stage_times_as_json
+from tts_worker.commands.progress import measured
 from tts_worker.engine.simulator import SimulationConfig, StageTimes
 from tts_worker.errors import InvalidRequest
 
@@ -122,7 +123,7 @@ def _predicted(
     figures: dict[str, Any] = {
         "engine": "simulated",
         "times": stage_times_as_json(times),
-        "predicted": [predict(times, config, arrivals(calls)) for calls in loads],
+        "predicted": [predict(times, config, arrivals(calls)) for calls in measured(loads, "simulated loads")],
     }
     if goal is not None:
         figures["goal"] = {"continuity_c50": goal.continuity_c50, "first_audio_p95_ms": goal.first_audio_p95_ms}
@@ -157,6 +158,8 @@ def _measured(
         config = replace(config, pages=args.pages)
     figures = {**bench.describe(), **_predicted(times, config, loads, goal, arrivals)}
     if args.measure:
-        figures["measured"] = [measure_load(bench, replace(arrivals(calls), voice=VOICE)) for calls in loads]
+        figures["measured"] = [
+            measure_load(bench, replace(arrivals(calls), voice=VOICE)) for calls in measured(loads, "measured loads")
+        ]
     bench.engine.close()
     return figures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
 
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         if not (args.baseline / "tts_worker").is_dir():
             raise InvalidRequest(f"{args.baseline} does not contain the package tts_worker")
         sources["baseline"] = str(args.baseline.resolve())
-    found = compare_text(args.chars, args.repeats, sources)
+    found = compare_text(args.chars, args.repeats, sources, lambda repeats: measured(repeats, "repeats"))
     figures = {f"{version}_{key}": value for version, runs in found.items() for key, value in runs.items()}
     show({"chars": args.chars, "repeats": args.repeats} | figures, args.json)
     return 0
