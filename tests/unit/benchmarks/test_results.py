@@ -43,6 +43,9 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "bench control" in command or "webrtc_stop_latency" in command:
         assert engine in ("tone", None)
         expected = "the tone engine"
+    elif "speech_study" in command:
+        assert figures["bundle"] == "nano"
+        expected = "the voice nano"
     elif "tests/data" in command or "RANDOM-TINY" in command:
         expected = "tiny random weights"
     elif "bench latency --engine cpu" in command:
