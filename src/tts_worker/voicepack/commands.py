@@ -65,7 +65,8 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
 
 
 def _comparable(path: Path, claimed: PublishedModel | None, family: str) -> list[tuple[ModelFile, PublishedModel]]:
-    models = [claimed] if claimed else [m for m in PUBLISHED if any(f.path == f"{family}.yaml" for f in m.files)]
+    yaml = "cosyvoice.yaml" if family == "cosyvoice1" else f"{family}.yaml"
+    models = [claimed] if claimed else [m for m in PUBLISHED if any(f.path == yaml for f in m.files)]
     pairs = [(file, model) for model in models for file in model.files if (path / file.path).is_file()]
     return [(f, m) for f, m in pairs if claimed or (path / f.path).stat().st_size == f.size_bytes]
 

@@ -32,14 +32,25 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class ModelFile:
+    """One published file.
+
+    Attributes:
+        path: Path in the model directory.
+        size_bytes: Its size; None: not recorded, so the server's is taken.
+        sha256: Its hash; None: not recorded.
+        need: When it is downloaded.
+        url: Where it is published, if not with the model.
+    """
+
     path: str
-    size_bytes: int
+    size_bytes: int | None
     sha256: str | None = None
     need: Need = Need.ALWAYS
+    url: str | None = None
 
     def judge(self, file: Path, progress: Callable[[int], None] | None = None) -> Verdict:
         """Compare ``file`` with the manifest. ``progress`` is called with the number of bytes hashed so far."""
-        if file.stat().st_size != self.size_bytes:
+        if self.size_bytes is not None and file.stat().st_size != self.size_bytes:
             return Verdict.WRONG_SIZE
         known = self.sha256 is not None and sha256_of(file, progress) == self.sha256
         return Verdict.VERIFIED if known else Verdict.UNKNOWN
@@ -56,8 +67,8 @@ class PublishedModel:
 
     @property
     def weights(self) -> tuple[ModelFile, ...]:
-        """Weight files; their hash must match the manifest."""
-        return tuple(file for file in self.files if file.path.endswith((".pt", ".onnx")))
+        """Weight files and vocabularies of Whisper; a recorded hash must match."""
+        return tuple(file for file in self.files if file.path.endswith((".pt", ".onnx", ".tiktoken")))
 
 
 def sha256_of(file: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -97,6 +108,32 @@ _TEXT_MODEL = (
     ),
 )
 _CAMPPLUS = ModelFile("campplus.onnx", 28303423, "a6ac6a63997761ae2997373e2ee1c47040854b4b759ea41ec48e4e42df0f4d73")
+_WHISPER_VOCABULARY = ModelFile(
+    "multilingual.tiktoken",
+    816730,
+    "b34b360dbb493e781e479794586d661700670d65564001f23024971d1f2fa126",
+    url="https://raw.githubusercontent.com/openai/whisper/v20250625/whisper/assets/multilingual.tiktoken",
+)
+
+
+def _first_generation(name: str, folder: str, sizes_bytes: dict[str, int]) -> PublishedModel:
+    """Return a model of the first generation; ``sizes_bytes`` has the recorded sizes of its own files."""
+    own = ("cosyvoice.yaml", "spk2info.pt", "hift.pt", "flow.pt", "llm.pt")
+    return PublishedModel(
+        name=name,
+        folder=folder,
+        urls={
+            "huggingface": f"https://huggingface.co/FunAudioLLM/{folder}/resolve/main/{{path}}",
+            "modelscope": f"https://www.modelscope.cn/models/iic/{folder}/resolve/master/{{path}}",
+        },
+        files=(
+            *(ModelFile(path, sizes_bytes.get(path)) for path in own),
+            _WHISPER_VOCABULARY,
+            _CAMPPLUS,
+            ModelFile("speech_tokenizer_v1.onnx", 522624269),
+        ),
+    )
+
 
 PUBLISHED = (
     PublishedModel(
@@ -149,4 +186,17 @@ PUBLISHED = (
             ),
         ),
     ),
+    _first_generation("cosyvoice-300m", "CosyVoice-300M", {}),
+    _first_generation(
+        "cosyvoice-300m-sft",
+        "CosyVoice-300M-SFT",
+        {
+            "cosyvoice.yaml": 6421,
+            "spk2info.pt": 7772,
+            "hift.pt": 81896716,
+            "flow.pt": 419900943,
+            "llm.pt": 1242994835,
+        },
+    ),
+    _first_generation("cosyvoice-300m-instruct", "CosyVoice-300M-Instruct", {}),
 )

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,18 @@ def pull_model(
     problems = []
     try:
         dest.mkdir(parents=True, exist_ok=True)
+        urls = {file.path: template.format(path=urllib.parse.quote(file.path)) for file in files}
+        if base_url is None:
+            urls |= {file.path: file.url for file in files if file.url is not None}
+        weights = {file.path for file in model.weights}
+        files = [_sized(file, dest / file.path, urls[file.path]) for file in files]
         _check_disk_space(dest, files)
         for file in files:
-            url = template.format(path=urllib.parse.quote(file.path))
-            verdict = _fetch(file, dest / file.path, url, file in model.weights, progress or (lambda _: None))
+            is_weight = file.path in weights
+            verdict = _fetch(file, dest / file.path, urls[file.path], is_weight, progress or (lambda _: None))
             if verdict is Verdict.UNKNOWN:
-                problems.append(Problem(file.path, "its hash is not the recorded one: another revision", fatal=False))
+                note = "no hash is recorded" if file.sha256 is None else "its hash is not the recorded one"
+                problems.append(Problem(file.path, f"{note}: it may be another revision", fatal=False))
     except OSError as error:
         raise BundleError(
             f"{dest}: cannot be written ({error.strerror or error}); free disk space and pull again"
@@ -110,9 +116,34 @@ def pull_model(
     return Report(dest, tuple(problems))
 
 
+def _sized(file: ModelFile, target: Path, url: str) -> ModelFile:
+    """Return ``file`` with a size: the recorded one, that of the complete file on disk, or that of the server."""
+    if file.size_bytes is not None:
+        return file
+    size_bytes = target.stat().st_size if target.is_file() else _published_bytes(url)
+    return replace(file, size_bytes=size_bytes)
+
+
+def _published_bytes(url: str) -> int:
+    """Ask the server for the size of a file."""
+    for attempt in range(MAX_FAILED_ATTEMPTS):
+        try:
+            with _opened(_request(url), url) as response:
+                size = response.headers.get("Content-Length", "")
+        except _ConnectionFailed as error:
+            if attempt == MAX_FAILED_ATTEMPTS - 1:
+                raise BundleError(f"{_redacted(url)}: {error}; pull again to resume") from None
+            continue
+        if not size.isdecimal() or not int(size):
+            raise BundleError(f"{_redacted(url)}: the server does not tell the size of the file")
+        return int(size)
+    raise AssertionError("the loop returns or raises")
+
+
 def _check_disk_space(dest: Path, files: list[ModelFile]) -> None:
     missing_bytes = 0
     for file in files:
+        assert file.size_bytes is not None
         for existing in (dest / file.path, _part(dest / file.path)):
             if existing.is_file():
                 missing_bytes -= min(existing.stat().st_size, file.size_bytes)
@@ -129,24 +160,27 @@ def _part(target: Path) -> Path:
 
 
 def _fetch(file: ModelFile, target: Path, url: str, strict: bool, progress: Listener) -> Verdict:
-    """Download ``target`` unless it is complete. ``strict``: the hash must match the recorded one."""
+    """Download ``target`` unless it is complete. ``strict``: a recorded hash must match."""
+    size_bytes = file.size_bytes
+    assert size_bytes is not None
+    strict = strict and file.sha256 is not None
 
     def report(done_bytes: int) -> None:
-        progress(Progress(file.path, done_bytes, file.size_bytes))
+        progress(Progress(file.path, done_bytes, size_bytes))
 
     if target.is_file():
         verdict = file.judge(target, report)
         if verdict is Verdict.VERIFIED or (verdict is Verdict.UNKNOWN and not strict):
-            report(file.size_bytes)
+            report(size_bytes)
             return verdict
     part = _part(target)
     part.parent.mkdir(parents=True, exist_ok=True)
     for attempt in ("resumed", "fresh"):
         if attempt == "fresh":
             part.unlink(missing_ok=True)
-        _download(url, part, file.size_bytes, report)
+        _download(url, part, size_bytes, report)
         verdict = file.judge(part)
-        if verdict is Verdict.VERIFIED or (verdict is Verdict.UNKNOWN and (not strict or file.sha256 is None)):
+        if verdict is Verdict.VERIFIED or (verdict is Verdict.UNKNOWN and not strict):
             part.replace(target)
             return verdict
     part.unlink(missing_ok=True)
@@ -182,22 +216,8 @@ def _transfer(url: str, part: Path, start_bytes: int, size_bytes: int, report: C
     request = _request(url)
     if start_bytes:
         request.add_header("Range", f"bytes={start_bytes}-")
-    try:
-        response = _open(request)
-    except urllib.error.HTTPError as error:
-        error.close()
-        status = f"the server answers {error.code} {_printable(error.reason)}"
-        if error.code in (408, 425, 429) or error.code >= 500:
-            raise _ConnectionFailed(status) from None
-        if error.code == 416:  # the server's file is shorter than the published one
-            problem = f"ends after {start_bytes} bytes; {size_bytes} were published"
-            raise BundleError(f"{_redacted(url)}: {problem}") from None
-        raise BundleError(f"{_redacted(url)}: {status}") from None
-    except urllib.error.URLError as error:
-        raise _ConnectionFailed(_printable(error.reason)) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _ConnectionFailed(_printable(error) or type(error).__name__) from None
-    with response:
+    beyond_end = f"ends after {start_bytes} bytes; {size_bytes} were published"
+    with _opened(request, url, beyond_end) as response:
         content_range = response.headers.get("Content-Range", "")
         is_resumed = response.status == 206 and content_range.startswith(f"bytes {start_bytes}-")
         done_bytes = start_bytes if is_resumed else 0
@@ -228,6 +248,33 @@ def _request(url: str) -> urllib.request.Request:
         credentials = urllib.parse.unquote(userinfo).encode()
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(credentials).decode()}")
     return request
+
+
+def _opened(request: urllib.request.Request, url: str, beyond_end: str = "") -> Any:
+    """Open the response.
+
+    Args:
+        request: The request.
+        url: Its URL, for messages.
+        beyond_end: What is wrong if the requested range is beyond the end of the server's file.
+
+    Raises:
+        _ConnectionFailed: The server cannot be reached, or may answer later.
+        BundleError: The server refuses the request.
+    """
+    try:
+        return _open(request)
+    except urllib.error.HTTPError as error:
+        error.close()
+        status = f"the server answers {error.code} {_printable(error.reason)}"
+        if error.code in (408, 425, 429) or error.code >= 500:
+            raise _ConnectionFailed(status) from None
+        problem = beyond_end if error.code == 416 and beyond_end else status
+        raise BundleError(f"{_redacted(url)}: {problem}") from None
+    except urllib.error.URLError as error:
+        raise _ConnectionFailed(_printable(error.reason)) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _ConnectionFailed(_printable(error) or type(error).__name__) from None
 
 
 def _open(request: urllib.request.Request) -> Any:

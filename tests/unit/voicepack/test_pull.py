@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
@@ -227,6 +227,55 @@ def test_other_revision_and_unrecorded_hash_are_noted(server: Server, tmp_path: 
     assert (tmp_path / "model.yaml").read_bytes() == b"rate: 48000\n"
 
 
+def test_size_of_the_server_counts_without_a_recorded_one(server: Server, tmp_path: Path) -> None:
+    unknown = model(flow__pt={"size_bytes": None, "sha256": None})
+    seen: list[Progress] = []
+
+    def breaks(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        if path != "flow.pt" or start or len(server.asked(path)) < 2:  # the first one asks for the size
+            return False
+        answer(handler, BODIES[path], start, sent=90_000)
+        return True
+
+    server.behave = breaks
+    report = pull_model(unknown, tmp_path, base_url=server.url, progress=seen.append)
+
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+    assert [problem.file for problem in report.problems] == ["flow.pt"]
+    assert [p for p in seen if p.file == "flow.pt"][-1] == Progress("flow.pt", 256_000, 256_000)
+    before = len(server.requests)
+    pull_model(unknown, tmp_path, base_url=server.url)
+    assert len(server.requests) == before
+
+
+@pytest.mark.parametrize(("status", "complaint", "tries"), [(404, "answers 404", 1), (503, "answers 503", 3)])
+def test_size_that_cannot_be_asked_for_is_reported(
+    server: Server, tmp_path: Path, status: int, complaint: str, tries: int
+) -> None:
+    def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.behave = refuses
+    with pytest.raises(BundleError, match=complaint):
+        pull_model(model(model__yaml={"size_bytes": None}), tmp_path, base_url=server.url)
+    assert len(server.requests) == tries
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_that_is_published_elsewhere_has_its_own_address(server: Server, tmp_path: Path) -> None:
+    server.bodies["elsewhere"] = server.bodies.pop("flow.pt")
+    changed = model(flow__pt={"url": f"{server.url}/elsewhere"})
+    changed = replace(changed, urls={"huggingface": f"{server.url}/{{path}}"})
+
+    assert pull_model(changed, tmp_path).ok
+    assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
+    with pytest.raises(BundleError, match="answers 404"):  # a mirror has all files under its own address
+        pull_model(changed, tmp_path / "other", base_url=server.url)
+
+
 @pytest.mark.parametrize(
     ("status", "complaint", "tries"), [(404, "answers 404", 1), (403, "answers 403", 1), (503, "answers 503", 3)]
 )
@@ -355,7 +404,7 @@ def test_file_in_place_of_the_directory_is_refused(server: Server, tmp_path: Pat
 
 
 def test_wrong_pull_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match=r"there are: cosyvoice2-0\.5b, cosyvoice3-0\.5b"):
+    with pytest.raises(UnknownModel, match=r"there are: cosyvoice2-0\.5b, .*, cosyvoice-300m-instruct"):
         pull("cosyvoice9", tmp_path)
     with pytest.raises(ConfigError, match="source"):
         pull("cosyvoice2-0.5b", tmp_path, "elsewhere")
@@ -374,7 +423,10 @@ def test_manifest_is_consistent(published_model: PublishedModel) -> None:
         assert not Path(file.path).is_absolute()
         assert ".." not in Path(file.path).parts
         assert file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16) >= 0)
-    assert all(file.sha256 for file in published_model.weights)
+        assert file.url is None or (file.url.startswith("https://") and file.sha256)
+    is_first = published_model.name.startswith("cosyvoice-300m")  # whose hashes are not recorded
+    assert is_first or all(file.sha256 for file in published_model.weights)
+    assert is_first == ("multilingual.tiktoken" in paths)
     assert {"llm.pt", "flow.pt", "hift.pt", "campplus.onnx"} <= set(paths)
 
 
