@@ -57,7 +57,7 @@ def _check_modules(
 
 
 def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
-    flow = networks.flow
+    flow = networks.chunked_flow
     hift = networks.hift
     if "est.x" in golden:
         x, mu, cond, spk, t = (golden[f"est.{name}"] for name in ("x", "mu", "cond", "spks", "t"))
@@ -100,7 +100,7 @@ def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
 
 
 def _check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:
-    lm = networks.lm
+    lm = networks.qwen
     dims = networks.config.lm
     given = golden["llm.in"].to(lm.llm_decoder.weight.dtype)
     one = torch.ones(1, dtype=torch.long, device=given.device)

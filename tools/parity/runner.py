@@ -123,7 +123,7 @@ def _stages(
 ) -> tuple[Stage, ...]:
     """Return all stages; the first one whose prefix matches a file is used."""
     prompt_end = tokenizer.end_of_prompt_id if networks.config.family == V3 else None
-    flow = networks.flow
+    flow = networks.chunked_flow
 
     def text2wav(golden: Golden) -> None:
         if not frontend.is_file():

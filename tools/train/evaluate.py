@@ -151,7 +151,8 @@ class Evaluation:
         voice = next(iter(bundled_voices(self._bundle.speaker_info, self._bundle.config).values()))
         speaker = torch.from_numpy(np.array(voice.embedding))[None]
         return [
-            vocode(networks, flow_mel(networks.flow, units.of(codes, i), speaker)) for i in range(len(units.tokens))
+            vocode(networks, flow_mel(networks.chunked_flow, units.of(codes, i), speaker))
+            for i in range(len(units.tokens))
         ]
 
 

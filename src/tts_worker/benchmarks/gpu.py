@@ -477,7 +477,7 @@ def _sequence(length: int, engine: CosyVoiceEngine) -> list[Item]:
 @torch.inference_mode()
 def _scores(engine: CosyVoiceEngine, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the scores ``[V]`` after ``length`` speech tokens."""
-    lm = engine.components.networks.lm
+    lm = engine.components.networks.qwen
     dims = engine.components.networks.config.lm
     device = lm.llm_decoder.weight.device
     pool = SlotPool(

@@ -104,7 +104,7 @@ class _Totals:
     def of(cls, engine: CosyVoiceEngine) -> _Totals:
         timings = engine.timings
         renderer = engine.components.renderer
-        chunk_frames = engine.components.networks.flow.chunk_frames
+        chunk_frames = engine.components.networks.chunked_flow.chunk_frames
         return cls(
             1000 * (timings.prefill_ms + timings.decode_ms),
             1000 * timings.flow_ms,

@@ -34,7 +34,7 @@ from tts_worker.text.spoken_forms import spoken_forms
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voicepack.commands import open_bundle
 from tts_worker.voicepack.installed import installed_voice
-from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+from tts_worker.voicepack.voice_file import VOICES_DIR, load_voice, stored_voices
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -119,9 +119,6 @@ async def _run(args: argparse.Namespace) -> int:
     with Bar(shown=not quiet, unit="s of speech") as bar:
         # Errors in voice or text are reported before the weights are loaded.
         bundle = open_bundle(args.bundle, rl=args.rl)
-        if bundle.config.sample_rate_hz != SAMPLE_RATE_HZ:
-            rate_hz = bundle.config.sample_rate_hz
-            raise BundleError(f"{bundle.path}: speaks at {rate_hz} Hz; {SAMPLE_RATE_HZ} is supported")
         name, speaker = _speaker(args, bundle)
         prepare = _prepare_reference if args.compat == "reference" else _prepare
         speak = prepare(args, bundle, name, speaker)
@@ -171,12 +168,15 @@ async def _write(args: argparse.Namespace, chunks: Iterator[_Chunk], result: _Re
 def _speaker(args: argparse.Namespace, bundle: Bundle) -> tuple[str, Speaker]:
     """Load the voice and check that it supports the mode."""
     from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
+    from tts_worker.engine.cosyvoice.loader import bundle_voices
     from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.from_bundle(bundle)
     root = args.voices or args.bundle / VOICES_DIR
     name = _voice_name(args, root)
-    speaker = Speaker.load(bundle, tokenizer, root, name)
+    bundled = bundle_voices(bundle) if name not in stored_voices(root) else {}
+    voice = bundled[name] if name in bundled else load_voice(root, name)
+    speaker = Speaker(voice, bundle.config, tokenizer)
     if args.source is not None:
         speaker.request("", mode=Mode.CROSS_LINGUAL)
     else:
@@ -299,6 +299,11 @@ def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, spe
     """Prepare speech of the reference's algorithms: everything that needs no weights."""
     from tts_worker.engine.cosyvoice.reference.speech import ReferenceOptions, ReferenceSpeech
 
+    rate_hz = bundle.config.sample_rate_hz
+    if rate_hz != SAMPLE_RATE_HZ:  # CosyVoice-300M, whose streaming is that of the reference anyway
+        raise BundleError(
+            f"{bundle.path}: speaks at {rate_hz} Hz; --compat reference takes models of CosyVoice 2 and 3"
+        )
     if args.backend != "torch":
         raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")
     options = ReferenceOptions(

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     making = actions.add_parser("random", help="create a model directory with random weights, for tests and benchmarks")
     making.add_argument("bundle", type=Path, metavar="DIR")
-    making.add_argument("--family", default="cosyvoice3", help="cosyvoice2 or cosyvoice3 (default cosyvoice3)")
+    making.add_argument(
+        "--family", default="cosyvoice3", help="cosyvoice1 (CosyVoice-300M), cosyvoice2 or cosyvoice3 (default)"
+    )
     making.add_argument("--size", default="tiny", help="full, mid or tiny (default tiny)")
     making.add_argument("--seed", type=int, default=0, help="the same seed gives the same files (default 0)")
 

@@ -125,7 +125,17 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
 
 def _copy_rest(path: Path, out: Path) -> None:
     """Copy the configuration, tokenizer, prompt models and voices, but no weights in other formats."""
-    names = ("*.yaml", "*.json", "*.txt", "*.onnx", "spk2info.pt", "*/*.json", "*/*.txt", f"{VOICES_DIR}/*/voice.*")
+    names = (
+        "*.yaml",
+        "*.json",
+        "*.txt",
+        "*.onnx",
+        "*.tiktoken",
+        "spk2info.pt",
+        "*/*.json",
+        "*/*.txt",
+        f"{VOICES_DIR}/*/voice.*",
+    )
     try:
         for file in sorted(file for name in names for file in path.glob(name)):
             target = out / file.relative_to(path)

@@ -117,7 +117,7 @@ _WHISPER_VOCABULARY = ModelFile(
 
 
 def _first_generation(name: str, folder: str, sizes_bytes: dict[str, int]) -> PublishedModel:
-    """Return a model of the first generation; ``sizes_bytes`` has the recorded sizes of its own files."""
+    """Return a model of the first generation; ``sizes_bytes`` has those sizes of its files that are recorded."""
     own = ("cosyvoice.yaml", "spk2info.pt", "hift.pt", "flow.pt", "llm.pt")
     return PublishedModel(
         name=name,

@@ -105,10 +105,13 @@ class Voice:
         speech_tokens: int,
         mel_bins: int,
         spk_size: int,
-        frames_per_token: int,
+        frames_per_token: float,
         token_rate_hz: int,
+        tolerance_frames: float,
     ) -> None:
         """Check the voice against the sizes of a model.
+
+        Mel and speech tokens may differ by less than ``tolerance_frames``.
 
         Raises:
             BundleError: The voice does not fit, or its prompt is longer than 30 s.
@@ -118,7 +121,7 @@ class Voice:
         for ids, rows in ((self.prompt_text_ids, text_rows), (self.tokens, speech_tokens)):
             if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
                 raise BundleError("the voice holds ids that this model does not have; add it again with this model")
-        if abs(len(self.mel) - frames_per_token * len(self.tokens)) >= frames_per_token:
+        if abs(len(self.mel) - frames_per_token * len(self.tokens)) >= tolerance_frames:
             raise BundleError("the voice's mel and speech tokens have different durations; add it again")
         seconds = len(self.mel) / (frames_per_token * token_rate_hz)
         if seconds > MAX_PROMPT_S + 1.0:  # allows for rounding up

@@ -82,7 +82,7 @@ def test_control_tags_are_spelled_out(tokenizer: WhisperTokenizer) -> None:
     assert tokenizer.control_ids("[laughter]") == tokenizer.encode("[laughter]")
     assert tokenizer.control_ids("<strong>") == tokenizer.encode("<strong>")
     assert tokenizer.control_ids("T AH0") is None
-    assert tokenizer.end_of_prompt_ids == tokenizer.encode("<|endofprompt|>")
+    assert tokenizer.control_ids("[mn]") is None
 
 
 def test_language_is_announced_with_its_token(tokenizer: WhisperTokenizer) -> None:

@@ -17,15 +17,22 @@ from tts_worker.text.spoken_words import SpokenWord
 DEFAULT_TOKENS_PER_WEIGHT = 25 / 15
 """25 speech tokens per second over 15 units of spoken weight per second."""
 
+_RATE_HZ = 25  # of the figures here
 MAX_TOKENS_PER_WEIGHT = 4.0
 MIN_TOKENS_PER_WEIGHT = 0.7
 _PAUSE_WEIGHTS = {**dict.fromkeys(".!?…。！？", 5), **dict.fromkeys(",;:，、；", 2)}
 
 
-def estimate_pace(text: str, tokens: int, default: float = DEFAULT_TOKENS_PER_WEIGHT) -> float:
-    """Return the tokens per unit of weight of ``text`` spoken in ``tokens``, or ``default`` if either is empty."""
+def estimate_pace(
+    text: str, tokens: int, default: float = DEFAULT_TOKENS_PER_WEIGHT, token_rate_hz: int = _RATE_HZ
+) -> float:
+    """Return the tokens per unit of weight of ``text`` spoken in ``tokens``, or ``default`` if either is empty.
+
+    ``default`` is a figure at 25 tokens per second.
+    """
+    scale = token_rate_hz / _RATE_HZ
     weight = text_weight(text)
-    return _clamp_pace(tokens / weight) if weight and tokens else default
+    return _clamp_pace(tokens / weight, scale) if weight and tokens else default * scale
 
 
 def text_weight(text: str) -> int:
@@ -33,8 +40,8 @@ def text_weight(text: str) -> int:
     return sum(map(_weight_with_pause, text.split()))
 
 
-def _clamp_pace(pace: float) -> float:
-    return min(max(pace, MIN_TOKENS_PER_WEIGHT), MAX_TOKENS_PER_WEIGHT)
+def _clamp_pace(pace: float, scale: float) -> float:
+    return min(max(pace, MIN_TOKENS_PER_WEIGHT * scale), MAX_TOKENS_PER_WEIGHT * scale)
 
 
 def _weight_with_pause(word: str) -> int:
@@ -82,8 +89,9 @@ class WordAligner:
         later_pace: Pace for the next audio segment. It depends on the runs that ended, not on what was reported.
     """
 
-    def __init__(self, pace: float = DEFAULT_TOKENS_PER_WEIGHT) -> None:
+    def __init__(self, pace: float = DEFAULT_TOKENS_PER_WEIGHT, token_rate_hz: int = _RATE_HZ) -> None:
         self.pace = self.later_pace = pace
+        self._scale = token_rate_hz / _RATE_HZ
         self._runs: deque[_RunTiming] = deque()
         self._reported_tokens = 0  # words that start before this token are reported
 
@@ -107,7 +115,7 @@ class WordAligner:
         run = self._runs[-1]
         run.end = end
         if run.weight and end > run.start:
-            self.later_pace = _clamp_pace((self.later_pace + (end - run.start) / run.weight) / 2)
+            self.later_pace = _clamp_pace((self.later_pace + (end - run.start) / run.weight) / 2, self._scale)
         run.later_pace = self.later_pace
 
     def restart_run(self) -> None:

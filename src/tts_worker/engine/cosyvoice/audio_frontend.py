@@ -25,6 +25,7 @@ from tts_worker.engine.cosyvoice.backends.onnx_providers import (
     select_providers,
 )
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, WhisperMel
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
@@ -38,7 +39,7 @@ MAX_TOKENIZER_S = 30.0  # limit of the speech tokenizer
 
 @dataclass(frozen=True)
 class PromptFeatures:
-    """``tokens [N]`` int32, ``mel [M, bins]`` float32, ``embedding [spk]`` float32; ``M == 2 N``."""
+    """``tokens [N]`` int32, ``mel [M, bins]`` float32, ``embedding [spk]`` float32; ``M == 2 N`` at 25 tokens/s."""
 
     tokens: Tensor
     mel: Tensor
@@ -104,7 +105,7 @@ class PromptFrontend:
         return tuple(ids)
 
     def tokens(self, recording: Recording, *, checked: bool = True) -> Tensor:
-        """Speech tokens ``[N]`` int32, about 25 per second. ``checked``: as for ``resample``.
+        """Speech tokens ``[N]`` int32, about 25 per second (50 of CosyVoice-300M). ``checked``: as for ``resample``.
 
         Raises:
             InvalidRequest: The audio is longer than 30 s.
@@ -135,10 +136,13 @@ class PromptFrontend:
         return out
 
     def prompt(self, recording: Recording) -> PromptFeatures:
-        """All features of a prompt; tokens and mel are trimmed to the same duration."""
+        """All features of a prompt; tokens and mel are trimmed to the same duration, except for CosyVoice-300M."""
         tokens = self.tokens(recording)
         mel = self.mel(recording)
-        ratio = self._bundle.config.flow.frames_per_token
+        config = self._bundle.config
+        if config.family == V1:  # the flow stretches the tokens to the frames
+            return PromptFeatures(tokens, mel, self.embedding(recording))
+        ratio = config.flow.frames_per_token
         length = min(mel.shape[0] // ratio, tokens.shape[0])
         return PromptFeatures(tokens[:length], mel[: ratio * length], self.embedding(recording))
 

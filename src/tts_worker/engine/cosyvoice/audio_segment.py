@@ -10,12 +10,13 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
+from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims, FirstFlowDims
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
-from tts_worker.types import Segment, WordTiming
+from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ class AudioSegment:
         speed: float,
         frame_samples: int,
         stride: int = 1,
+        token_rate_hz: int = 25,
+        sample_rate_hz: int = SAMPLE_RATE_HZ,
     ) -> None:
         self.state = state
         self.tokens = state.tokens
-        self.aligner = WordAligner(pace)
+        self.aligner = WordAligner(pace, token_rate_hz)
         self.is_closed = False
         self.is_complete = False
         self.is_rendered = False
@@ -62,10 +65,12 @@ class AudioSegment:
         self.rendered_tokens = 0
         self.rendered_frames = 0
         self._speed = speed
-        self._frame_samples = frame_samples
+        self._frame_samples = frame_samples * SAMPLE_RATE_HZ / sample_rate_hz
+        self._resampler = Resampler(sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
         self._silence = silence
-        prompt_tokens = len(state.voice.prompt)
+        # Chunks of CosyVoice-300M begin at the first token, those of the others at the first one of the prompt.
+        prompt_tokens = 0 if isinstance(flow, FirstFlowDims) else len(state.voice.prompt)
         self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._due: Chunk | None = None
         self._text_ranges: list[tuple[int, int]] = []
@@ -144,11 +149,15 @@ class AudioSegment:
     @property
     def next_pages(self) -> int:
         """Pages of the flow cache that the due chunk takes."""
-        return 0 if self.due_chunk is None else chunk_pages(self.state, self.due_chunk, self._flow.chunk_tokens)
+        if self.due_chunk is None or isinstance(self._flow, FirstFlowDims):
+            return 0
+        return chunk_pages(self.state, self.due_chunk, self._flow.chunk_tokens)
 
     @property
     def pages_ahead(self) -> int:
         """Estimated pages that the segment will still take."""
+        if isinstance(self._flow, FirstFlowDims):
+            return 0
         tokens = max(self.aligner.expected_tokens, len(self.tokens)) - self.rendered_tokens
         return max(0, -(-math.ceil(tokens) // self._flow.chunk_tokens))
 
@@ -179,9 +188,14 @@ class AudioSegment:
         """Original characters of the text segment in which the last chunk ends."""
         return self._text_range
 
+    def resample(self, pcm: bytes, *, final: bool) -> bytes:
+        """Return the next samples of the vocoder at the rate of the worker."""
+        resampled = self._resampler.process(pcm)
+        return resampled + self._resampler.flush() if final else resampled
+
     def _sample(self, token: float) -> int:
         assert self.base_sample is not None
-        frames = token * self._flow.frames_per_token
+        frames = self._flow.frame_of(token)
         if self._speed != 1.0:  # whole frames only, so that no word ends after the audio
             frames = MelResampler.output_frames(int(frames), self._speed)
         return self.base_sample + int(frames * self._frame_samples)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.config import V3, YAML_NAMES, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.config import V1, V2, V3, WHISPER, YAML_NAMES, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.tensor_files import read_tensors
 from tts_worker.engine.cosyvoice.weights import (
     PARTS,
@@ -34,6 +34,7 @@ from tts_worker.voicepack.onnx_file import check_onnx
 from tts_worker.voicepack.report import Problem, Report
 
 TEXT_MODEL_DIR = "CosyVoice-BlankEN"
+_GENERATIONS = {V1: "v1", V2: "v2", V3: "v3"}
 RANDOM_WEIGHTS_MARKER = "RANDOM_WEIGHTS.txt"
 MAX_TEXT_BYTES = 1 << 20
 
@@ -65,13 +66,7 @@ class Bundle:
         name = next((name for name in YAML_NAMES if (path / name).is_file()), None)
         if name is None:
             raise BundleError(f"{path}: holds none of {', '.join(YAML_NAMES)}; not a CosyVoice model directory")
-        if name == "cosyvoice.yaml":
-            raise BundleError(f"{path / name}: CosyVoice-300M (v1) is not supported; use CosyVoice2 or CosyVoice3")
-        qwen_file = path / TEXT_MODEL_DIR / "config.json"
-        try:
-            qwen = json.loads(_read_text(qwen_file))
-        except (ValueError, RecursionError):
-            raise BundleError(f"{qwen_file}: is not valid JSON") from None
+        qwen = None if YAML_NAMES[name] == V1 else _read_json(path / TEXT_MODEL_DIR / "config.json")
         config = CosyVoiceConfig.from_files(_read_text(path / name), qwen, str(path / name))
         if config.family != YAML_NAMES[name]:
             raise BundleError(f"{path / name}: describes a {config.family} model; the file name says otherwise")
@@ -93,7 +88,13 @@ class Bundle:
 
     @property
     def speech_tokenizer(self) -> Path:
-        return self.path / f"speech_tokenizer_{'v3' if self.config.family == V3 else 'v2'}.onnx"
+        return self.path / f"speech_tokenizer_{_GENERATIONS[self.config.family]}.onnx"
+
+    @property
+    def whisper_vocabulary(self) -> Path:
+        """Text tokens of CosyVoice-300M, which the official directories lack."""
+        is_whisper = self.config.tokenizer_version == WHISPER
+        return self.path / ("multilingual.tiktoken" if is_whisper else "multilingual_zh_ja_yue_char_del.tiktoken")
 
     @property
     def speaker_info(self) -> Path:
@@ -139,18 +140,34 @@ class Bundle:
             yield from problems
             if values:
                 yield from check_values(tensors, self.weight_file(part).name)
-        for name in ("vocab.json", "merges.txt"):
-            if not (self.text_model_dir / name).is_file():
-                yield Problem(f"{TEXT_MODEL_DIR}/{name}", "is missing: no text can be read")
+        yield from self._text_problems()
         for file in (self.campplus, self.speech_tokenizer):
             if problem := check_onnx(file):
                 # Stored voices do not need these models.
                 yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
 
+    def _text_problems(self) -> Iterator[Problem]:
+        if self.config.family == V1:
+            if not self.whisper_vocabulary.is_file():
+                how = "tts-worker voicepack pull cosyvoice-300m"
+                yield Problem(self.whisper_vocabulary.name, f"is missing: no text can be read; get it with {how}")
+            return
+        for name in ("vocab.json", "merges.txt"):
+            if not (self.text_model_dir / name).is_file():
+                yield Problem(f"{TEXT_MODEL_DIR}/{name}", "is missing: no text can be read")
+
     def _read(self, part: str, expected: Mapping[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
         file = self.weight_file(part)
         tensors = normalise_keys(part, read_tensors(file), str(file))
         return tensors, check_tensors(expected, tensors, file.name)
+
+
+def _read_json(file: Path) -> object:
+    try:
+        content: object = json.loads(_read_text(file))
+    except (ValueError, RecursionError):
+        raise BundleError(f"{file}: is not valid JSON") from None
+    return content
 
 
 def _read_text(file: Path) -> str:

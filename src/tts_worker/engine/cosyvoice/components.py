@@ -21,14 +21,17 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
 from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
 from tts_worker.engine.cosyvoice.backends.selection import BackendState
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.first_renderer import FirstRenderer
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
 from tts_worker.types import ComputationCounts
 from tts_worker.voicepack.voice_file import Voice
@@ -62,7 +65,7 @@ class Components:
     networks: Networks
     decoder: Decoder
     renderer: Renderer
-    pool: FlowPool
+    pool: FlowPool | UnpagedPool
     voice_cache: VoiceCache
     streams: ExecutionStreams
     runners: tuple[Runner, Runner]
@@ -111,16 +114,7 @@ class Components:
             runner=runners[0],
             checked=config.checked,
         )
-        pool = FlowPool(
-            networks.flow,
-            slots=2 * config.max_utterances + config.cached_voices,
-            pages=config.pages,
-            max_chunks=max_flow_chunks(networks.config, config.max_segment_s),
-            dtype=networks.flow.dtype,
-            checked=config.checked,
-            runner=runners[1],
-            page_bucket=PAGE_BUCKET if runners[1].fixed_shapes else 1,
-        )
+        pool, renderer = _audio_parts(networks, config, streams, runners[1])
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
@@ -130,7 +124,6 @@ class Components:
             cached=config.cached_voices,
             enrolled=enrolled,
         )
-        renderer = Renderer(networks, pool, streams, runners[1], config.stride_chunks, config.first_tokens)
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
         compiler = compiler_for(config.compile, device) if config.graphs else None
@@ -145,7 +138,7 @@ class Components:
         tokens, audio = self.runners
         if tokens.fixed_shapes:
             self.decoder.capture(config.decode_batch, self.compiler)
-        if audio.fixed_shapes:
+        if audio.fixed_shapes and isinstance(self.pool, FlowPool):
             with self.streams.flow:
                 self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1), self.compiler)
             self.renderer.capture(config.render_batch, self.compiler)
@@ -193,11 +186,32 @@ class Components:
             runner.clear()
 
 
+def _audio_parts(
+    networks: Networks, config: StreamingConfig, streams: ExecutionStreams, runner: Runner
+) -> tuple[FlowPool | UnpagedPool, Renderer]:
+    """Build the memory of the flow, and what runs flow and vocoder."""
+    flow = networks.flow
+    if isinstance(flow, FirstFlow):
+        unpaged = UnpagedPool(flow.dims.chunk_tokens, flow.device)
+        return unpaged, FirstRenderer(networks, unpaged, streams, runner)
+    pool = FlowPool(
+        flow,
+        slots=2 * config.max_utterances + config.cached_voices,
+        pages=config.pages,
+        max_chunks=max_flow_chunks(networks.config, config.max_segment_s),
+        dtype=flow.dtype,
+        checked=config.checked,
+        runner=runner,
+        page_bucket=PAGE_BUCKET if runner.fixed_shapes else 1,
+    )
+    return pool, Renderer(networks, pool, streams, runner, config.stride_chunks, config.first_tokens)
+
+
 def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> None:
     """Switch fused kernels on or off, and check them on the device."""
     if not config.kernels:
         kernels.disable()
-    elif kernels.enable():
+    elif networks.config.family != V1 and kernels.enable():
         model = networks.config
         dtype = networks.lm.llm_decoder.weight.dtype
         kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))

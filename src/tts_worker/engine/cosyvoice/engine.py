@@ -17,6 +17,7 @@ import numpy as np
 
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
 from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.device import gpu_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
@@ -27,6 +28,7 @@ from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.whisper_tokenizer import FIRST_CONTROL_TAGS
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import StreamFuture
@@ -50,7 +52,7 @@ log = logging.getLogger(__name__)
 SPEED_RANGE = (0.5, 2.0)
 
 _WARM_UP = "warm-up"  # session of the warm-up utterance
-_WARM_UP_TOKENS = 64  # a first, a middle and a last chunk: 8 + 25 + 25 tokens and look-ahead, and a rest
+_WARM_UP_REST_TOKENS = 11
 _WARM_UP_SPEEDS = (1.0, 1.25)
 
 
@@ -82,12 +84,11 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 languages=config.languages,
                 alignment=Alignment.ESTIMATED,
                 max_utterances=settings.max_utterances,
-                sample_rate_hz=config.sample_rate_hz,
                 text_by_word=settings.text_mode is TextMode.INTERLEAVED,
                 front_end=settings.text_mode is TextMode.CLAUSE,
                 speed_range=SPEED_RANGE,
                 device=str(device),
-                control_tags=CONTROL_TAGS,
+                control_tags=FIRST_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
                 extra=(
@@ -464,8 +465,11 @@ def _with_warm_up(model: Model) -> Model:
     """Return ``model`` with a script for the warm-up utterance, which ends with any weights."""
     speech = model.config.lm.speech_tokens
     eos = model.config.lm.eos_id
+    flow = model.config.flow
     original = model.script
-    sentence = (*(i * 97 % speech for i in range(_WARM_UP_TOKENS)), eos)
+    # A first, a middle and a last chunk with their look-ahead.
+    tokens = 2 * flow.chunk_tokens + flow.lookahead_tokens + _WARM_UP_REST_TOKENS
+    sentence = (*(i * 97 % speech for i in range(tokens)), eos)
 
     def script(key: UtteranceKey, run: int) -> abc.Sequence[int]:
         if key.session == _WARM_UP:

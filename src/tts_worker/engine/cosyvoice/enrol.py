@@ -22,17 +22,19 @@ from tts_worker.audio.pcm import Floats
 from tts_worker.audio.prompt import CLIPPED, PromptFigures, judge, measure, usable_speech, windows
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend, check_rate
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.config import V1, V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.presets import instruction_of
 from tts_worker.engine.cosyvoice.reference.normalizer import normalize
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
+from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
 from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.voicepack.voice_file import Voice, load_voice
 
 MAX_TRANSCRIPT_CHARS = 1000
+_LOOSE_FRAMES = 6.0  # 70 ms
 SPEAKER_WINDOW_S = 3.0
 SPEAKER_SIMILARITY = 0.3
 """Parts of one speaker are usually more similar than this; not calibrated on the official weights, so it is a note."""
@@ -156,9 +158,15 @@ def instruct_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, instruction:
     """Ids of the prompt text in instruct mode: the instruction or the preset it names, then the end-of-prompt token."""
     instruction = instruction.replace(END_OF_PROMPT, "").removeprefix(SYSTEM_PROMPT).strip()
     instruction = instruction_of(instruction, config.family)
+    if config.family == V1:  # no special token: the mark was trained as text
+        return tokenizer.encode(f"{instruction}{END_OF_PROMPT}")
     if config.family == V3:
         instruction = f"{SYSTEM_PROMPT} {instruction}".strip()
     return [*tokenizer.encode(instruction), tokenizer.end_of_prompt_id]
+
+
+def _language_ids(tokenizer: WhisperTokenizer, language: str | None) -> list[int]:
+    return tokenizer.language_ids(language.partition("-")[0].lower()) if language else []
 
 
 def _system_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig) -> list[int]:
@@ -185,8 +193,10 @@ class Speaker:
             speech_tokens=config.flow.vocab,
             mel_bins=config.mel.bins,
             spk_size=config.flow.spk_embed,
-            frames_per_token=config.flow.frames_per_token,
+            frames_per_token=config.flow.frame_of(1),
             token_rate_hz=config.token_rate_hz,
+            # The mel of CosyVoice-300M is not cut to its speech tokens.
+            tolerance_frames=_LOOSE_FRAMES if config.family == V1 else config.flow.frame_of(1),
         )
 
     @classmethod
@@ -217,6 +227,7 @@ class Speaker:
         *,
         mode: Mode | None = None,
         instruction: str = "",
+        language: str | None = None,
         allow_special: bool = False,
     ) -> Request:
         """Build the request for ``text``, which may be empty if it is streamed in later.
@@ -225,6 +236,7 @@ class Speaker:
             text: The text to speak.
             mode: None selects instruct mode if there is an instruction, otherwise the default mode of the voice.
             instruction: Style instruction; instruct mode only.
+            language: BCP-47 tag of the text. CosyVoice-300M announces it in cross-lingual mode.
             allow_special: Encode special tokens in ``text`` instead of reading them as characters.
 
         Raises:
@@ -232,7 +244,9 @@ class Speaker:
         """
         mode = mode or (Mode.INSTRUCT if instruction else self.mode)
         voice = self.voice
-        if mode is not Mode.SFT and not len(voice.tokens):
+        is_first = self.config.family == V1
+        needs_prompt = mode is not Mode.SFT and not (is_first and mode is Mode.INSTRUCT)
+        if needs_prompt and not len(voice.tokens):
             raise InvalidRequest(f"this voice has no prompt audio, so it cannot speak in {mode.value} mode")
         if mode is Mode.ZERO_SHOT and not len(voice.prompt_text_ids):
             raise InvalidRequest(
@@ -246,6 +260,8 @@ class Speaker:
             prompt_text = voice.prompt_text_ids.tolist()
         elif mode is Mode.INSTRUCT:
             prompt_text = instruct_ids(self.tokenizer, self.config, instruction)
+        elif isinstance(self.tokenizer, WhisperTokenizer):
+            prompt_text = _language_ids(self.tokenizer, language) if mode is Mode.CROSS_LINGUAL else []
         else:
             prompt_text = _system_ids(self.tokenizer, self.config)
         tokens = tuple(voice.tokens.tolist())
@@ -256,6 +272,8 @@ class Speaker:
             lm_prompt=tokens if mode is Mode.ZERO_SHOT else (),
             flow_prompt=tokens if has_prompt else (),
             prompt_mel=_tensor(voice.mel) if has_prompt else torch.zeros(0, self.config.mel.bins),
+            # An instruction describes the speaker: the language model would rather follow the embedding.
+            tells_speaker=is_first and mode is not Mode.INSTRUCT,
         )
 
 

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_PERIOD_TOKENS = 25
-"""One second. A slower repetition may be a refrain."""
-
 
 @dataclass(frozen=True, slots=True)
 class GuardLimits:
-    """Limits of a run.
+    """Limits of a run, at 25 tokens per second.
 
     Attributes:
+        period_tokens: Longest period of a loop (1 s). A slower repetition may be a refrain.
         loop_tokens: Consecutive tokens equal to the token one period earlier that make a loop (2 s).
         silence_tokens: Consecutive silent tokens that make an endless silence (3 s).
     """
 
+    period_tokens: int = 25
     loop_tokens: int = 50
     silence_tokens: int = 75
+
+    @classmethod
+    def at_rate(cls, token_rate_hz: int) -> GuardLimits:
+        """Return the limits of as many seconds at ``token_rate_hz``."""
+        return cls(token_rate_hz, 2 * token_rate_hz, 3 * token_rate_hz)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,9 @@ class TokenGuard:
         self._recent: list[int] = []  # at most one period
         self._checked_tokens = 0
         self._silent_tokens = 0  # at the end
-        self._repeats = [0] * (MAX_PERIOD_TOKENS + 1)  # by period: consecutive tokens equal to the one a period earlier
+        self._repeats = [0] * (
+            self._limits.period_tokens + 1
+        )  # by period: consecutive tokens equal to the one a period earlier
 
     def check(self, token: int) -> Violation | None:
         """Check the next id. A violation is returned as soon as it is certain."""
@@ -52,12 +58,12 @@ class TokenGuard:
             return Violation("silence", self._checked_tokens - self._silent_tokens)
         recent = self._recent
         longest = 0
-        for period in range(1, min(MAX_PERIOD_TOKENS, len(recent)) + 1):
+        for period in range(1, min(self._limits.period_tokens, len(recent)) + 1):
             repeats = recent[-period] == token
             self._repeats[period] = self._repeats[period] + 1 if repeats else 0
             longest = max(longest, self._repeats[period])
         recent.append(token)
-        if len(recent) > MAX_PERIOD_TOKENS:
+        if len(recent) > self._limits.period_tokens:
             del recent[0]
         if longest >= self._limits.loop_tokens and not self._silent_tokens:
             return Violation("token_loop", self._checked_tokens - longest)

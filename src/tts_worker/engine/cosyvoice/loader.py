@@ -17,12 +17,13 @@ from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptio
 from tts_worker.engine.cosyvoice.backends.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, CompileMode, StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -118,10 +119,13 @@ def load_engine(
     tokenizer = TextTokenizer.from_bundle(bundle)
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
+    is_first = bundle.config.family == V1
+    if is_first:
+        _check_first(options)
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
     overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
-    stride_chunks = options.stride_chunks or (1 if cuda else 2)
+    stride_chunks = 1 if is_first else options.stride_chunks or (1 if cuda else 2)
     render_batch = options.render_batch or (8 if cuda else 1)
     backend = select_backend(
         networks,
@@ -136,6 +140,7 @@ def load_engine(
     )
     if half and backend.active is Backend.TORCH:
         halve_flow(networks)
+    has_graphs = backend.active is Backend.TORCH and not is_first
     max_utterances = options.max_utterances or (64 if cuda else 16)
     config = StreamingConfig(
         overlap=overlap,
@@ -150,11 +155,11 @@ def load_engine(
         decode_batch=options.decode_batch or (64 if cuda else 16),
         render_batch=render_batch,
         smooth_start=options.smooth_start,
-        first_chunk_on_device=options.first_chunk_on_device and backend.active is Backend.TORCH,
+        first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and cuda,
         kernels=options.kernels,
         compile=CompileMode(options.compile),
-        audio_graphs=backend.active is Backend.TORCH,
+        audio_graphs=has_graphs,
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
@@ -162,6 +167,14 @@ def load_engine(
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
+
+
+def _check_first(options: LoadOptions) -> None:
+    """Refuse what CosyVoice-300M cannot do. Raises ConfigError."""
+    if options.text_mode != TextMode.CLAUSE.value:
+        raise ConfigError("text_mode: CosyVoice-300M reads whole clauses only, as it encodes a text before it speaks")
+    if options.backend != Backend.TORCH.value:
+        raise ConfigError("backend: CosyVoice-300M runs on torch only")
 
 
 def check_torch(version: str) -> None:
@@ -212,8 +225,10 @@ def halve_flow(networks: Networks) -> None:
     """Convert the flow estimator to bfloat16 (in place).
 
     Sums of norms, rotary angles, scores, solver state, encoder and vocoder stay in float32, the pitch in float64.
+    CosyVoice-300M's flow stays in float32.
     """
-    networks.flow.use_dtype(torch.bfloat16)
+    if isinstance(networks.flow, Flow):
+        networks.flow.use_dtype(torch.bfloat16)
 
 
 def bundle_voices(bundle: Bundle) -> dict[str, Voice]:
@@ -242,7 +257,7 @@ def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
 def lm_cache_bytes(config: CosyVoiceConfig, slots: int, max_tokens: int, dtype: torch.dtype) -> int:
     """Return the size of the language model's KV cache."""
     lm = config.lm
-    return 2 * lm.layers * slots * lm.kv_heads * (max_tokens + 1) * lm.head_dim * dtype.itemsize
+    return 2 * lm.cache_layers * slots * lm.kv_heads * (max_tokens + 1) * lm.head_dim * dtype.itemsize
 
 
 def page_budget(free_bytes: int, total_bytes: int, weight_bytes: int, lm_cache_bytes: int, share: float) -> float:
@@ -270,6 +285,8 @@ def weight_bytes(networks: Networks) -> int:
 
 def page_count(networks: Networks, utterances: int, memory_gb: float | None, memory_share: float = 1.0) -> int:
     """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
+    if networks.config.family == V1:
+        return MIN_PAGES  # its flow has none
     each = page_bytes(networks.config, networks.flow.dtype)
     device = networks.flow.noise.device
     if memory_gb is not None:

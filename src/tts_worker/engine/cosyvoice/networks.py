@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.errors import BundleError
+from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.weights import new_flow, new_lm
+from tts_worker.errors import BundleError, ConfigError
 
 MAX_ABS_MEL = 100.0  # log magnitudes are in -12..5
+_LATER_ONLY = "this works with models of CosyVoice 2 and 3, not with CosyVoice-300M"
 MIN_AUDIO_STD = 1e-6  # below this the audio is constant
 _SAMPLED_VALUES = 64  # of each tensor, for the fingerprint
 
@@ -57,10 +61,28 @@ class Networks:
     """
 
     config: CosyVoiceConfig
-    lm: SpeechLM
-    flow: Flow
+    lm: SpeechLM | TransformerLm
+    flow: Flow | FirstFlow
     hift: Hift
     fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.flow.noise.device
+
+    @property
+    def qwen(self) -> SpeechLM:
+        """``lm`` of CosyVoice2 and 3. Raises ConfigError for CosyVoice-300M."""
+        if not isinstance(self.lm, SpeechLM):
+            raise ConfigError(_LATER_ONLY)
+        return self.lm
+
+    @property
+    def chunked_flow(self) -> Flow:
+        """``flow`` of CosyVoice2 and 3. Raises ConfigError for CosyVoice-300M."""
+        if not isinstance(self.flow, Flow):
+            raise ConfigError(_LATER_ONLY)
+        return self.flow
 
     @classmethod
     def load(
@@ -81,8 +103,8 @@ class Networks:
         if device.type == "cuda":
             configure_cuda()
         with torch.device("meta"):  # skips the initialization of values that are replaced anyway
-            lm = SpeechLM(config.qwen)
-            flow = Flow(config.chunked_flow)
+            lm = new_lm(config)
+            flow = new_flow(config)
         hift = Hift(config.hift, not float32_phase)
         fingerprints = {}
 
@@ -92,7 +114,8 @@ class Networks:
             return loaded
 
         lm = _fill(lm, weights("llm", lm_dtype), "the language model", device)
-        lm.prepare().tie()
+        if isinstance(lm, SpeechLM):
+            lm.prepare().tie()
         flow = _fill(flow, weights("flow"), "the flow", device)
         hift = _fill(hift, weights("hift"), "the vocoder", device)
         networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare(), fingerprints)
@@ -110,14 +133,21 @@ class Networks:
         device = self.flow.noise.device
         dtype = self.lm.llm_decoder.weight.dtype
         one = torch.ones(1, dtype=torch.long, device=device)
-        pool = SlotPool(config.lm.layers, 1, config.lm.kv_heads, 8, config.lm.head_dim, dtype=dtype, device=device)
+        lm = config.lm
+        pool = SlotPool(lm.cache_layers, 1, lm.kv_heads, 8, lm.head_dim, dtype=dtype, device=device)
         ids = torch.arange(8, device=device)[None]
-        scores = self.lm(self.lm.embed_speech(ids), one * 8, one * 0, pool, 8)
+        if isinstance(self.lm, TransformerLm):
+            self.lm.prepare(9)
+        scores = self.lm.score_items(ids, torch.ones_like(ids), one * 8, one * 0, pool, 8)
         _require(bool(scores.isfinite().all()), "llm", "scores that are not finite")
         tokens = torch.arange(config.flow.chunk_tokens, device=device)[None] * 97 % config.flow.vocab
         spk = self.flow.speaker(torch.ones(1, config.flow.spk_embed, device=device))
         prompt = torch.zeros(1, 0, config.flow.mel, device=device)
-        mel = self.flow.mel(tokens, one * tokens.shape[1], prompt, one * 0, spk, chunked=True, final=True)
+        if isinstance(self.flow, FirstFlow):
+            noise = self.flow.noise_at(0, 0, config.flow.frames(tokens.shape[1]))
+            mel, _ = self.flow.part(tokens, tokens[:, :0], prompt, spk, noise, None)
+        else:
+            mel = self.flow.mel(tokens, one * tokens.shape[1], prompt, one * 0, spk, chunked=True, final=True)
         _require(bool(mel.isfinite().all()), "flow", "mel frames that are not finite")
         _require(float(mel.abs().max()) < MAX_ABS_MEL, "flow", f"mel frames beyond {MAX_ABS_MEL:.0f}")
         audio, _ = self.hift(mel.transpose(1, 2), HashedNoise(one, not config.hift.causal))

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, Bundle
-from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.config import V1, V2, V3, YAML_NAMES
+from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, WhisperMel
+from tts_worker.engine.cosyvoice.random_first import FIRST_LM_SIZES, first_yaml, write_whisper_vocabulary
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
@@ -67,7 +69,7 @@ def write_random_bundle(
 
     Args:
         path: A new or empty directory.
-        family: ``cosyvoice2`` or ``cosyvoice3``.
+        family: ``cosyvoice1``, ``cosyvoice2`` or ``cosyvoice3``.
         size: ``full``, ``mid`` or ``tiny``. ``full`` takes about 2.6 GB of disk (v3: 3.5) and as much memory as its
             largest file.
         seed: Seed of the weights.
@@ -80,8 +82,8 @@ def write_random_bundle(
         MissingExtra: ``prompt_models`` without the onnx package.
     """
     path = Path(path)
-    if family not in (V2, V3):
-        raise ConfigError(f"family: must be {V2} or {V3}")
+    if family not in (V1, V2, V3):
+        raise ConfigError(f"family: must be {V1}, {V2} or {V3}")
     if size not in SIZES:
         raise ConfigError(f"size: must be one of: {', '.join(SIZES)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -91,10 +93,14 @@ def write_random_bundle(
         raise MissingExtra("writing prompt models", "export")
     generator = torch.Generator().manual_seed(seed)
     try:
-        (path / TEXT_MODEL_DIR).mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
         (path / RANDOM_WEIGHTS_MARKER).write_text("The weights in this directory are random: the output is noise.\n")
-        _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
-        (path / f"{family}.yaml").write_text(_yaml(family, SIZES[size]), "utf-8")
+        if family == V1:
+            write_whisper_vocabulary(path / "multilingual.tiktoken")
+        else:
+            _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
+        yaml_name = next(name for name, named in YAML_NAMES.items() if named == family)
+        (path / yaml_name).write_text(_yaml(family, size), "utf-8")
         (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n')
         bundle = Bundle.open(path)
         _write_voice_parts(bundle, generator, with_models=has_onnx if prompt_models is None else prompt_models)
@@ -109,7 +115,8 @@ def _write_voice_parts(bundle: Bundle, generator: torch.Generator, *, with_model
     """Write one speaker, and prompt models with the inputs and outputs of the real ones."""
     spk = bundle.config.flow.spk_embed
     encoder = torch.randn(FBANK_BINS, spk, generator=generator) / FBANK_BINS**0.5
-    codes = torch.randn(1, WHISPER_BINS, 4, generator=generator) * 300  # scores of a few thousand, taken modulo
+    frames = WHISPER_RATE_HZ // WhisperMel.hop // bundle.config.token_rate_hz  # per token
+    codes = torch.randn(1, WHISPER_BINS, frames, generator=generator) * 300  # scores of a few thousand, taken modulo
     if with_models:
         bundle.campplus.write_bytes(speaker_encoder(encoder.numpy()))
         bundle.speech_tokenizer.write_bytes(speech_tokenizer(codes.numpy(), bundle.config.flow.vocab))
@@ -138,17 +145,19 @@ def speaker_encoder(weights: np.ndarray) -> bytes:
 def speech_tokenizer(weights: np.ndarray, codes: int) -> bytes:
     """Build a model with the signature of the speech tokenizer.
 
-    Inputs are float ``[1, bins, T]`` and int32 ``[1]``; the output is int32 ids ``[1, ceil(T / 4)]`` in ``[0, codes)``.
+    Inputs are float ``[1, bins, T]`` and int32 ``[1]``; the output is int32 ids ``[1, ceil(T / n)]`` in ``[0, codes)``.
 
     Args:
-        weights: ``[1, bins, 4]``.
+        weights: ``[1, bins, n]``.
         codes: Number of ids.
     """
     import onnx
 
     tensor_type = onnx.TensorProto
+    stride = weights.shape[2]
+    pads = [(stride - 1) // 2, stride // 2]
     nodes = [
-        onnx.helper.make_node("Conv", ["feats", "weights"], ["score"], strides=[4], pads=[1, 2]),
+        onnx.helper.make_node("Conv", ["feats", "weights"], ["score"], strides=[stride], pads=pads),
         onnx.helper.make_node("Abs", ["score"], ["size"]),
         onnx.helper.make_node("Cast", ["size"], ["whole"], to=tensor_type.INT32),
         onnx.helper.make_node("Mod", ["whole", "codes"], ["id"]),
@@ -221,6 +230,7 @@ def _tensor(key: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
 
 def _write_text_model(directory: Path, family: str, size: Size) -> None:
     """Write a byte-level BPE tokenizer: all bytes and some frequent English merges."""
+    directory.mkdir()
     symbols = [*_byte_symbols()]
     vocab = {symbol: i for i, symbol in enumerate(sorted(symbols))}
     merges = []
@@ -268,7 +278,10 @@ def _byte_symbols() -> list[str]:
     return [*map(chr, plain), *(chr(256 + i) for i in range(256 - len(plain)))]
 
 
-def _yaml(family: str, size: Size) -> str:
+def _yaml(family: str, size_name: str) -> str:
+    size = SIZES[size_name]
+    if family == V1:
+        return first_yaml(FIRST_LM_SIZES[size_name], size.encoder, size.unet, size.vocoder, size.pitch)
     llm, flow, hift = (
         ("CosyVoice3LM", "CausalMaskedDiffWithDiT", "CausalHiFTGenerator")
         if family == V3

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.vocoder_windows import (
     VocoderWindows,
     WindowInput,
@@ -30,6 +32,22 @@ from tts_worker.engine.cosyvoice.vocoder_windows import (
 )
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState, window
 from tts_worker.engine.worker_thread import StreamFuture
+from tts_worker.types import SAMPLE_RATE_HZ
+
+
+@dataclass(frozen=True)
+class PartState:
+    """What the next part of a stream of CosyVoice-300M needs of the part before.
+
+    Attributes:
+        known: Token condition of the prompt and of the frames that the next part repeats, ``[1, F + O, mel]``.
+        held: Mel of these frames, ``[1, O, mel]``.
+        start_frame: The first of them.
+    """
+
+    known: Tensor
+    held: Tensor
+    start_frame: int
 
 
 class MelResampler:
@@ -100,7 +118,7 @@ class RenderState:
     seed: int
     tokens: list[int]
     resampler: MelResampler | None = None
-    flow: FlowState | None = None
+    flow: FlowState | PartState | None = None
     hift: HiftState | WindowState | None = None
 
 
@@ -109,7 +127,7 @@ def chunk_pages(state: RenderState, chunk: Chunk, chunk_tokens: int) -> int:
 
     An unaligned start or end of a segment needs one more than its chunks.
     """
-    if state.flow is not None:
+    if isinstance(state.flow, FlowState):
         done = state.flow.tokens
     else:
         done = state.voice.flow.tokens if state.voice.flow is not None else 0
@@ -220,7 +238,7 @@ class Renderer:
     def __init__(
         self,
         networks: Networks,
-        pool: FlowPool,
+        pool: FlowPool | UnpagedPool,
         streams: ExecutionStreams,
         runner: Runner,
         stride: int = 1,
@@ -239,8 +257,9 @@ class Renderer:
             self._windows = VocoderWindows(networks.hift, streams.vocoder, runner, sizes, pool.device)
 
     def samples(self, mel: Tensor) -> int:
-        """Return the number of samples of frames ``[1, mel, n]``."""
-        return mel.shape[2] * self._networks.config.hift.frame_samples
+        """Return the number of samples of frames ``[1, mel, n]``, at the rate of the worker."""
+        config = self._networks.config
+        return mel.shape[2] * config.hift.frame_samples * SAMPLE_RATE_HZ // config.sample_rate_hz
 
     def close(self, state: RenderState) -> None:
         """Release the caches of ``state``. Idempotent.
@@ -252,7 +271,7 @@ class Renderer:
 
     def recover(self, state: RenderState) -> None:
         """Drop the flow cache of ``state`` after a failed pass. The next pass computes it again from the tokens."""
-        if state.flow is not None:
+        if isinstance(state.flow, FlowState):
             self.pool.close(state.flow)
             state.flow = None
 
@@ -292,7 +311,10 @@ class Renderer:
             for i, mel in zip(indexes, self._advance([requests[i] for i in indexes], stride), strict=True):
                 parts[i].append(mel)
                 remaining[i] -= stride
-        frames = [torch.cat(part, dim=1).transpose(1, 2) for part in parts]
+        return self._resample(requests, [torch.cat(part, dim=1).transpose(1, 2) for part in parts])
+
+    def _resample(self, requests: Sequence[RenderRequest], frames: list[Tensor]) -> list[Tensor]:
+        """Change the pace of the new frames of each request, ``[1, mel, n]``."""
         # Copies, so that a fault in the middle of the batch leaves all resamplers unchanged.
         resamplers = [copy(request.state.resampler) for request in requests]
         frames = [
@@ -313,7 +335,7 @@ class Renderer:
         for request in requests:
             voice = request.state.voice
             flow_state = request.state.flow
-            assert flow_state is not None
+            assert isinstance(flow_state, FlowState)
             tokens = [*voice.prompt, *(request.tokens or [0] * request.chunk.known)]
             windows.append(window(config, tokens, voice.prompt_mel, flow_state.tokens, len(tokens), chunks))
             flow_states.append(flow_state)
@@ -321,7 +343,7 @@ class Renderer:
         tokens_sent = self._streams.flow.to_device([ids for ids, _, _ in windows])
         for row, request, start in zip(tokens_sent, requests, starts, strict=True):
             self._insert_ids(row, request, start)
-        mel = self.pool.advance(
+        mel = cast("FlowPool", self.pool).advance(
             flow_states,
             tokens_sent,
             [known for _, known, _ in windows],

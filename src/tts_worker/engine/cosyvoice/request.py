@@ -18,3 +18,4 @@ class Request:
     lm_prompt: tuple[int, ...] = ()  # speech tokens of the prompt, for the language model
     flow_prompt: tuple[int, ...] = ()  # speech tokens of the prompt, for the flow; belong to ``prompt_mel``
     prompt_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    tells_speaker: bool = False  # whether the language model gets the embedding, too (CosyVoice-300M)

@@ -63,6 +63,12 @@ class LmRun(Protocol):
         ...
 
 
+def start_items(text: Iterable[int], *, tells_speaker: bool) -> list[Item]:
+    """Return the inputs up to the end of the text."""
+    speaker: list[Item] = [(Kind.SPEAKER, 0)] if tells_speaker else []
+    return [(Kind.SOS, 0), *speaker, *((Kind.TEXT, i) for i in text)]
+
+
 class ClauseRun:
     """A run over text that is known in full.
 
@@ -72,6 +78,7 @@ class ClauseRun:
         text: Text ids to speak.
         context_speech: Speech ids of the prompt and of earlier clauses.
         max_ids: Most ids to draw.
+        tells_speaker: Whether the speaker is an input.
     """
 
     def __init__(
@@ -81,9 +88,11 @@ class ClauseRun:
         text: Sequence[int],
         context_speech: Sequence[int],
         max_ids: int,
+        *,
+        tells_speaker: bool = False,
     ) -> None:
         self._dims = dims
-        self.pending_items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*context_text, *text))]
+        self.pending_items: list[Item] = start_items((*context_text, *text), tells_speaker=tells_speaker)
         self.pending_items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in context_speech)]
         self.fills: list[int] = []
         self._min_ids = MIN_RATIO * len(text)

@@ -98,7 +98,7 @@ class Sequence(EngineSequence):
         Raises:
             InvalidRequest: The voice does not support instructions.
         """
-        self.generator.set_voice(voice, voice.request(self.params.instruct))
+        self.generator.set_voice(voice, voice.request(self.params.instruct, self.params.language))
         self.proceed()
 
     def proceed(self) -> None:
@@ -268,6 +268,7 @@ class Sequence(EngineSequence):
         if segment.base_sample is None:
             segment.base_sample = self.output.rendered_samples
         words = segment.words(chunk)
+        pcm = segment.resample(pcm, final=chunk.final)
         if chunk.final and self.generator.truncated is not None and len(self.generator.audio_segments) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
         self.output.render(

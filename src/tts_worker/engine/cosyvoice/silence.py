@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SILENT_TOKENS = {
+    "cosyvoice1": frozenset[int](),
     "cosyvoice2": frozenset[int](),
     "cosyvoice3": frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),
 }

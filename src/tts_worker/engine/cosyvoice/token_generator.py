@@ -16,7 +16,7 @@ from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.chunks import GridPlan, Interleave, InterleaveRule, Kind
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.guard import TokenGuard
+from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun
@@ -302,6 +302,8 @@ class TokenGenerator:
                 speed=params.speed,
                 frame_samples=config.hift.frame_samples,
                 stride=self._model.settings.stride_chunks,
+                token_rate_hz=config.token_rate_hz,
+                sample_rate_hz=config.sample_rate_hz,
             )
             self._audio_segments_started += 1
             self._last_aligner = audio_segment.aligner
@@ -360,7 +362,7 @@ class TokenGenerator:
         self._words_scheduled = 0
         self.run_started = False
         self.run_seed = derive_seed(self.params.seed, self._run_index, self._attempt)
-        self._guard = TokenGuard(SILENT_TOKENS[config.family])
+        self._guard = TokenGuard(SILENT_TOKENS[config.family], GuardLimits.at_rate(config.token_rate_hz))
         if model.script is not None:
             self.script = tuple(model.script(self.key, self._run_index))
         self._trim_context()
@@ -370,7 +372,9 @@ class TokenGenerator:
             self.run = self._interleaved_run(before, speech)
         else:
             max_tokens = len(self.script) if self.script else MAX_RATIO * len(self._run_text)
-            self.run = ClauseRun(config.lm, before, self._run_text, speech, max_tokens)
+            self.run = ClauseRun(
+                config.lm, before, self._run_text, speech, max_tokens, tells_speaker=request.tells_speaker
+            )
             if len(self.run.pending_items) + MIN_RATIO * len(self._run_text) > model.settings.lm_tokens:
                 raise TextTooLong(
                     "a stretch of text without punctuation is longer than the model can read; add punctuation"

@@ -194,10 +194,13 @@ class TokenRunner:
         if run is None or run.waits_for_text:
             return False
         if not generator.run_started:
+            request = generator.request
             prefix = None
             if generator.voice is not None and not isinstance(run, InterleavedRun):
-                prefix = self._voice_cache.prefix(generator.voice, generator.request.prompt_text, self._decoder)
-            run.pending_items = self._decoder.start(sequence.slot, generator.run_seed, run.pending_items, prefix)
+                prefix = self._voice_cache.prefix(generator.voice, request, self._decoder)
+            speaker = request.embedding if request.tells_speaker else None
+            items = self._decoder.start(sequence.slot, generator.run_seed, run.pending_items, prefix, speaker)
+            run.pending_items = items
             generator.run_started = True
         return self._has_room(sequence, len(run.pending_items) + 1)
 

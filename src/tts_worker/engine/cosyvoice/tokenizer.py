@@ -16,7 +16,7 @@ from typing import Any
 
 from tts_worker.engine.cosyvoice import respelling
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.errors import BundleError, MissingExtra
 
@@ -100,7 +100,13 @@ class TextTokenizer:
 
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> TextTokenizer:
-        return cls(bundle.text_model_dir, bundle.config.tokenizer_version, bundle.config.lm.text_vocab)
+        """Load the tokenizer of a model directory. Raises as the constructors."""
+        from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
+
+        config = bundle.config
+        if config.family == V1:
+            return WhisperTokenizer(bundle.whisper_vocabulary, config.tokenizer_version, config.lm.text_vocab)
+        return cls(bundle.text_model_dir, config.tokenizer_version, config.lm.text_vocab)
 
     def with_special(self) -> TextTokenizer:
         """Return a tokenizer that interprets special tokens in every text."""
@@ -115,11 +121,6 @@ class TextTokenizer:
     def end_of_prompt_id(self) -> int:
         """The id that separates an instruction from the text."""
         return int(self.special_ids[END_OF_PROMPT])
-
-    @property
-    def end_of_prompt_ids(self) -> list[int]:
-        """The ids that separate an instruction from the text."""
-        return [self.end_of_prompt_id]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of ``text``, respelled if the bundle says so, without added tokens. Lone surrogates become U+FFFD."""

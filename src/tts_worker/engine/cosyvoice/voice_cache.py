@@ -18,15 +18,19 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
-from tts_worker.engine.cosyvoice.chunks import Item, Kind, trimmed_prompt
+from tts_worker.engine.cosyvoice.chunks import Item, trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims
+from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.runs import start_items
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.voice_loader import VoiceLoader, unknown_voice
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import UnknownVoice
@@ -52,7 +56,7 @@ class VoiceState:
         shareable_tokens: Prompt tokens in whole chunks that do not depend on generated tokens.
         spk: Speaker condition of the flow, ``[1, mel]``; empty before the preparation.
         flow: Flow state of the prompt chunks computed so far.
-        prefixes: Keys and values of prompt texts, by text ids.
+        prefixes: Keys and values of prompt texts, by inputs.
         users: Utterances that use the voice, and passes that compute its prompt.
         last_used: Order of the last use, for eviction.
     """
@@ -67,7 +71,7 @@ class VoiceState:
     shareable_tokens: int
     spk: Tensor = field(default_factory=lambda: torch.empty(0))
     flow: FlowState | None = None
-    prefixes: dict[tuple[int, ...], Prefix] = field(default_factory=dict)
+    prefixes: dict[tuple[Item, ...], Prefix] = field(default_factory=dict)
     users: int = 0
     last_used: int = 0
 
@@ -82,13 +86,13 @@ class VoiceState:
         done = self.flow.tokens if self.flow is not None else 0
         return (self.shareable_tokens - done) // self.chunk_tokens
 
-    def request(self, instruct: str | None) -> Request:
+    def request(self, instruct: str | None, language: str | None = None) -> Request:
         """Return the request without text.
 
         Raises:
             InvalidRequest: The voice does not support instructions.
         """
-        return self.speaker.request("", instruction=instruct or "")
+        return self.speaker.request("", instruction=instruct or "", language=language)
 
 
 class VoiceCache:
@@ -213,6 +217,11 @@ class VoiceCache:
         config = self._config.flow
         voice = speaker.voice
         request = speaker.request("")
+        pace = estimate_pace(voice.prompt_text, len(voice.tokens), self._config.pace, self._config.token_rate_hz)
+        if isinstance(config, FirstFlowDims):  # nothing is computed before the speech
+            mel = request.prompt_mel.reshape(-1, config.mel)
+            chunk = config.chunk_tokens
+            return VoiceState(name, speaker, request.flow_prompt, mel, request.embedding, pace, chunk, 0)
         drop = trimmed_prompt(len(request.flow_prompt), config.chunk_tokens, self._first_tokens)
         prompt = request.flow_prompt[drop:]
         ratio = config.frames_per_token
@@ -224,7 +233,7 @@ class VoiceCache:
             prompt,
             mel.reshape(-1, config.mel),
             request.embedding,
-            estimate_pace(voice.prompt_text, len(voice.tokens), self._config.pace),
+            pace,
             config.chunk_tokens,
             whole_chunks * config.chunk_tokens,
         )
@@ -232,7 +241,9 @@ class VoiceCache:
     # -- shared computations -----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def prepare(self, state: VoiceState, flow: Flow, pool: FlowPool, stream: ExecutionStream) -> None:
+    def prepare(
+        self, state: VoiceState, flow: Flow | FirstFlow, pool: FlowPool | UnpagedPool, stream: ExecutionStream
+    ) -> None:
         """Compute the next chunk of the prompt, on ``stream``.
 
         Raises:
@@ -243,7 +254,7 @@ class VoiceCache:
                 state.spk = flow.speaker(state.embedding[None].to(stream.device))
                 state.prompt_mel = state.prompt_mel.to(stream.device)
                 state.flow = pool.open()
-            if not state.is_prepared:
+            if not state.is_prepared and isinstance(pool, FlowPool):
                 tokens, known, cond = window(
                     self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
                 )
@@ -254,7 +265,7 @@ class VoiceCache:
                     state.flow = None
                     raise
 
-    def evict_surplus(self, pool: FlowPool) -> None:
+    def evict_surplus(self, pool: FlowPool | UnpagedPool) -> None:
         """Evict unused voices so that one more can be prepared."""
         idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.last_used)
         while idle and self.prepared_voices >= self._cached:
@@ -265,29 +276,29 @@ class VoiceCache:
         """Pages of the prompts of voices without users."""
         return sum(len(s.flow.pages) for s in self._states.values() if not s.users and s.flow is not None)
 
-    def evict_idle(self, pool: FlowPool) -> bool:
+    def evict_idle(self, pool: FlowPool | UnpagedPool) -> bool:
         """Evict the least recently used voice without users. Returns False if there is none."""
         idle = [state for state in self._states.values() if not state.users and state.flow is not None]
         if idle:
             self._evict(min(idle, key=lambda state: state.last_used), pool)
         return bool(idle)
 
-    def _evict(self, state: VoiceState, pool: FlowPool) -> None:
+    def _evict(self, state: VoiceState, pool: FlowPool | UnpagedPool) -> None:
         if state.flow is not None:
             pool.close(state.flow)
         del self._states[state.name]
 
-    def prefix(self, state: VoiceState, text: tuple[int, ...], decoder: Decoder) -> Prefix | None:
-        """Return the keys and values of a sequence start with ``text``, computed on first use."""
-        if not text:
+    def prefix(self, state: VoiceState, request: Request, decoder: Decoder) -> Prefix | None:
+        """Return the keys and values of a sequence start with the prompt text, computed on first use."""
+        if not request.prompt_text:
             return None
-        prefix = state.prefixes.get(text)
+        items = tuple(start_items(request.prompt_text, tells_speaker=request.tells_speaker))
+        prefix = state.prefixes.get(items)
         if prefix is None:
             if len(state.prefixes) >= _MAX_PREFIXES:  # instructions differ per request, so the cache is bounded
                 state.prefixes.pop(next(iter(state.prefixes)))
-            items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in text)]
-            prefix = decoder.prefix(items)
-            state.prefixes[text] = prefix
+            prefix = decoder.prefix(items, request.embedding if request.tells_speaker else None)
+            state.prefixes[items] = prefix
         return prefix
 
     def close(self) -> None:
@@ -299,7 +310,7 @@ class VoiceCache:
 def _made_up_voice(config: CosyVoiceConfig, tokens: int) -> Voice:
     """A voice for the warm-up, with a silent prompt of ``tokens`` or none."""
     embedding = np.ones(config.flow.spk_embed, np.float32) / np.sqrt(config.flow.spk_embed, dtype=np.float32)
-    frames = tokens * config.flow.frames_per_token
+    frames = config.flow.frames(tokens)
     return Voice(
         family=config.family,
         prompt_text="",
@@ -332,8 +343,8 @@ def window(
         Padded ids with lookahead, the number of ids before the padding, and the condition
         ``[1, chunks * chunk_frames, bins]``.
     """
-    flow = config.flow
-    size = chunks * config.flow.chunk_tokens
+    flow = config.chunked_flow
+    size = chunks * flow.chunk_tokens
     span = size + flow.lookahead_tokens
     frames = size * flow.frames_per_token
     ids = list(tokens[start : min(end, start + span)])

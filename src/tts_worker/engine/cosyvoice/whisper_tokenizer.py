@@ -13,12 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tts_worker.engine.cosyvoice.config import WHISPER, WHISPER_CHARACTERS
-from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, END_OF_PROMPT, TAG_PATTERN, TextTokenizer
+from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.tokenizer import TAG_PATTERN, TextTokenizer
 from tts_worker.errors import BundleError, MissingExtra
 
-VOCABULARY_FILES = {WHISPER: "multilingual.tiktoken", WHISPER_CHARACTERS: "multilingual_zh_ja_yue_char_del.tiktoken"}
-"""Name of the vocabulary in a model directory: Whisper's own for 50 speech tokens per second, CosyVoice's for 25."""
+FIRST_CONTROL_TAGS = ("[breath]", "[laughter]", "<strong>", "</strong>", "<laughter>", "</laughter>")
+"""Marks that CosyVoice-300M-Instruct was trained with, as text."""
 
 WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """Whisper's pre-tokenization, which is that of GPT-2."""
@@ -87,11 +87,6 @@ class WhisperTokenizer(TextTokenizer):
         self._respell = None
         self.special_ids = {token: self._special.token_to_id(token) for token in special}
 
-    @property
-    def end_of_prompt_ids(self) -> list[int]:
-        """The ids that separate an instruction from the text: those of the characters."""
-        return self.encode(END_OF_PROMPT)
-
     def language_ids(self, language: str) -> list[int]:
         """The token of ``language``, as the reference's users write it before a text in another language; or none."""
         token = f"<|{language}|>"
@@ -100,7 +95,7 @@ class WhisperTokenizer(TextTokenizer):
     def control_ids(self, pronunciation: str) -> list[int] | None:
         """Ids of control tags, spelled as the model reads them; None if there is anything else, such as phonemes."""
         tags = TAG_PATTERN.findall(pronunciation)
-        if not tags or any(tag not in CONTROL_TAGS for tag in tags):
+        if not tags or any(tag not in FIRST_CONTROL_TAGS for tag in tags):
             return None
         return self.encode("".join(tags))
 

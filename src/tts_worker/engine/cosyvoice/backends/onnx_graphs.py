@@ -365,7 +365,7 @@ def _noise(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _estimator_spec(networks: Networks) -> GraphSpec:
-    flow = networks.flow
+    flow = networks.chunked_flow
     dims = flow.dims.unet or flow.dims.dit
     assert dims is not None
     mel = flow.dims.mel
@@ -411,7 +411,11 @@ def _estimator_spec(networks: Networks) -> GraphSpec:
 
 
 def _encoder_spec(networks: Networks) -> GraphSpec:
-    return _conformer_spec(networks.flow) if networks.flow.dims.encoder is not None else _lookahead_spec(networks.flow)
+    return (
+        _conformer_spec(networks.chunked_flow)
+        if networks.chunked_flow.dims.encoder is not None
+        else _lookahead_spec(networks.chunked_flow)
+    )
 
 
 def _lookahead_spec(flow: Flow) -> GraphSpec:
@@ -526,14 +530,14 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
             outputs={"audio": ("rows", "audio_samples")},
             derive=lambda sizes: {**sizes, "audio_samples": (sizes["frames"] - ahead) * frame},
             example=example,
-            sizes={"rows": 2, "frames": networks.flow.chunk_frames},
+            sizes={"rows": 2, "frames": networks.chunked_flow.chunk_frames},
         )
 
     return [spec(VOCODER, True), spec(VOCODER_CHUNK, False)] if dims.causal else [spec(VOCODER, True)]
 
 
 def _lm_step_spec(networks: Networks) -> GraphSpec:
-    lm = networks.lm
+    lm = networks.qwen
     cfg = lm.cfg
 
     def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -117,7 +117,7 @@ def install_graphs(networks: Networks, executors: Mapping[str, Executor]) -> Non
     """
     specs = replaceable_specs(networks)
     graphs = {file: BoundGraph(specs[file], executor) for file, executor in executors.items()}
-    flow = networks.flow
+    flow = networks.chunked_flow
     hift = networks.hift
     if ESTIMATOR in graphs:
         flow.decoder.estimator = GraphEstimator(flow, graphs[ESTIMATOR])

@@ -95,7 +95,7 @@ def _ranges(networks: Networks, file: str, plan: ChunkPlan) -> Ranges:
     chunks = SizeRange(1, 1, plan.stride)
     past = SizeRange(1, min(OPT_PAST_CHUNKS, plan.chunks), plan.chunks)  # at least one page, of zeros
     if file == ESTIMATOR:
-        frames, past_frames = (each.times(networks.flow.chunk_frames) for each in (chunks, past))
+        frames, past_frames = (each.times(networks.chunked_flow.chunk_frames) for each in (chunks, past))
         return {
             "rows": SizeRange(1, 2, 2 * plan.batch),  # both branches of the guidance
             "frames": frames,
@@ -117,7 +117,7 @@ def _ranges(networks: Networks, file: str, plan: ChunkPlan) -> Ranges:
         }
     assert file in (VOCODER, VOCODER_CHUNK), file
     hift = networks.hift
-    chunk = networks.flow.chunk_frames
+    chunk = networks.chunked_flow.chunk_frames
     cached = hift.history + hift.held
     frames = SizeRange(MIN_VOCODER_FRAMES, chunk + cached, MAX_SLOWDOWN * plan.stride * chunk + cached)
     return {"rows": rows, "frames": frames, "samples": frames.times(hift.dims.frame_samples)}

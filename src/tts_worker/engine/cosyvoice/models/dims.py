@@ -164,6 +164,10 @@ class FlowDims:
         """Mel frames of ``tokens`` tokens."""
         return tokens * self.frames_per_token
 
+    def frame_of(self, token: float) -> float:
+        """Mel frame in which ``token`` begins."""
+        return token * self.frames_per_token
+
 
 @dataclass(frozen=True)
 class ConformerDims:
@@ -229,6 +233,13 @@ class FirstFlowDims:
     def frames(self, tokens: int) -> int:
         """Mel frames of ``tokens`` tokens. Rounds as the reference does."""
         return int(tokens / self.token_rate_hz * self.sample_rate_hz / self.hop_samples)
+
+    def frame_of(self, token: float) -> float:
+        """Mel frame in which ``token`` of a stream begins. A chunk has less than a frame too few."""
+        chunks = int(token / self.chunk_tokens)
+        new = self.frames(self.chunk_tokens + self.lookahead_tokens) - self.frames(self.lookahead_tokens)
+        rest = token - chunks * self.chunk_tokens
+        return chunks * new + rest * self.sample_rate_hz / (self.hop_samples * self.token_rate_hz)
 
 
 AnyLmDims = LmDims | TransformerLmDims

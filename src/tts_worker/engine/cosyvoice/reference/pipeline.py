@@ -77,7 +77,7 @@ class TokenDecoder:
     """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
 
     def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
-        lm = networks.lm
+        lm = networks.qwen
         dims = networks.config.lm
         rule = networks.config.sampling
         weight = lm.llm_decoder.weight
@@ -331,7 +331,7 @@ class OfflinePipeline:
 
     def _mel(self, request: Request, generated: list[int], final: bool, chunked: bool) -> Tensor:
         """Mel of all ``generated`` tokens, without the prompt: ``[1, mel, T]``."""
-        flow = self.networks.flow
+        flow = self.networks.chunked_flow
         device = flow.noise.device
         ratio = flow.dims.frames_per_token
         prompt = request.prompt_mel.reshape(1, -1, flow.dims.mel).to(device)
