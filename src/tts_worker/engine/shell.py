@@ -53,12 +53,6 @@ MAX_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 2
 MIN_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
 """While audio is on its way to the client, small credits are coalesced to chunks of 100 ms."""
 
-AHEAD_SAMPLES = SAMPLE_RATE_HZ // 2
-"""A chunk for a listener who has as much is in no hurry: every step that returns events wakes the event loop."""
-
-_MAX_HELD_US = 20_000
-"""For how long chunks wait for those of further steps, and for the end of the last one."""
-
 
 class EngineSequence(ABC):
     """An utterance inside an engine: its text, its output buffer, and the operation that it needs next.
@@ -248,8 +242,6 @@ class EngineShell(ABC, Generic[S]):
         self._active: dict[UtteranceKey, S] = {}  # all but the held ones
         self._ready: dict[UtteranceKey, S] = {}  # the active ones that may have something to do
         self._events: list[Event] = []
-        self._held: list[Event] = []  # of earlier steps
-        self._held_since_us = 0
         self.policy = policy or Scheduler().schedule
         self._max_chunk_samples = max_chunk_samples
         self._min_chunk_samples = min_chunk_samples
@@ -354,7 +346,6 @@ class EngineShell(ABC, Generic[S]):
                 self._active[command.key] = sequence
             case Cancel():
                 self._free(sequence)
-                self._held = [event for event in self._held if event.key != command.key]
         if command.key in self._active:
             self._ready[command.key] = sequence
 
@@ -400,7 +391,7 @@ class EngineShell(ABC, Generic[S]):
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        if self._events or self._held or self.is_busy:
+        if self._events or self.is_busy:
             return True
         return any(self._has_output(sequence) or self._can_step(sequence) for sequence in self._ready.values())
 
@@ -424,26 +415,7 @@ class EngineShell(ABC, Generic[S]):
                 self._postprocess(now_us)
         events = self._events
         self._events = []
-        return self._join(events, now_us) if self.WORKS_IN_SUBMIT else events
-
-    def _join(self, events: list[Event], now_us: int) -> list[Event]:
-        """Return the events of this step with those of earlier ones, or hold them all while they are in no hurry."""
-        if not self._held:
-            self._held_since_us = now_us
-        is_urgent = any(self._is_urgent(event) for event in events)
-        events = self._held + events
-        is_due = is_urgent or now_us - self._held_since_us >= _MAX_HELD_US
-        if is_due or not any(self._can_step(sequence) for sequence in self._ready.values()):
-            self._held = []
-            return events
-        self._held = events
-        return []
-
-    def _is_urgent(self, event: Event) -> bool:
-        sequence = self.sequences.get(event.key)
-        if sequence is None or not isinstance(event, Audio):
-            return True
-        return event.meta.start_sample - sequence.output.taken_samples < AHEAD_SAMPLES
+        return events
 
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
@@ -515,4 +487,3 @@ class EngineShell(ABC, Generic[S]):
         for sequence in list(self.sequences.values()):
             self._free(sequence)
         self._events.clear()
-        self._held.clear()

@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 
 from tts_worker.engine.scheduler import Need, Plan, Policy
-from tts_worker.engine.shell import AHEAD_SAMPLES, EngineSequence, EngineShell
+from tts_worker.engine.shell import EngineSequence, EngineShell
 from tts_worker.errors import DeviceLost, OutOfMemory, SynthesisFailed, UnknownVoice
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (
@@ -39,6 +39,9 @@ _AMPLITUDE = 8_000
 _AHEAD_CHUNKS = 3
 """Chunks rendered per step for a listener who is well ahead: a step costs more than a chunk of tones."""
 
+_AHEAD_SAMPLES = SAMPLE_RATE_HZ // 2
+"""Audio of a listener who is well ahead."""
+
 
 class Fault(Enum):
     """A fault to inject, per utterance and chunk."""
@@ -56,7 +59,8 @@ class ToneSettings:
 
     Attributes:
         ms_per_char: Length of a note per letter of its word, at normal speed.
-        chunk_samples: Samples of a chunk; a step renders one, and up to three for a listener who is well ahead.
+        chunk_samples: Samples of a chunk; a step renders one, without a cost up to three for a listener who is well
+            ahead.
         whole_segments: Render a segment per step instead, like an engine that synthesizes clause by clause.
         cost_per_audio_s: Engine time per second of audio (at 0.02, 50 streams saturate the engine).
         max_utterances: Utterances served at a time.
@@ -194,7 +198,8 @@ class ToneEngine(EngineShell[_NoteSequence]):
             return
         sequence = self.sequences[plan.audio.members[0]]
         output = sequence.output
-        chunks = _AHEAD_CHUNKS if output.in_transit_samples >= AHEAD_SAMPLES else 1
+        is_cheap = self._settings.cost_per_audio_s == 0
+        chunks = _AHEAD_CHUNKS if is_cheap and output.in_transit_samples >= _AHEAD_SAMPLES else 1
         while chunks and sequence.notes and output.credit_samples > output.waiting_samples:
             chunks -= 1
             if not self._render_chunk(sequence):
