@@ -1,4 +1,4 @@
-"""Take the picture of the talking agent from the real page: docs/images/agent.png.
+"""Take the pictures of the talking agent from the real page, an animated GIF and a still, in docs/images.
 
     python -m tools.record_agent --whisper MODEL [--out docs/images]
 
@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from tools.caller import microphone_flags, record_caller
-from tools.record_page import CHROMIUM, FLAGS
+from tools.record_page import CHROMIUM, FLAGS, Screencast, animate, screencast, write_gif
 from tts_worker.app import serve
 from tts_worker.commands.agent import agent_extension
 from tts_worker.server.agent.recognizer import WhisperRecognizer
@@ -28,12 +28,14 @@ from tts_worker.server.agent.service import speech_options
 from tts_worker.settings import load_settings
 
 SIZE = (776, 1120)
+FRAME_MS = 250
+MAX_MS = 40_000
 CALLER = "Wait, please stop for a moment."
 WORDS_HEARD = 22
 
 
-async def capture(whisper: str) -> bytes:
-    """Return a picture of a conversation, as PNG."""
+async def capture(whisper: str) -> tuple[Screencast, bytes]:
+    """Return the painted frames of a conversation and a picture at its end, as PNG."""
     recognizer = WhisperRecognizer(whisper, language="en")
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     ready = asyncio.Event()
@@ -52,9 +54,10 @@ async def capture(whisper: str) -> bytes:
                 page = await browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
                 await page.goto(f"{address}/agent")
                 await page.locator("#connection").filter(has_text="Connected").wait_for()
-                picture = await converse(page)
+                async with screencast(page) as frames:
+                    picture = await converse(page)
                 await browser.close()
-                return picture
+                return frames, picture
     finally:
         recognizer.close()
         server.cancel()
@@ -72,11 +75,11 @@ async def converse(page: Page) -> bytes:
 
 
 def main(whisper: str, out: Path) -> None:
-    picture = asyncio.run(capture(whisper))
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "agent.png"
-    Image.open(io.BytesIO(picture)).save(path, optimize=True)
-    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    frames, picture = asyncio.run(capture(whisper))
+    write_gif(animate(frames, FRAME_MS, MAX_MS), out / "agent.gif")
+    Image.open(io.BytesIO(picture)).save(out / "agent.png", optimize=True)
+    for path in (out / "agent.gif", out / "agent.png"):
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

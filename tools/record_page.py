@@ -13,6 +13,8 @@ import argparse
 import asyncio
 import base64
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,9 @@ STOP_AFTER = """(words) => new Promise((done) => {
 Screencast = list[tuple[float, bytes]]
 
 
-async def record(page: Page) -> tuple[Screencast, bytes]:
-    """Return the painted frames with their times in seconds, and a PNG of the page while it speaks."""
+@asynccontextmanager
+async def screencast(page: Page) -> AsyncIterator[Screencast]:
+    """Collect the frames that the page paints, with their times in seconds."""
     frames: Screencast = []
     cdp = await page.context.new_cdp_session(page)
 
@@ -63,41 +66,51 @@ async def record(page: Page) -> tuple[Screencast, bytes]:
     acknowledgements: list[asyncio.Future[Any]] = []
     cdp.on("Page.screencastFrame", on_frame)
     await cdp.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
-    await page.wait_for_timeout(IDLE_MS)
-    await page.click("#speak")
-    heard = page.locator(".word.heard")
-    await heard.nth(WORDS_HEARD // 2).wait_for()
-    still = await page.screenshot()
-    # The page itself clicks, since a remote click is late on a busy machine.
-    await page.evaluate(STOP_AFTER, WORDS_HEARD)
-    await page.locator("#rest").wait_for()
-    await page.wait_for_timeout(REPORT_MS)
+    yield frames
+    cdp.remove_listener("Page.screencastFrame", on_frame)
     await cdp.send("Page.stopScreencast")
     await asyncio.gather(*acknowledgements, return_exceptions=True)
+
+
+async def record(page: Page) -> tuple[Screencast, bytes]:
+    """Return the painted frames, and a PNG of the page while it speaks."""
+    async with screencast(page) as frames:
+        await page.wait_for_timeout(IDLE_MS)
+        await page.click("#speak")
+        heard = page.locator(".word.heard")
+        await heard.nth(WORDS_HEARD // 2).wait_for()
+        still = await page.screenshot()
+        # The page itself clicks, since a remote click is late on a busy machine.
+        await page.evaluate(STOP_AFTER, WORDS_HEARD)
+        await page.locator("#rest").wait_for()
+        await page.wait_for_timeout(REPORT_MS)
     return frames, still
 
 
-def animate(frames: Screencast) -> bytes:
-    """Return a GIF of the frames, sampled every ``FRAME_MS``, with a palette taken while the page speaks."""
+def animate(frames: Screencast, frame_ms: int = FRAME_MS, max_ms: int = MAX_MS) -> bytes:
+    """Return a GIF of the frames, sampled every ``frame_ms``, with a palette taken in the middle.
+
+    The last picture is shown for less where the GIF would take more than ``max_ms``.
+    """
     begin_s = frames[0][0]
     end_s = frames[-1][0] + REPORT_MS / 1000
     pictures: list[Image.Image] = []
     durations_ms: list[int] = []
     shown = b""
     index = 0
-    for step in range(int((end_s - begin_s) * 1000 / FRAME_MS)):
-        while index + 1 < len(frames) and frames[index + 1][0] <= begin_s + step * FRAME_MS / 1000:
+    for step in range(int((end_s - begin_s) * 1000 / frame_ms)):
+        while index + 1 < len(frames) and frames[index + 1][0] <= begin_s + step * frame_ms / 1000:
             index += 1
         data = frames[index][1]
         if data == shown:
-            durations_ms[-1] += FRAME_MS
+            durations_ms[-1] += frame_ms
             continue
         shown = data
         pictures.append(Image.open(io.BytesIO(data)).convert("RGB"))
-        durations_ms.append(FRAME_MS)
+        durations_ms.append(frame_ms)
     total_ms = sum(durations_ms)
     durations_ms[0] += IDLE_MS
-    durations_ms[-1] -= max(0, total_ms + IDLE_MS - MAX_MS)
+    durations_ms[-1] = max(frame_ms, durations_ms[-1] - max(0, total_ms + IDLE_MS - max_ms))
     palette = pictures[len(pictures) // 2].quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
     indexed = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     file = io.BytesIO()
@@ -131,13 +144,18 @@ async def capture() -> tuple[Screencast, bytes]:
         await asyncio.wait({server})
 
 
+def write_gif(gif: bytes, path: Path) -> None:
+    """Write a GIF. Raises SystemExit if it is too large for the documentation."""
+    if len(gif) > MAX_BYTES:
+        raise SystemExit(f"the GIF has {len(gif)} bytes, more than {MAX_BYTES}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gif)
+
+
 def main(out: Path) -> None:
     frames, still = asyncio.run(capture())
     gif = animate(frames)
-    if len(gif) > MAX_BYTES:
-        raise SystemExit(f"the GIF has {len(gif)} bytes, more than {MAX_BYTES}")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "page.gif").write_bytes(gif)
+    write_gif(gif, out / "page.gif")
     Image.open(io.BytesIO(still)).convert("RGB").quantize(256).save(out / "page.png", optimize=True)
     for path in (out / "page.gif", out / "page.png"):
         print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
