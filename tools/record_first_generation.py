@@ -33,6 +33,9 @@ PROMPT_FRAMES = 14
 STREAM_TOKENS = 95
 HOP_TOKENS = 30
 PITCH_HZ = 180.0
+SOURCE_TOKENS = 130  # two parts
+SPEECH_SEED = 11
+FLOW_PROMPT = ("flow_prompt_speech_token", "prompt_speech_feat")
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -254,6 +257,51 @@ def record_stream(flow: Any, hift: Any, draws: Draws) -> dict[str, Tensor]:
             part += 1
 
 
+def record_speech(networks: dict[str, Any]) -> dict[str, Tensor]:
+    """Text to audio at once, and speech tokens to streamed audio, with the reference's draws from a seed."""
+    from cosyvoice.cli.model import CosyVoiceModel
+
+    model = CosyVoiceModel(networks["llm"], networks["flow"], networks["hift"])
+    generator = torch.Generator().manual_seed(7)
+
+    def ids(below: int, count: int) -> Tensor:
+        return torch.randint(0, below, (1, count), generator=generator, dtype=torch.int32)
+
+    texts, codes = networks["llm"].text_embedding.num_embeddings, networks["flow"].vocab_size
+    embedding = torch.randn(1, networks["flow"].spk_embed_affine_layer.in_features, generator=generator)
+    prompt = {
+        "prompt_text": ids(texts, 4),
+        "llm_prompt_speech_token": ids(codes, PROMPT_TOKENS),
+        "flow_prompt_speech_token": ids(codes, PROMPT_TOKENS),
+        "prompt_speech_feat": torch.randn(1, PROMPT_FRAMES, 80, generator=generator) - 4,
+    }
+    text = ids(texts, 6)
+    source = ids(codes, SOURCE_TOKENS)
+    found = {**prompt, "text": text, "source": source, "embedding": embedding}
+    flow_prompt = {key: value for key, value in prompt.items() if key in FLOW_PROMPT}
+    spoken: list[int] = []
+    decode = model.llm_job
+
+    def note_tokens(*args: Any) -> None:
+        decode(*args)
+        spoken.extend(model.tts_speech_token_dict[args[-1]])
+
+    runs: dict[str, dict[str, Any]] = {
+        "zero_shot": {**prompt, "text": text, "llm_embedding": embedding},
+        "instruct": {"prompt_text": prompt["prompt_text"], "text": text},
+        "conversion": {**flow_prompt, "source_speech_token": source, "stream": True},
+    }
+    for name, options in runs.items():
+        spoken.clear()
+        torch.manual_seed(SPEECH_SEED)
+        with mock.patch.object(model, "llm_job", note_tokens):
+            parts = [part["tts_speech"] for part in model.tts(flow_embedding=embedding, **options)]
+        found[f"{name}.tokens"] = torch.tensor(spoken)
+        found[f"{name}.part_samples"] = torch.tensor([part.shape[1] for part in parts])
+        found[f"{name}.every_fifth_sample"] = torch.cat(parts, dim=1)[:, ::5]
+    return found
+
+
 def record_prompt_mel() -> dict[str, Tensor]:
     """The mel spectrogram of a prompt."""
     from matcha.utils.audio import mel_spectrogram
@@ -282,11 +330,13 @@ def main() -> None:
     draws = Draws(networks["flow"].output_size)
     with draws.replaced():
         stream = record_stream(networks["flow"], networks["hift"], draws)
+    speech = record_speech(networks)
     lm: dict[str, Tensor] = {}
     for name, with_speaker in (("zero_shot", True), ("instruct", False)):
         lm |= {f"{name}.{key}": value for key, value in record_lm(networks["llm"], with_speaker).items()}
     save(args.golden / "llm.safetensors", lm)
     save(args.golden / "stream.safetensors", stream)
+    save(args.golden / "speech.safetensors", speech)
     save(args.golden / "flow.safetensors", {**record_estimator(networks["flow"]), **record_prompt_mel()})
 
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.audio.resampler import Resampler
 from tts_worker.audio.source import recording_windows
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands.progress import Bar
-from tts_worker.errors import BundleError, InvalidRequest, UnspeakableText
+from tts_worker.errors import InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd
@@ -299,11 +300,6 @@ def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, spe
     """Prepare speech of the reference's algorithms: everything that needs no weights."""
     from tts_worker.engine.cosyvoice.reference.speech import ReferenceOptions, ReferenceSpeech
 
-    rate_hz = bundle.config.sample_rate_hz
-    if rate_hz != SAMPLE_RATE_HZ:  # CosyVoice-300M, whose streaming is that of the reference anyway
-        raise BundleError(
-            f"{bundle.path}: speaks at {rate_hz} Hz; --compat reference takes models of CosyVoice 2 and 3"
-        )
     if args.backend != "torch":
         raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")
     options = ReferenceOptions(
@@ -325,6 +321,7 @@ def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, spe
     def chunks(result: _Result) -> Iterator[_Chunk]:
         networks = speech.load(args.device)
         result.begin()
+        resampler = Resampler(bundle.config.sample_rate_hz, SAMPLE_RATE_HZ)
         for part, chunk in speech.speak(networks):
             result.truncated |= chunk.truncated
             result.show_progress("speaking", len(chunk.samples))
@@ -337,7 +334,8 @@ def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, spe
                 "chunk_mask": chunk.chunked,
                 "stages_ms": dict(chunk.stages_ms),
             }
-            yield _Chunk(to_pcm(chunk.samples.numpy()), report)
+            pcm = resampler.process(to_pcm(chunk.samples.numpy()))
+            yield _Chunk(pcm + resampler.flush() if chunk.final else pcm, report)
 
     return chunks
 

@@ -172,7 +172,6 @@ class FirstFlow(nn.Module):
             cond: ``[B, T, mel]`` prompt mel, or 0.
             noise: Initial state.
         """
-        mel = noise.shape[2]
         known = torch.cat([mu, spk[:, None].expand(-1, mu.shape[1], -1), cond], dim=2)
         known = torch.cat([known, torch.zeros_like(known)])  # [2B, T, 3*mel], with and without conditions
         x = noise
@@ -181,7 +180,6 @@ class FirstFlow(nn.Module):
             conditional, unconditional = self.estimator(inputs, self.time_tables[step]).split(len(x))
             velocity = (1.0 + self.dims.guidance) * conditional - self.dims.guidance * unconditional
             x = x + self.times[step, 1] * velocity
-        assert x.shape[2] == mel
         return x
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
 from tts_worker.engine.cosyvoice.chunks import Chunk, Interleave, InterleaveRule, next_chunk
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
 from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
@@ -72,6 +72,25 @@ class DefaultGeneratorNoise:
         torch.rand(1, harmonics)  # an unused phase that advances the generator
         noise = torch.empty(1, harmonics, samples).transpose(1, 2).normal_()
         torch.randn(1, samples, 1)  # unused as well
+        return noise
+
+
+class FirstDraws:
+    """The reference's draws for CosyVoice-300M, per part, from torch's default CPU generator. A ``Noise``."""
+
+    def state(self, frames: int, mel: int) -> Tensor:
+        """Initial state of the flow's solver, ``[1, frames, mel]``."""
+        return torch.randn(1, mel, frames).transpose(1, 2)
+
+    def phase(self, harmonics: int) -> Tensor:
+        """Phases of the harmonics before the first sample, ``[1, harmonics]`` float64, in cycles."""
+        phase = torch.rand(1, harmonics, 1)[:, :, 0].double() - 0.5
+        phase[:, 0] = 0
+        return phase
+
+    def __call__(self, start: Tensor, samples: int, harmonics: int) -> Tensor:
+        noise = torch.randn(1, harmonics, samples).transpose(1, 2)
+        torch.randn(1, samples, 1)  # not used
         return noise
 
 
@@ -247,6 +266,10 @@ def reference_request(
     """
     request = speaker.request(text, mode=mode, instruction=instruction, allow_special=allow_special)
     mode = mode or (Mode.INSTRUCT if instruction else speaker.mode)
+    if speaker.config.family == V1:
+        # Instructions leave the prompt out.
+        is_instruct = mode is Mode.INSTRUCT
+        return replace(request, flow_prompt=(), prompt_mel=request.prompt_mel[:0]) if is_instruct else request
     transcript = tuple(speaker.voice.prompt_text_ids.tolist())
     if mode is Mode.INSTRUCT and transcript and compat.instruct_ignored_by_saved_voice:
         return replace(request, prompt_text=transcript)

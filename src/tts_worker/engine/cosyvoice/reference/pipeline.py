@@ -73,20 +73,27 @@ Progress = Callable[[int, int], None]
 """Called with the number of speech tokens and samples so far."""
 
 
+def check_speed(stream: bool, speed: float) -> None:
+    """Raise InvalidRequest for a speed that the reference does not support."""
+    if stream and speed != 1.0:
+        raise InvalidRequest("speed requires the whole utterance: disable streaming")
+    if not 0.1 <= speed <= 10:
+        raise InvalidRequest("speed must be between 0.1 and 10")
+
+
 class TokenDecoder:
     """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
 
     def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
-        lm = networks.qwen
         dims = networks.config.lm
         rule = networks.config.sampling
-        weight = lm.llm_decoder.weight
-        self._lm = lm
+        weight = networks.lm.llm_decoder.weight
+        self._networks = networks
         self._dims = dims
         self._compat = compat
         self._rule = rule
         self._pool = SlotPool(
-            dims.layers, 1, dims.kv_heads, capacity, dims.head_dim, dtype=weight.dtype, device=weight.device
+            dims.cache_layers, 1, dims.kv_heads, capacity, dims.head_dim, dtype=weight.dtype, device=weight.device
         )
         self._slot = torch.zeros(1, dtype=torch.long, device=weight.device)
         self._draws = DrawState(1, rule, weight.device)
@@ -99,12 +106,13 @@ class TokenDecoder:
     def embed(self, items: Iterable[Item]) -> Tensor:
         """Embed inputs: ``[1, T, D]``."""
         device = self._ids.device
+        lm = self._networks.qwen
         rows = []
         for kind, i in items:
             if kind in (Kind.SOS, Kind.TASK):
-                rows.append(self._lm.embed_special(self._dims.sos_row if kind is Kind.SOS else self._dims.task_row))
+                rows.append(lm.embed_special(self._dims.sos_row if kind is Kind.SOS else self._dims.task_row))
             else:
-                table = self._lm.embed_text if kind is Kind.TEXT else self._lm.embed_speech
+                table = lm.embed_text if kind is Kind.TEXT else lm.embed_speech
                 rows.append(table(torch.tensor([i], device=device)))
         return torch.cat(rows)[None]
 
@@ -112,7 +120,7 @@ class TokenDecoder:
         """Feed ``items`` and return the scores of the next id, ``[1, V]``."""
         self._length += len(items)
         count = torch.tensor([len(items)], device=self._slot.device)
-        scores: Tensor = self._lm(self.embed(items), count, self._slot, self._pool, self._length)
+        scores: Tensor = self._networks.qwen(self.embed(items), count, self._slot, self._pool, self._length)
         return scores
 
     def draw(self, scores: Tensor, special: int | None) -> int:
@@ -136,11 +144,14 @@ class TokenDecoder:
         self._history.append(token)
         self._draws.record(self._slot, torch.tensor([token], device=self._slot.device))
 
+    def start(self, request: Request) -> list[Item]:
+        """Return the inputs up to the end of the text."""
+        return [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*request.prompt_text, *request.text))]
+
     @torch.inference_mode()
     def decode(self, request: Request) -> Iterator[int]:
         """Yield the speech tokens of a complete text."""
-        items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in (*request.prompt_text, *request.text))]
-        items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in request.lm_prompt)]
+        items = [*self.start(request), (Kind.TASK, 0), *((Kind.SPEECH, i) for i in request.lm_prompt)]
         for step in range(MAX_RATIO * len(request.text)):
             may_end = step >= MIN_RATIO * len(request.text)
             token = self.draw(self.feed(items), self._dims.eos_id if may_end else None)
@@ -271,10 +282,7 @@ class OfflinePipeline:
 
         Yields nothing if there are no tokens.
         """
-        if stream and speed != 1.0:
-            raise InvalidRequest("speed requires the whole utterance: disable streaming")
-        if not 0.1 <= speed <= 10:
-            raise InvalidRequest("speed must be between 0.1 and 10")
+        check_speed(stream, speed)
         flow = self.networks.config.flow
         vocode = self._vocoder(seed, stream, speed)
         source = iter(tokens)

@@ -13,15 +13,16 @@ import torch
 
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import ReferenceFrontend, reference_request
 from tts_worker.engine.cosyvoice.reference.compat import Compat
+from tts_worker.engine.cosyvoice.reference.first_pipeline import FirstPipeline
 from tts_worker.engine.cosyvoice.reference.normalizer import normalize_and_split, wetext_rewriter
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.errors import ConfigError, UnspeakableText
+from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,13 @@ class ReferenceSpeech:
         """Prepare ``text``.
 
         Raises:
-            InvalidRequest: The voice does not support the mode.
+            InvalidRequest: The voice does not support the mode, or the model cannot take text in parts.
             UnspeakableText: The text contains nothing to speak.
             MissingExtra: ``normalise`` needs wetext.
         """
         options = self._options
+        if options.interleave and self._bundle.config.family == V1:
+            raise InvalidRequest("CosyVoice-300M takes whole texts only: leave --interleave out")
         tokenizer = self._speaker.tokenizer
         rewrite = wetext_rewriter() if options.normalise else None
         segments = normalize_and_split(text, lambda segment: len(tokenizer.encode(segment)), rewrite=rewrite)
@@ -122,6 +125,9 @@ class ReferenceSpeech:
             SynthesisFailed: The language model generated invalid ids.
         """
         options = self._options
+        if self._bundle.config.family == V1:
+            yield from self._speak_first(networks)
+            return
         pipeline = OfflinePipeline(networks, self._compat)
         prefix_end = self._speaker.tokenizer.end_of_prompt_id if self._bundle.config.family == V3 else None
         torch.manual_seed(options.seed)
@@ -131,5 +137,18 @@ class ReferenceSpeech:
                 chunks = pipeline.render(request, self._tokens, stream=options.stream, speed=options.speed)
             else:
                 chunks = pipeline.speak(request, text=text, stream=options.stream, speed=options.speed)
+            for chunk in chunks:
+                yield i, chunk
+
+    def _speak_first(self, networks: Networks) -> Iterator[tuple[int, AudioChunk]]:
+        """``speak`` with CosyVoice-300M."""
+        options = self._options
+        pipeline = FirstPipeline(networks)
+        torch.manual_seed(options.seed)
+        for i, request in enumerate(self._requests):
+            if self._tokens is not None:
+                chunks = pipeline.render(request, self._tokens, stream=options.stream, speed=options.speed)
+            else:
+                chunks = pipeline.speak(request, stream=options.stream, speed=options.speed)
             for chunk in chunks:
                 yield i, chunk

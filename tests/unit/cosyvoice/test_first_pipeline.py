@@ -1,0 +1,133 @@
+"""Whole utterances of CosyVoice-300M against audio of the reference, from the same seed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.unit.cosyvoice.bundles import DATA, tiny
+from tests.unit.cosyvoice.networks import apart
+from tests.unit.cosyvoice.test_first_flow import config
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.backends.streams import streams_for
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.first_renderer import FirstRenderer
+from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.reference.algorithms import FirstDraws
+from tts_worker.engine.cosyvoice.reference.first_pipeline import FirstDecoder, FirstPipeline
+from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk
+from tts_worker.engine.cosyvoice.renderer import RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.errors import InvalidRequest
+
+SEED = 11
+
+
+@lru_cache
+def golden() -> dict[str, Tensor]:
+    return load_file(DATA / "golden" / "v1" / "speech.safetensors")
+
+
+@lru_cache
+def networks() -> Networks:
+    """Shared: tests must not change it."""
+    return Networks.load(Bundle(tiny("cosyvoice1"), config()))
+
+
+def ids(name: str) -> tuple[int, ...]:
+    return tuple(golden()[name][0].tolist())
+
+
+def request(mode: str) -> Request:
+    embedding = golden()["embedding"][0]
+    if mode == "instruct":
+        return Request(ids("text"), embedding, ids("prompt_text"), prompt_mel=torch.zeros(0, 80))
+    return Request(
+        ids("text"),
+        embedding,
+        ids("prompt_text"),
+        ids("llm_prompt_speech_token"),
+        ids("flow_prompt_speech_token"),
+        golden()["prompt_speech_feat"][0],
+        tells_speaker=True,
+    )
+
+
+def assert_audio(chunks: list[AudioChunk], mode: str) -> None:
+    assert [len(chunk.samples) for chunk in chunks] == golden()[f"{mode}.part_samples"].tolist()
+    audio = torch.cat([chunk.samples for chunk in chunks])
+    assert apart(audio[None, ::5], golden()[f"{mode}.every_fifth_sample"]) < 5e-3
+    assert chunks[-1].final
+
+
+@pytest.mark.parametrize("mode", ["zero_shot", "instruct"])
+def test_speech_is_that_of_the_reference(mode: str) -> None:
+    decoder = FirstDecoder(networks(), request(mode))
+    torch.manual_seed(SEED)
+    assert list(decoder.decode(request(mode))) == golden()[f"{mode}.tokens"].tolist()
+    pipeline = FirstPipeline(networks())
+    torch.manual_seed(SEED)
+    assert_audio(list(pipeline.speak(request(mode))), mode)
+
+
+def test_streamed_conversion_is_that_of_the_reference() -> None:
+    pipeline = FirstPipeline(networks())
+    torch.manual_seed(SEED)
+    chunks = list(pipeline.render(request("conversion"), ids("source"), stream=True))
+    assert_audio(chunks, "conversion")
+    assert [(chunk.first_token, chunk.end_token) for chunk in chunks] == [(0, 100), (100, 130)]
+
+
+class EngineDraws(FirstDraws):
+    """The initial states that the engine gives to the frames of an utterance."""
+
+    def __init__(self, flow: FirstFlow, prompt_frames: int) -> None:
+        self._flow = flow
+        self._prompt_frames = prompt_frames
+        self._start = 0
+
+    def state(self, frames: int, mel: int) -> Tensor:
+        count = frames - self._prompt_frames
+        noise = self._flow.noise_at(self._prompt_frames, self._start, count)
+        self._start += count - self._flow.overlap_frames
+        return noise
+
+
+def test_engine_renders_the_mel_of_the_reference() -> None:
+    """The pipeline gives the reference's numbers, so the renderer does with the same initial states."""
+    flow = networks().flow
+    assert isinstance(flow, FirstFlow)
+    spoken = request("conversion")
+    tokens = ids("source")
+    expected = list(
+        FirstPipeline(networks(), EngineDraws(flow, len(spoken.prompt_mel))).render(spoken, tokens, stream=True)
+    )
+    streams = streams_for(torch.device("cpu"))
+    pool = UnpagedPool(flow.dims.chunk_tokens, flow.device)
+    renderer = FirstRenderer(networks(), pool, streams, EagerRunner())
+    spk = flow.speaker(spoken.embedding[None])
+    voice = VoiceState("v", None, spoken.flow_prompt, spoken.prompt_mel, spoken.embedding, 1.0, 100, 0, spk)  # type: ignore[arg-type]
+    state = RenderState(voice, 1, list(tokens))
+    for chunk in (Chunk(0, 100, 120, False), Chunk(100, 130, 130, True)):
+        (frames,) = renderer.flow([RenderRequest(state, chunk, tokens[: chunk.known])]).result().frames
+        part = expected[chunk.final]
+        assert (part.first_token, part.end_token) == (chunk.begin, chunk.end)
+        assert apart(frames[0], part.mel) < 1e-4
+
+
+def test_speed_changes_the_duration_of_whole_utterances() -> None:
+    pipeline = FirstPipeline(networks())
+    tokens = ids("source")[:30]
+    plain, fast = (next(pipeline.render(request("zero_shot"), tokens, speed=speed)) for speed in (1.0, 2.0))
+    assert len(fast.samples) == plain.frames // 2 * 256
+    with pytest.raises(InvalidRequest, match="disable streaming"):
+        next(pipeline.render(request("zero_shot"), tokens, stream=True, speed=2.0))
+    assert list(pipeline.render(request("zero_shot"), [])) == []
