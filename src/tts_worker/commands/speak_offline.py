@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -174,8 +174,9 @@ def _speaker(args: argparse.Namespace, bundle: Bundle) -> tuple[str, Speaker]:
 
     tokenizer = TextTokenizer.from_bundle(bundle)
     root = args.voices or args.bundle / VOICES_DIR
-    name = _voice_name(args, root)
-    bundled = bundle_voices(bundle) if name not in stored_voices(root) else {}
+    stored = stored_voices(root)
+    bundled = bundle_voices(bundle) if args.voice not in stored else {}
+    name = _voice_name(args, stored, bundled)
     voice = bundled[name] if name in bundled else load_voice(root, name)
     speaker = Speaker(voice, bundle.config, tokenizer)
     if args.source is not None:
@@ -191,12 +192,14 @@ def _mode(args: argparse.Namespace) -> Mode | None:
     return Mode(MODES[args.mode]) if args.mode in MODES else None
 
 
-def _voice_name(args: argparse.Namespace, root: Path) -> str:
+def _voice_name(args: argparse.Namespace, stored: Collection[str], bundled: Collection[str]) -> str:
+    """Return the voice that is meant: without ``--voice`` the only stored one, or the model's only speaker."""
     if args.voice:
         return str(args.voice)
-    names = stored_voices(root)
+    names = [*stored] or [*bundled]
     if len(names) != 1:
-        hint = f"available: {', '.join(names[:20])}" if names else "none is stored; see: tts-worker voice --help"
+        every = sorted({*stored, *bundled})
+        hint = f"available: {', '.join(every[:20])}" if every else "none is stored; see: tts-worker voice --help"
         raise InvalidRequest(f"select a voice with --voice NAME; {hint}")
     return names[0]
 

@@ -236,8 +236,7 @@ def test_errors_contain_no_user_text(bundle: Path, capsys: pytest.CaptureFixture
 def test_random_bundle_warns_about_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "random"
     write_random_bundle(path, "cosyvoice3")
-    assert main(["voice", "import", "--bundle", str(path)]) == 0
-    args = ["say", "--bundle", str(path), "--out", str(tmp_path / "noise.wav"), "Hi."]  # its only voice is taken
+    args = ["say", "--bundle", str(path), "--out", str(tmp_path / "noise.wav"), "Hi."]  # its only speaker
 
     assert main(args) == 0
     told = capsys.readouterr().err
