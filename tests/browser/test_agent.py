@@ -73,8 +73,8 @@ async def test_main_page_links_to_the_agent(browser: Browser, talker: str, addre
         await demo.at("agent").press("Enter")
         await expect(demo.page.locator("h1")).to_have_text("Talk to the agent")
     async with DemoPage.open(browser, address) as demo:
-        offered = "import('/static/transports.js').then(({ hasPage }) => hasPage('/agent', true))"
-        assert await demo.page.evaluate(offered) is False
+        pages = "import('/static/transports.js').then(({ otherPages }) => otherPages())"
+        assert await demo.page.evaluate(pages) == ["/webrtc"]
         assert await demo.at("agent").is_hidden()
 
 

@@ -23,7 +23,7 @@ from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import FOLDER, page_response
-from tts_worker.server.routing import Routes
+from tts_worker.server.routing import Route, Routes
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
 from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
@@ -131,6 +131,9 @@ def transport_of(path: str) -> str:
     return name if (api := apis.api_of_path(path)) is None else api.name
 
 
+_LINKED_PAGES = ("/webrtc", "/agent")
+
+
 def _add_page(routes: Routes) -> None:
     @routes.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -139,6 +142,12 @@ def _add_page(routes: Routes) -> None:
     @routes.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return page_response("docs.html")
+
+    @routes.get("/static/pages.json", include_in_schema=False)
+    async def pages() -> Response:
+        """List the pages to which this one may link. To ask for each would log an error in the browser's console."""
+        paths = {route.path for route in routes.routes if isinstance(route, Route)}
+        return JSONResponse([path for path in _LINKED_PAGES if path in paths])
 
     add_static_files(routes)
 

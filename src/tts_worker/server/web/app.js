@@ -16,7 +16,7 @@ import { VoiceSettings } from "./settings.js";
 import { SpeechSession } from "./speech-session.js";
 import { TextView } from "./text-view.js";
 import { Timeline } from "./timeline.js";
-import { hasPage, openedTransport, TRANSPORTS } from "./transports.js";
+import { openedTransport, otherPages, TRANSPORTS } from "./transports.js";
 import { RATE_HZ } from "./wire.js";
 
 const STATE_LABELS = {
@@ -389,9 +389,10 @@ function showTransport() {
 
 async function showWhatIsOffered() {
   const radio = document.querySelector("#transport [value=webrtc]");
-  radio.disabled = !(await hasPage(TRANSPORTS.webrtc.path, true));
+  const pages = await otherPages();
+  radio.disabled = pages !== null && !pages.includes(TRANSPORTS.webrtc.path);
   if (radio.disabled) radio.parentElement.title = "This server does not offer WebRTC.";
-  byId("agent").hidden = !(await hasPage(byId("agent").pathname, false));
+  byId("agent").hidden = !pages?.includes(byId("agent").pathname);
 }
 
 showSettings();

@@ -17,11 +17,12 @@ export const TRANSPORTS = {
 /** The transport of the address that was opened. */
 export const openedTransport = () => (location.pathname === TRANSPORTS.webrtc.path ? "webrtc" : "websocket");
 
-/** Whether the server has a page; `assumed` if it cannot be reached, which the connection shows. */
-export async function hasPage(path, assumed) {
+/** Paths of the other pages that the server has; null if it cannot be reached, which the connection shows. */
+export async function otherPages() {
   try {
-    return (await fetch(path)).ok;
+    const response = await fetch("/static/pages.json");
+    return response.ok ? await response.json() : null;
   } catch {
-    return assumed;
+    return null;
   }
 }
