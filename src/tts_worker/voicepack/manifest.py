@@ -116,7 +116,7 @@ _WHISPER_VOCABULARY = ModelFile(
 )
 
 
-def _first_generation(name: str, folder: str, sizes_bytes: dict[str, int]) -> PublishedModel:
+def _cosyvoice_300m(name: str, folder: str, sizes_bytes: dict[str, int]) -> PublishedModel:
     """Return a model of the first generation; ``sizes_bytes`` has those sizes of its files that are recorded."""
     own = ("cosyvoice.yaml", "spk2info.pt", "hift.pt", "flow.pt", "llm.pt")
     return PublishedModel(
@@ -186,8 +186,8 @@ PUBLISHED = (
             ),
         ),
     ),
-    _first_generation("cosyvoice-300m", "CosyVoice-300M", {}),
-    _first_generation(
+    _cosyvoice_300m("cosyvoice-300m", "CosyVoice-300M", {}),
+    _cosyvoice_300m(
         "cosyvoice-300m-sft",
         "CosyVoice-300M-SFT",
         {
@@ -198,5 +198,5 @@ PUBLISHED = (
             "llm.pt": 1242994835,
         },
     ),
-    _first_generation("cosyvoice-300m-instruct", "CosyVoice-300M-Instruct", {}),
+    _cosyvoice_300m("cosyvoice-300m-instruct", "CosyVoice-300M-Instruct", {}),
 )

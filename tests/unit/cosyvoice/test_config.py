@@ -52,7 +52,7 @@ def test_families_differ_like_the_reference() -> None:
     assert v3.chunked_flow.unet is None
 
 
-def test_first_generation_has_its_own_rates() -> None:
+def test_cosyvoice_300m_has_other_rates() -> None:
     config = official_config("cosyvoice1")
     wanted = (22_050, 50, 441, 256, 8000)
 

@@ -1,4 +1,4 @@
-"""The language model of CosyVoice-300M against numbers of the reference (``tools/record_first_generation.py``)."""
+"""The language model of CosyVoice-300M against numbers of the reference (``tools/record_v1.py``)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims, FirstFlowDims
+from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims, V1FlowDims
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
@@ -70,7 +70,7 @@ class AudioSegment:
         self._flow = flow
         self._silence = silence
         # Chunks of CosyVoice-300M begin at the first token, those of the others at the first one of the prompt.
-        prompt_tokens = 0 if isinstance(flow, FirstFlowDims) else len(state.voice.prompt)
+        prompt_tokens = 0 if isinstance(flow, V1FlowDims) else len(state.voice.prompt)
         self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._due: Chunk | None = None
         self._text_ranges: list[tuple[int, int]] = []
@@ -149,14 +149,14 @@ class AudioSegment:
     @property
     def next_pages(self) -> int:
         """Pages of the flow cache that the due chunk takes."""
-        if self.due_chunk is None or isinstance(self._flow, FirstFlowDims):
+        if self.due_chunk is None or isinstance(self._flow, V1FlowDims):
             return 0
         return chunk_pages(self.state, self.due_chunk, self._flow.chunk_tokens)
 
     @property
     def pages_ahead(self) -> int:
         """Estimated pages that the segment will still take."""
-        if isinstance(self._flow, FirstFlowDims):
+        if isinstance(self._flow, V1FlowDims):
             return 0
         tokens = max(self.aligner.expected_tokens, len(self.tokens)) - self.rendered_tokens
         return max(0, -(-math.ceil(tokens) // self._flow.chunk_tokens))

@@ -25,13 +25,13 @@ from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.first_renderer import FirstRenderer
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
+from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
 from tts_worker.types import ComputationCounts
 from tts_worker.voicepack.voice_file import Voice
@@ -191,9 +191,9 @@ def _audio_parts(
 ) -> tuple[FlowPool | UnpagedPool, Renderer]:
     """Build the memory of the flow, and what runs flow and vocoder."""
     flow = networks.flow
-    if isinstance(flow, FirstFlow):
+    if isinstance(flow, V1Flow):
         unpaged = UnpagedPool(flow.dims.chunk_tokens, flow.device)
-        return unpaged, FirstRenderer(networks, unpaged, streams, runner)
+        return unpaged, V1Renderer(networks, unpaged, streams, runner)
     pool = FlowPool(
         flow,
         slots=2 * config.max_utterances + config.cached_voices,

@@ -14,7 +14,6 @@ from tts_worker.engine.cosyvoice.alignment import (
     MAX_TOKENS_PER_WEIGHT,
     MIN_TOKENS_PER_WEIGHT,
 )
-from tts_worker.engine.cosyvoice.first_config import first_flow, first_lm
 from tts_worker.engine.cosyvoice.models.dims import (
     AnyFlowDims,
     AnyLmDims,
@@ -27,6 +26,7 @@ from tts_worker.engine.cosyvoice.models.dims import (
     UnetDims,
 )
 from tts_worker.engine.cosyvoice.sampler import SampleRule
+from tts_worker.engine.cosyvoice.v1_config import v1_flow, v1_lm
 from tts_worker.voicepack.hyperyaml import load_hyperyaml
 from tts_worker.voicepack.section import Section
 
@@ -147,8 +147,8 @@ class CosyVoiceConfig:
             if family == V1
             else root.integer("token_frame_rate", 25),
             mix_ratio=(groups[0], groups[1]),
-            lm=first_lm(lm) if family == V1 else _lm(lm, Section("CosyVoice-BlankEN/config.json", "", qwen_json), v3),
-            flow=first_flow(flow, mel.sample_rate_hz, mel.hop_samples, EULER_STEPS)
+            lm=v1_lm(lm) if family == V1 else _lm(lm, Section("CosyVoice-BlankEN/config.json", "", qwen_json), v3),
+            flow=v1_flow(flow, mel.sample_rate_hz, mel.hop_samples, EULER_STEPS)
             if family == V1
             else _flow(root, flow, v3),
             hift=_hift(hift, v3),

@@ -28,7 +28,7 @@ from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.engine.cosyvoice.whisper_tokenizer import FIRST_CONTROL_TAGS
+from tts_worker.engine.cosyvoice.whisper_tokenizer import V1_CONTROL_TAGS
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import StreamFuture
@@ -88,7 +88,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 front_end=settings.text_mode is TextMode.CLAUSE,
                 speed_range=SPEED_RANGE,
                 device=str(device),
-                control_tags=FIRST_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
+                control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
                 extra=(

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.weights import new_flow, new_lm
 from tts_worker.errors import BundleError, ConfigError
 
@@ -62,7 +62,7 @@ class Networks:
 
     config: CosyVoiceConfig
     lm: SpeechLM | TransformerLm
-    flow: Flow | FirstFlow
+    flow: Flow | V1Flow
     hift: Hift
     fingerprints: dict[str, str] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ class Networks:
         tokens = torch.arange(config.flow.chunk_tokens, device=device)[None] * 97 % config.flow.vocab
         spk = self.flow.speaker(torch.ones(1, config.flow.spk_embed, device=device))
         prompt = torch.zeros(1, 0, config.flow.mel, device=device)
-        if isinstance(self.flow, FirstFlow):
+        if isinstance(self.flow, V1Flow):
             noise = self.flow.noise_at(0, 0, config.flow.frames(tokens.shape[1]))
             mel, _ = self.flow.part(tokens, tokens[:, :0], prompt, spk, noise, None)
         else:

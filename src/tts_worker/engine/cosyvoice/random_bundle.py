@@ -19,8 +19,8 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3, YAML_NAMES
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, WhisperMel
-from tts_worker.engine.cosyvoice.random_first import FIRST_LM_SIZES, first_yaml, write_whisper_vocabulary
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
+from tts_worker.engine.cosyvoice.v1_random import V1_LM_SIZES, v1_yaml, write_whisper_vocabulary
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 
@@ -281,7 +281,7 @@ def _byte_symbols() -> list[str]:
 def _yaml(family: str, size_name: str) -> str:
     size = SIZES[size_name]
     if family == V1:
-        return first_yaml(FIRST_LM_SIZES[size_name], size.encoder, size.unet, size.vocoder, size.pitch)
+        return v1_yaml(V1_LM_SIZES[size_name], size.encoder, size.unet, size.vocoder, size.pitch)
     llm, flow, hift = (
         ("CosyVoice3LM", "CausalMaskedDiffWithDiT", "CausalHiFTGenerator")
         if family == V3

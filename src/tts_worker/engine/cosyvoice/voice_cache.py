@@ -24,9 +24,9 @@ from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
-from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
+from tts_worker.engine.cosyvoice.models.dims import V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import start_items
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -218,7 +218,7 @@ class VoiceCache:
         voice = speaker.voice
         request = speaker.request("")
         pace = estimate_pace(voice.prompt_text, len(voice.tokens), self._config.pace, self._config.token_rate_hz)
-        if isinstance(config, FirstFlowDims):  # nothing is computed before the speech
+        if isinstance(config, V1FlowDims):  # nothing is computed before the speech
             mel = request.prompt_mel.reshape(-1, config.mel)
             chunk = config.chunk_tokens
             return VoiceState(name, speaker, request.flow_prompt, mel, request.embedding, pace, chunk, 0)
@@ -242,7 +242,7 @@ class VoiceCache:
 
     @torch.inference_mode()
     def prepare(
-        self, state: VoiceState, flow: Flow | FirstFlow, pool: FlowPool | UnpagedPool, stream: ExecutionStream
+        self, state: VoiceState, flow: Flow | V1Flow, pool: FlowPool | UnpagedPool, stream: ExecutionStream
     ) -> None:
         """Compute the next chunk of the prompt, on ``stream``.
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims, TransformerLmDims
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
+from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.tensor_files import finite_range
 from tts_worker.errors import BundleError
 from tts_worker.voicepack.report import Problem, listed
@@ -47,9 +47,9 @@ def new_lm(config: CosyVoiceConfig) -> SpeechLM | TransformerLm:
     return TransformerLm(config.lm) if isinstance(config.lm, TransformerLmDims) else SpeechLM(config.lm)
 
 
-def new_flow(config: CosyVoiceConfig) -> Flow | FirstFlow:
+def new_flow(config: CosyVoiceConfig) -> Flow | V1Flow:
     """Return the flow without weights."""
-    return FirstFlow(config.flow) if isinstance(config.flow, FirstFlowDims) else Flow(config.flow)
+    return V1Flow(config.flow) if isinstance(config.flow, V1FlowDims) else Flow(config.flow)
 
 
 @lru_cache(maxsize=32)

@@ -17,7 +17,7 @@ from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
 from tts_worker.engine.cosyvoice.tokenizer import TAG_PATTERN, TextTokenizer
 from tts_worker.errors import BundleError, MissingExtra
 
-FIRST_CONTROL_TAGS = ("[breath]", "[laughter]", "<strong>", "</strong>", "<laughter>", "</laughter>")
+V1_CONTROL_TAGS = ("[breath]", "[laughter]", "<strong>", "</strong>", "<laughter>", "</laughter>")
 """Marks that CosyVoice-300M-Instruct was trained with, as text."""
 
 WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -95,7 +95,7 @@ class WhisperTokenizer(TextTokenizer):
     def control_ids(self, pronunciation: str) -> list[int] | None:
         """Ids of control tags, spelled as the model reads them; None if there is anything else, such as phonemes."""
         tags = TAG_PATTERN.findall(pronunciation)
-        if not tags or any(tag not in FIRST_CONTROL_TAGS for tag in tags):
+        if not tags or any(tag not in V1_CONTROL_TAGS for tag in tags):
             return None
         return self.encode("".join(tags))
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_RATE_HZ = 22_050  # of CosyVoice-300M
-FIRST_OVERLAP_TOKENS = 20  # of its chunks; the reference defines it in code
+V1_RATE_HZ = 22_050  # of CosyVoice-300M
+V1_OVERLAP_TOKENS = 20  # of its chunks; the reference defines it in code
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ConformerDims:
 
 
 @dataclass(frozen=True)
-class FirstUnetDims:
+class V1UnetDims:
     """Estimator of CosyVoice-300M: ``stages`` times down and up, each but the last at half the rate."""
 
     in_channels: int
@@ -195,7 +195,7 @@ class FirstUnetDims:
 
 
 @dataclass(frozen=True)
-class FirstFlowDims:
+class V1FlowDims:
     """Tokens to mel in CosyVoice-300M. The rates of tokens and mel frames have no common multiple.
 
     Attributes:
@@ -213,7 +213,7 @@ class FirstFlowDims:
     steps: int
     guidance: float
     encoder: ConformerDims
-    unet: FirstUnetDims
+    unet: V1UnetDims
 
     @property
     def chunk_tokens(self) -> int:
@@ -223,7 +223,7 @@ class FirstFlowDims:
     @property
     def lookahead_tokens(self) -> int:
         """Tokens that a chunk and the next one share."""
-        return FIRST_OVERLAP_TOKENS
+        return V1_OVERLAP_TOKENS
 
     @property
     def frames_per_token(self) -> int:
@@ -243,7 +243,7 @@ class FirstFlowDims:
 
 
 AnyLmDims = LmDims | TransformerLmDims
-AnyFlowDims = FlowDims | FirstFlowDims
+AnyFlowDims = FlowDims | V1FlowDims
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class HiftDims:
     @property
     def has_sample_phase(self) -> bool:
         """Whether the phase of the source advances with every sample (v1), which the reference decides by the rate."""
-        return self.sample_rate_hz == FIRST_RATE_HZ
+        return self.sample_rate_hz == V1_RATE_HZ
 
     @property
     def frame_samples(self) -> int:

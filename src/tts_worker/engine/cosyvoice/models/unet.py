@@ -22,7 +22,7 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import (
 )
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Estimator, FusedAttention, Sites, attend, sinusoid
-from tts_worker.engine.cosyvoice.models.dims import FirstUnetDims, UnetDims
+from tts_worker.engine.cosyvoice.models.dims import UnetDims, V1UnetDims
 
 
 class CausalBlock(nn.Module):
@@ -78,7 +78,7 @@ class Residual(nn.Module):
 
 
 class SelfAttention(FusedAttention):
-    def __init__(self, sites: Sites, dims: UnetDims | FirstUnetDims) -> None:
+    def __init__(self, sites: Sites, dims: UnetDims | V1UnetDims) -> None:
         super().__init__()
         inner = dims.heads * dims.head_dim
         self.heads = dims.heads
@@ -112,7 +112,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, sites: Sites, dims: UnetDims | FirstUnetDims) -> None:
+    def __init__(self, sites: Sites, dims: UnetDims | V1UnetDims) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dims.channels)
         self.attn1 = SelfAttention(sites, dims)

@@ -31,7 +31,7 @@ from tts_worker.errors import InvalidRequest
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25
 MAX_HOP_TOKENS = 100
-FIRST_HELD_FRAMES = 20  # of CosyVoice-300M's vocoder
+V1_HELD_FRAMES = 20  # of CosyVoice-300M's vocoder
 
 
 def nucleus(scores: Tensor, rule: SampleRule) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class DefaultGeneratorNoise:
         return noise
 
 
-class FirstDraws:
+class V1Draws:
     """The reference's draws for CosyVoice-300M, per part, from torch's default CPU generator. A ``Noise``."""
 
     def state(self, frames: int, mel: int) -> Tensor:
@@ -167,7 +167,7 @@ def reference_fade(
     Repeats the held frames with their previous excitation, restarts the phase after them and cross-fades with weights
     that add up to 1.08. ``phase [1, H]`` replaces the phase before the chunk.
     """
-    held = FIRST_HELD_FRAMES if hift.dims.has_sample_phase else HELD_FRAMES
+    held = V1_HELD_FRAMES if hift.dims.has_sample_phase else HELD_FRAMES
     n = held * hift.dims.frame_samples
     if state is not None:
         mel = torch.cat([state.mel, mel], dim=2)

@@ -18,9 +18,9 @@ from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import ReferenceFrontend, reference_request
 from tts_worker.engine.cosyvoice.reference.compat import Compat
-from tts_worker.engine.cosyvoice.reference.first_pipeline import FirstPipeline
 from tts_worker.engine.cosyvoice.reference.normalizer import normalize_and_split, wetext_rewriter
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
+from tts_worker.engine.cosyvoice.reference.v1_pipeline import V1Pipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
@@ -143,7 +143,7 @@ class ReferenceSpeech:
     def _speak_first(self, networks: Networks) -> Iterator[tuple[int, AudioChunk]]:
         """``speak`` with CosyVoice-300M."""
         options = self._options
-        pipeline = FirstPipeline(networks)
+        pipeline = V1Pipeline(networks)
         torch.manual_seed(options.seed)
         for i, request in enumerate(self._requests):
             if self._tokens is not None:

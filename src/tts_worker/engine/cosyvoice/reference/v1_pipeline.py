@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.chunks import KINDS, Chunk, Item, next_chunk
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow, fade_mel
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, FirstDraws, reference_fade
+from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, V1Draws, reference_fade
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, TokenDecoder, check_speed
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, start_items
 
 
-class FirstDecoder(TokenDecoder):
+class V1Decoder(TokenDecoder):
     """Decodes one utterance with the language model of CosyVoice-300M."""
 
     def __init__(self, networks: Networks, request: Request) -> None:
@@ -58,14 +58,14 @@ class _Stream:
     fade: FadeState | None = None
 
 
-class FirstPipeline:
+class V1Pipeline:
     """Synthesizes requests with the networks of one model directory."""
 
-    def __init__(self, networks: Networks, draws: FirstDraws | None = None) -> None:
-        assert isinstance(networks.flow, FirstFlow)
+    def __init__(self, networks: Networks, draws: V1Draws | None = None) -> None:
+        assert isinstance(networks.flow, V1Flow)
         self.networks = networks
         self._flow = networks.flow
-        self._draws = draws or FirstDraws()
+        self._draws = draws or V1Draws()
 
     def speak(self, request: Request, *, stream: bool = False, speed: float = 1.0) -> Iterator[AudioChunk]:
         """Synthesize ``request.text``.
@@ -75,7 +75,7 @@ class FirstPipeline:
             stream: Render part by part.
             speed: Speech rate; not 1.0 only without ``stream``.
         """
-        decoder = FirstDecoder(self.networks, request)
+        decoder = V1Decoder(self.networks, request)
         yield from self.render(
             request, decoder.decode(request), stream=stream, speed=speed, truncated=lambda: decoder.truncated
         )

@@ -1,4 +1,4 @@
-"""Flow and vocoder of CosyVoice-300M against numbers of the reference (``tools/record_first_generation.py``)."""
+"""Flow and vocoder of CosyVoice-300M against numbers of the reference (``tools/record_v1.py``)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.unit.cosyvoice.bundles import DATA, fullsize, official_config, qwen_o
 from tests.unit.cosyvoice.networks import apart, ids, noise
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.models.dims import FirstFlowDims
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow, fade_mel
+from tts_worker.engine.cosyvoice.models.dims import V1FlowDims
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, reference_fade
 from tts_worker.engine.cosyvoice.weights import expected_shapes, new_flow
 
@@ -37,16 +37,16 @@ def golden(name: str) -> dict[str, Tensor]:
 def config() -> CosyVoiceConfig:
     """With the reference's number of solver steps, whatever the other tests of this folder use."""
     read = CosyVoiceConfig.from_files(yaml_of(FAMILY), qwen_of(FAMILY), "cosyvoice.yaml")
-    assert isinstance(read.flow, FirstFlowDims)
+    assert isinstance(read.flow, V1FlowDims)
     return replace(read, flow=replace(read.flow, steps=10))
 
 
 @lru_cache
-def flow() -> FirstFlow:
+def flow() -> V1Flow:
     """Shared: tests must not change it."""
     net = new_flow(config()).eval().requires_grad_(False)
     net.load_state_dict(torch.load(tiny(FAMILY) / "flow.pt", weights_only=True))
-    assert isinstance(net, FirstFlow)
+    assert isinstance(net, V1Flow)
     return net.prepare(16)
 
 
@@ -62,7 +62,7 @@ def part_tokens(stream: dict[str, Tensor], part: int) -> Tensor:
     return stream["tokens"][:, begin : begin + HOP_TOKENS + OVERLAP_TOKENS]
 
 
-def streamed_mel(net: FirstFlow, stream: dict[str, Tensor], part: int, known: Tensor | None) -> tuple[Tensor, Tensor]:
+def streamed_mel(net: V1Flow, stream: dict[str, Tensor], part: int, known: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mel of a part of the recorded utterance."""
     tokens = part_tokens(stream, part)
     emitted = part * (net.dims.frames(HOP_TOKENS + OVERLAP_TOKENS) - net.overlap_frames)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.graphs import Runner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow, fade_mel
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import PartState, Renderer, RenderRequest, RenderState
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
@@ -31,7 +31,7 @@ class _PartShape:
     is_first: bool
 
 
-class FirstRenderer(Renderer):
+class V1Renderer(Renderer):
     """Runs flow and vocoder of CosyVoice-300M on their streams.
 
     Args:
@@ -45,7 +45,7 @@ class FirstRenderer(Renderer):
 
     def __init__(self, networks: Networks, pool: UnpagedPool, streams: ExecutionStreams, runner: Runner) -> None:
         super().__init__(networks, pool, streams, runner)
-        assert isinstance(networks.flow, FirstFlow)
+        assert isinstance(networks.flow, V1Flow)
         self._flow = networks.flow
 
     def recover(self, state: RenderState) -> None:

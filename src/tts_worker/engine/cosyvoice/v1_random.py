@@ -11,7 +11,7 @@ from tts_worker.engine.cosyvoice.whisper_tokenizer import whisper_special_tokens
 
 
 @dataclass(frozen=True)
-class FirstLmSize:
+class V1LmSize:
     """Widths and depths of the language model. ``text_rows``: None for as many as the small vocabulary needs."""
 
     text: int
@@ -23,12 +23,12 @@ class FirstLmSize:
     text_rows: int | None = None
 
 
-FIRST_LM_SIZES = {
-    "full": FirstLmSize(512, 1024, 4096, 16, 6, 14, 51866),
-    "mid": FirstLmSize(128, 256, 1024, 4, 2, 6),
-    "tiny": FirstLmSize(24, 32, 80, 4, 1, 2),
+V1_LM_SIZES = {
+    "full": V1LmSize(512, 1024, 4096, 16, 6, 14, 51866),
+    "mid": V1LmSize(128, 256, 1024, 4, 2, 6),
+    "tiny": V1LmSize(24, 32, 80, 4, 1, 2),
 }
-FIRST_CODES = 4096
+V1_CODES = 4096
 
 _WORDS = (
     " the| and| to| of| you| it| is| hello| world|ing|ed|er|ion|ent|st|th|he|in|re|on|at|en|or|es|ou|ll|ly| a|Hello|The"
@@ -49,8 +49,8 @@ def write_whisper_vocabulary(file: Path) -> None:
     file.write_text("".join(lines), "ascii")
 
 
-def first_yaml(
-    size: FirstLmSize,
+def v1_yaml(
+    size: V1LmSize,
     encoder: tuple[int, int, int, int],
     unet: tuple[int, int, int, int, int],
     vocoder: int,
@@ -80,7 +80,7 @@ llm: !new:cosyvoice.llm.llm.TransformerLM
     llm_input_size: !ref <llm_input_size>
     llm_output_size: !ref <llm_output_size>
     text_token_size: {rows}
-    speech_token_size: {FIRST_CODES}
+    speech_token_size: {V1_CODES}
     length_normalized_loss: True
     lsm_weight: 0
     spk_embed_dim: !ref <spk_embed_dim>
@@ -118,7 +118,7 @@ flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
     output_size: 80
     spk_embed_dim: !ref <spk_embed_dim>
     output_type: 'mel'
-    vocab_size: {FIRST_CODES}
+    vocab_size: {V1_CODES}
     input_frame_rate: 50
     only_mask_loss: True
     encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder

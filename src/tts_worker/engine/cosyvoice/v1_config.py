@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tts_worker.engine.cosyvoice.models.dims import ConformerDims, FirstFlowDims, FirstUnetDims, TransformerLmDims
+from tts_worker.engine.cosyvoice.models.dims import ConformerDims, TransformerLmDims, V1FlowDims, V1UnetDims
 from tts_worker.voicepack.section import Section
 
 
-def first_lm(llm: Section) -> TransformerLmDims:
+def v1_lm(llm: Section) -> TransformerLmDims:
     """Return the dimensions of the language model.
 
     Raises:
@@ -40,7 +40,7 @@ def first_lm(llm: Section) -> TransformerLmDims:
     )
 
 
-def first_flow(flow: Section, sample_rate_hz: int, hop_samples: int, steps: int) -> FirstFlowDims:
+def v1_flow(flow: Section, sample_rate_hz: int, hop_samples: int, steps: int) -> V1FlowDims:
     """Return the dimensions of the flow.
 
     Args:
@@ -64,7 +64,7 @@ def first_flow(flow: Section, sample_rate_hz: int, hop_samples: int, steps: int)
     if regulator.integer("channels") != mel:
         regulator.fail("channels", "differs from flow.output_size")
     size = flow.integer("input_size")
-    return FirstFlowDims(
+    return V1FlowDims(
         vocab=flow.integer("vocab_size"),
         input_size=size,
         mel=mel,
@@ -98,7 +98,7 @@ def _encoder(encoder: Section, size: int) -> ConformerDims:
     )
 
 
-def _unet(unet: Section) -> FirstUnetDims:
+def _unet(unet: Section) -> V1UnetDims:
     unet.kind("ConditionalDecoder")
     if unet.flag("causal"):
         unet.fail("causal", "must be False: CosyVoice-300M's estimator sees the whole sequence")
@@ -108,7 +108,7 @@ def _unet(unet: Section) -> FirstUnetDims:
         unet.fail("channels", "must be the same at every stage")
     if channels[0] % 8:
         unet.fail("channels", "must be multiples of 8, the number of groups of a norm")
-    return FirstUnetDims(
+    return V1UnetDims(
         in_channels=unet.integer("in_channels"),
         out_channels=unet.integer("out_channels"),
         channels=channels[0],

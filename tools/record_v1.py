@@ -1,9 +1,9 @@
-"""Record numbers of CosyVoice-300M's networks: ``python -m tools.record_first_generation BUNDLE GOLDEN``.
+"""Record numbers of CosyVoice-300M's networks: ``python -m tools.record_v1 BUNDLE GOLDEN``.
 
 Runs the reference's own modules (https://github.com/FunAudioLLM/CosyVoice, with its requirements, on ``PYTHONPATH``)
 as the YAML in the folder BUNDLE describes them, with random weights. Writes the weights to BUNDLE and inputs and
 results, stage by stage, to safetensors files in the folder GOLDEN, which ``test_transformer_lm.py`` and
-``test_first_flow.py`` read. Random draws of the reference's flow and vocoder are replaced by this project's noise,
+``test_v1_flow.py`` read. Random draws of the reference's flow and vocoder are replaced by this project's noise,
 which need not be stored. ``--keys YAML FILE`` adds the keys of the official networks to
 ``tests/data/cosyvoice/fullsize_keys.json``.
 """

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.models.blocks import FusedAttention
-from tts_worker.engine.cosyvoice.models.dims import ConformerDims, FirstFlowDims
-from tts_worker.engine.cosyvoice.models.first_unet import FirstUnet
+from tts_worker.engine.cosyvoice.models.dims import ConformerDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import initial_noise, solver_times
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, relative_sinusoids
 from tts_worker.engine.cosyvoice.models.qwen2 import embedding
+from tts_worker.engine.cosyvoice.models.v1_unet import V1Unet
 
 
 class TokenEncoder(nn.Module):
@@ -86,10 +86,10 @@ class _Decoder(nn.Module):
         self.estimator = estimator
 
 
-class FirstFlow(nn.Module):
+class V1Flow(nn.Module):
     """The flow of CosyVoice-300M. Rows of a batch have equal lengths. Call ``prepare`` after loading the weights."""
 
-    def __init__(self, dims: FirstFlowDims) -> None:
+    def __init__(self, dims: V1FlowDims) -> None:
         super().__init__()
         self.dims = dims
         self.input_embedding = embedding(dims.vocab, dims.input_size)
@@ -97,11 +97,11 @@ class FirstFlow(nn.Module):
         self.encoder = TokenEncoder(dims.encoder)
         self.encoder_proj = nn.Linear(dims.encoder.output_size, dims.mel)
         self.length_regulator = LengthRegulator(dims.mel, dims.regulator_layers)
-        self.decoder = _Decoder(FirstUnet(dims.unet))
+        self.decoder = _Decoder(V1Unet(dims.unet))
         self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
 
     @property
-    def estimator(self) -> FirstUnet:
+    def estimator(self) -> V1Unet:
         return self.decoder.estimator  # type: ignore[return-value]
 
     @property
@@ -113,7 +113,7 @@ class FirstFlow(nn.Module):
         return self.spk_embed_affine_layer.weight.dtype
 
     @torch.inference_mode()
-    def prepare(self, tokens: int) -> FirstFlow:
+    def prepare(self, tokens: int) -> V1Flow:
         """Tabulate what depends on weights and constants only, and fuse layers that share an input.
 
         Call once after loading the weights. ``tokens`` is the longest expected sequence; longer ones extend the tables.

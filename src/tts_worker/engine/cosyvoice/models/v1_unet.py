@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.models.blocks import Sites, sinusoid
-from tts_worker.engine.cosyvoice.models.dims import FirstUnetDims
+from tts_worker.engine.cosyvoice.models.dims import V1UnetDims
 from tts_worker.engine.cosyvoice.models.unet import TimeMlp, TransformerBlock
 
 GROUPS = 8
@@ -58,10 +58,10 @@ class _Sampler(nn.Module):
         return self.conv(x)
 
 
-class FirstUnet(nn.Module):
+class V1Unet(nn.Module):
     """Computes the velocity of the flow at a solver time, from whole sequences."""
 
-    def __init__(self, dims: FirstUnetDims) -> None:
+    def __init__(self, dims: V1UnetDims) -> None:
         super().__init__()
         self.dims = dims
         self.sites = Sites()

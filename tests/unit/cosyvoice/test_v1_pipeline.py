@@ -11,20 +11,20 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import DATA, tiny
 from tests.unit.cosyvoice.networks import apart
-from tests.unit.cosyvoice.test_first_flow import config
+from tests.unit.cosyvoice.test_v1_flow import config
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.streams import streams_for
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.first_renderer import FirstRenderer
-from tts_worker.engine.cosyvoice.models.first_flow import FirstFlow
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.algorithms import FirstDraws
-from tts_worker.engine.cosyvoice.reference.first_pipeline import FirstDecoder, FirstPipeline
+from tts_worker.engine.cosyvoice.reference.algorithms import V1Draws
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk
+from tts_worker.engine.cosyvoice.reference.v1_pipeline import V1Decoder, V1Pipeline
 from tts_worker.engine.cosyvoice.renderer import RenderRequest, RenderState
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
+from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.errors import InvalidRequest
 
@@ -70,26 +70,26 @@ def assert_audio(chunks: list[AudioChunk], mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["zero_shot", "instruct"])
 def test_speech_is_that_of_the_reference(mode: str) -> None:
-    decoder = FirstDecoder(networks(), request(mode))
+    decoder = V1Decoder(networks(), request(mode))
     torch.manual_seed(SEED)
     assert list(decoder.decode(request(mode))) == golden()[f"{mode}.tokens"].tolist()
-    pipeline = FirstPipeline(networks())
+    pipeline = V1Pipeline(networks())
     torch.manual_seed(SEED)
     assert_audio(list(pipeline.speak(request(mode))), mode)
 
 
 def test_streamed_conversion_is_that_of_the_reference() -> None:
-    pipeline = FirstPipeline(networks())
+    pipeline = V1Pipeline(networks())
     torch.manual_seed(SEED)
     chunks = list(pipeline.render(request("conversion"), ids("source"), stream=True))
     assert_audio(chunks, "conversion")
     assert [(chunk.first_token, chunk.end_token) for chunk in chunks] == [(0, 100), (100, 130)]
 
 
-class EngineDraws(FirstDraws):
+class EngineDraws(V1Draws):
     """The initial states that the engine gives to the frames of an utterance."""
 
-    def __init__(self, flow: FirstFlow, prompt_frames: int) -> None:
+    def __init__(self, flow: V1Flow, prompt_frames: int) -> None:
         self._flow = flow
         self._prompt_frames = prompt_frames
         self._start = 0
@@ -104,15 +104,15 @@ class EngineDraws(FirstDraws):
 def test_engine_renders_the_mel_of_the_reference() -> None:
     """The pipeline gives the reference's numbers, so the renderer does with the same initial states."""
     flow = networks().flow
-    assert isinstance(flow, FirstFlow)
+    assert isinstance(flow, V1Flow)
     spoken = request("conversion")
     tokens = ids("source")
     expected = list(
-        FirstPipeline(networks(), EngineDraws(flow, len(spoken.prompt_mel))).render(spoken, tokens, stream=True)
+        V1Pipeline(networks(), EngineDraws(flow, len(spoken.prompt_mel))).render(spoken, tokens, stream=True)
     )
     streams = streams_for(torch.device("cpu"))
     pool = UnpagedPool(flow.dims.chunk_tokens, flow.device)
-    renderer = FirstRenderer(networks(), pool, streams, EagerRunner())
+    renderer = V1Renderer(networks(), pool, streams, EagerRunner())
     spk = flow.speaker(spoken.embedding[None])
     voice = VoiceState("v", None, spoken.flow_prompt, spoken.prompt_mel, spoken.embedding, 1.0, 100, 0, spk)  # type: ignore[arg-type]
     state = RenderState(voice, 1, list(tokens))
@@ -124,7 +124,7 @@ def test_engine_renders_the_mel_of_the_reference() -> None:
 
 
 def test_speed_changes_the_duration_of_whole_utterances() -> None:
-    pipeline = FirstPipeline(networks())
+    pipeline = V1Pipeline(networks())
     tokens = ids("source")[:30]
     plain, fast = (next(pipeline.render(request("zero_shot"), tokens, speed=speed)) for speed in (1.0, 2.0))
     assert len(fast.samples) == plain.frames // 2 * 256
