@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -269,3 +270,25 @@ async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monk
         assert download.status_code == 200
         folder.release()  # as the end of its process does
         assert [json.loads(line)["index"] async for line in download.aiter_lines()] == [0, 1]
+
+
+async def test_worker_that_stops_while_it_claims_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
+    folder = BatchFolder(tmp_path, new_id())
+    folder.create(StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request))
+    folder.release()
+    claiming, stopping = threading.Event(), threading.Event()
+    claim = BatchFolder.claim
+
+    def slow_claim(self: BatchFolder) -> bool:
+        claiming.set()
+        stopping.wait(60)
+        return claim(self)
+
+    monkeypatch.setattr(BatchFolder, "claim", slow_claim)
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path)})):
+        await asyncio.to_thread(claiming.wait, 60)
+        asyncio.get_running_loop().call_later(0.05, stopping.set)  # while the worker stops
+    monkeypatch.setattr(BatchFolder, "claim", claim)
+    assert folder.claim()
+    folder.release()

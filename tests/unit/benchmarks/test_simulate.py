@@ -149,7 +149,7 @@ class _Device:
     components: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
             renderer=SimpleNamespace(flow_frames=0, vocoder_frames=0),
-            networks=SimpleNamespace(flow=SimpleNamespace(chunk_frames=50)),
+            networks=SimpleNamespace(chunked_flow=SimpleNamespace(chunk_frames=50)),
         )
     )
     active_utterances: int = 1

@@ -33,13 +33,14 @@ from tts_worker.voicepack.voice_file import (
     voice_folder,
 )
 
-SIZES: dict[str, int] = {
+SIZES: dict[str, Any] = {
     "text_rows": 100,
     "speech_tokens": 6561,
     "mel_bins": 80,
     "spk_size": 192,
     "frames_per_token": 2,
     "token_rate_hz": 25,
+    "tolerance_frames": 2,
 }
 BAD_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "x" * 65, "a\0b", "a\n", "a b", "C:x"]
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +34,9 @@ from tts_worker.settings import BatchSettings
 from tts_worker.types import PcmFrame
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 TRANSPORT = "batch"
 
@@ -162,7 +165,7 @@ class BatchRunner:
         batch = Batch(stored, folder)
         self._batches[stored.id] = batch  # before it is written: maintenance must not claim it
         try:
-            await asyncio.to_thread(folder.create, stored)
+            await _to_thread(folder.create, stored)
         except BaseException as error:
             del self._batches[stored.id]
             if not isinstance(error, FileExistsError):
@@ -221,6 +224,8 @@ class BatchRunner:
         if batch.tasks:
             await asyncio.wait(batch.tasks)
         await asyncio.to_thread(batch.folder.delete)
+        if (adopted := self._batches.get(batch.stored.id)) is not None:  # maintenance took it over meanwhile
+            await self.delete_lost(adopted)
         batch.notify()
 
     def expires_at_s(self, batch: Batch) -> float:
@@ -406,20 +411,39 @@ class BatchRunner:
         """Continue a batch that no process runs."""
         assert self.settings.directory is not None
         folder = BatchFolder(self.settings.directory, name)
-        with suppress(OSError):  # deleted meanwhile
-            if not await asyncio.to_thread(folder.claim):
+        batch = None
+        try:
+            if not await _to_thread(folder.claim):
                 return
-            content = await asyncio.to_thread(folder.read)
-            if content is None:
-                if now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime > _MAINTENANCE_S:
-                    await asyncio.to_thread(folder.delete)  # its process crashed before it was accepted
+            content = await _to_thread(folder.read)
+            if content is not None and name not in self._batches:  # deleted and submitted again meanwhile
+                batch = self._batches[name] = Batch(content[0], folder, content[1])
+            elif content is None and now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime > _MAINTENANCE_S:
+                await _to_thread(folder.delete)  # its process crashed before it was accepted
+        except OSError:
+            return  # deleted meanwhile
+        finally:
+            if batch is None:
                 folder.release()
-                return
-            batch = Batch(content[0], folder, content[1])
-            self._batches[name] = batch
-            if not batch.is_done:
-                log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
-                self._enqueue(batch)
+        if batch is None:
+            return
+        if not await asyncio.to_thread(folder.path.exists):
+            await self.delete_lost(batch)
+        elif not batch.is_done:
+            log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
+            self._enqueue(batch)
+
+
+async def _to_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function in a thread. A cancellation waits for its end: it may take the lock of a folder."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # mark it as retrieved
+        raise
 
 
 def _now_s() -> float:
