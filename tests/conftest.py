@@ -38,8 +38,9 @@ sys.dont_write_bytecode = False
 gc.disable()
 
 # The duration of an example depends on the load of the machine; pytest-timeout ends hanging examples.
-examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-examples.load_profile("any machine")
+examples.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+examples.register_profile("thorough", examples.get_profile("any machine"), max_examples=1_000)
+examples.load_profile("any machine")  # another one: --hypothesis-profile thorough
 
 SLOW = (
     "behaviour/",
