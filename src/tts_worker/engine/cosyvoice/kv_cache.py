@@ -131,19 +131,23 @@ class SlotView:
         return keys.masked_fill(self._unwritten, 0.0), values.masked_fill(self._unwritten, 0.0)
 
 
-class Memory(Protocol):
-    """Interface to the past of a streaming network.
+class AttentionMemory(Protocol):
+    """Interface to the past of a network of attentions.
 
     Sites number the convolutions and attentions in the order the network visits them. Rows ``N`` are branches x
     utterances, branch-major (2 branches under classifier-free guidance).
     """
 
-    def left(self, site: int, x: Tensor) -> Tensor:
-        """Prepend the left context of convolution ``site`` to ``x [N, C, T]`` and store the end of ``x``."""
-        ...
-
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Append ``kv [2, N, heads, T, dim]``; return all keys and values, ``[N, heads, context, dim]`` each."""
+        ...
+
+
+class Memory(AttentionMemory, Protocol):
+    """Interface to the past of a network that also has convolutions."""
+
+    def left(self, site: int, x: Tensor) -> Tensor:
+        """Prepend the left context of convolution ``site`` to ``x [N, C, T]`` and store the end of ``x``."""
         ...
 
 

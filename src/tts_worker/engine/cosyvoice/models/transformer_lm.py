@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
-from tts_worker.engine.cosyvoice.kv_cache import Memory, SlotPool
+from tts_worker.engine.cosyvoice.kv_cache import AttentionMemory, SlotPool
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, FeedForward, RelativeAttention, relative_sinusoids
 
@@ -23,7 +23,9 @@ from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, FeedForward, 
 class CausalAttention(RelativeAttention):
     """``RelativeAttention`` without keys right of the query. ``positions`` are those of distances M-1 .. 0."""
 
-    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:  # [B, T, D] -> [B, T, D]
+    def forward(
+        self, x: Tensor, mask: Tensor, column: Tensor, memory: AttentionMemory
+    ) -> Tensor:  # [B, T, D] -> [B, T, D]
         context = mask.shape[-1]
         qkv = torch.stack([self.linear_q(x), self.linear_k(x), self.linear_v(x)])
         qkv = qkv.unflatten(-1, (self.heads, -1)).transpose(2, 3)  # [3, B, H, T, d]
@@ -58,9 +60,6 @@ class SlotMemory:
         # A single sequence on a CPU is read in place.
         self._slot = int(slots[0]) if slots.shape[0] == 1 and not slots.is_cuda and not pool.checked else None
 
-    def left(self, site: int, x: Tensor) -> Tensor:
-        raise NotImplementedError  # the network has no convolution
-
     def keys_values(self, site: int, kv: Tensor) -> tuple[Tensor, Tensor]:
         layer = self._first_layer + site
         for which, new in enumerate(kv):  # [B, H, T, d]
@@ -81,7 +80,7 @@ class TextLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(dim, eps=1e-12)
         self.norm_ff = nn.LayerNorm(dim, eps=1e-12)
 
-    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:  # [B, T, D]
+    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: AttentionMemory) -> Tensor:  # [B, T, D]
         x = x + self.self_attn(self.norm_mha(x), mask, column, memory)
         return x + self.feed_forward(self.norm_ff(x))
 
@@ -101,7 +100,7 @@ class SpeechLayer(nn.Module):
         self.norm1 = nn.LayerNorm(dim, eps=1e-12)
         self.norm2 = nn.LayerNorm(dim, eps=1e-12)
 
-    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: Memory) -> Tensor:  # [B, T, D]
+    def forward(self, x: Tensor, mask: Tensor, column: Tensor, memory: AttentionMemory) -> Tensor:  # [B, T, D]
         x = x + self.self_attn(self.norm1(x), mask, column, memory)
         return x + self.feed_forward(self.norm2(x))
 
@@ -130,7 +129,7 @@ class CausalStack(nn.Module):
             cast("TextLayer | SpeechLayer", layer).self_attn.prepare(table)
 
     def forward(
-        self, x: Tensor, positions: Tensor, context: int, memory: Memory, first: Tensor | None = None
+        self, x: Tensor, positions: Tensor, context: int, memory: AttentionMemory, first: Tensor | None = None
     ) -> Tensor:
         """``x [B, T, C] -> [B, T, D]``.
 

@@ -81,6 +81,39 @@ def check_speed(stream: bool, speed: float) -> None:
         raise InvalidRequest("speed must be between 0.1 and 10")
 
 
+def chunks_of(
+    tokens: Iterable[int], plan: Callable[[int, bool], Chunk | None] | None
+) -> Iterator[tuple[Chunk, list[int]]]:
+    """Divide tokens into the chunks to render, while they are generated.
+
+    Args:
+        tokens: The tokens.
+        plan: ``(received, ended)`` -> the next chunk, None while it needs more tokens; None for all tokens at once.
+
+    Yields:
+        A chunk and all tokens received so far; nothing if there are no tokens.
+    """
+    source = iter(tokens)
+    received = list[int]()
+    ended = False
+    while True:
+        if plan is not None:
+            chunk = plan(len(received), ended)
+        else:
+            chunk = Chunk(0, len(received), len(received), True) if ended else None
+        if chunk is None:
+            token = next(source, None)
+            ended = token is None
+            if token is not None:
+                received.append(token)
+            continue
+        if chunk.begin == chunk.end:
+            return
+        yield chunk, received
+        if chunk.final:
+            return
+
+
 class TokenDecoder:
     """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
 
@@ -285,9 +318,6 @@ class OfflinePipeline:
         check_speed(stream, speed)
         flow = self.networks.config.flow
         vocode = self._vocoder(seed, stream, speed)
-        source = iter(tokens)
-        received = list[int]()
-        ended = False
         index = 0
         samples = 0
         plan: GridPlan | ReferencePlan = GridPlan(len(request.flow_prompt), flow.chunk_tokens, flow.lookahead_tokens)
@@ -295,19 +325,7 @@ class OfflinePipeline:
             hop = self._hop if self.compat.hop_shared_by_requests else Hop()
             plan = ReferencePlan(len(request.flow_prompt), hop, flow.lookahead_tokens)
         began = time.perf_counter()
-        while True:
-            if stream:
-                chunk = plan.next(len(received), ended)
-            else:
-                chunk = Chunk(0, len(received), len(received), True) if ended else None
-            if chunk is None:
-                token = next(source, None)
-                ended = token is None
-                if token is not None:
-                    received.append(token)
-                continue
-            if chunk.begin == chunk.end:
-                return
+        for chunk, received in chunks_of(tokens, plan.next if stream else None):
             decoded = time.perf_counter()
             chunked = stream and not (chunk.final and self.compat.full_mask_in_last_chunk)
             mel = self._mel(request, received[: chunk.known], chunk.final, chunked)
@@ -334,8 +352,6 @@ class OfflinePipeline:
             began = time.perf_counter()
             if progress is not None:
                 progress(len(received), samples)
-            if chunk.final:
-                return
 
     def _mel(self, request: Request, generated: list[int], final: bool, chunked: bool) -> Tensor:
         """Mel of all ``generated`` tokens, without the prompt: ``[1, mel, T]``."""

@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, V1Draws, reference_fade
 from tts_worker.engine.cosyvoice.reference.compat import Compat
-from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, TokenDecoder, check_speed
+from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, TokenDecoder, check_speed, chunks_of
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, start_items
 
@@ -33,7 +33,7 @@ class V1Decoder(TokenDecoder):
         lm = networks.lm
         assert isinstance(lm, TransformerLm)
         lm.prepare(capacity + 1)
-        self._first = lm
+        self._v1 = lm
         speaker = lm.speaker(request.embedding.reshape(1, -1).to(self._slot.device))
         self._speakers = speaker if request.tells_speaker else torch.zeros_like(speaker)
 
@@ -45,7 +45,7 @@ class V1Decoder(TokenDecoder):
         device = self._slot.device
         ids, kinds = torch.tensor([[(i, KINDS[kind]) for kind, i in items]], device=device).unbind(2)
         count = torch.tensor([len(items)], device=device)
-        return self._first.score_items(ids, kinds, count, self._slot, self._pool, self._length, self._speakers)
+        return self._v1.score_items(ids, kinds, count, self._slot, self._pool, self._length, self._speakers)
 
 
 @dataclass
@@ -99,25 +99,14 @@ class V1Pipeline:
         """
         check_speed(stream, speed)
         dims = self._flow.dims
-        source = iter(tokens)
-        received = list[int]()
-        ended = False
         done = samples = index = 0
         state = _Stream()
+
+        def plan(received: int, ended: bool) -> Chunk | None:
+            return next_chunk(done, received, ended, dims.chunk_tokens, dims.lookahead_tokens)
+
         began = time.perf_counter()
-        while True:
-            if stream:
-                chunk = next_chunk(done, len(received), ended, dims.chunk_tokens, dims.lookahead_tokens)
-            else:
-                chunk = Chunk(0, len(received), len(received), True) if ended else None
-            if chunk is None:
-                token = next(source, None)
-                ended = token is None
-                if token is not None:
-                    received.append(token)
-                continue
-            if chunk.begin == chunk.end:
-                return
+        for chunk, received in chunks_of(tokens, plan if stream else None):
             decoded = time.perf_counter()
             mel = self._part(request, received[chunk.begin : chunk.known], state, chunk.final)
             flowed = time.perf_counter()
@@ -140,8 +129,6 @@ class V1Pipeline:
             )
             index, samples, done = index + 1, samples + len(audio), chunk.end
             began = time.perf_counter()
-            if chunk.final:
-                return
 
     def _part(self, request: Request, tokens: list[int], state: _Stream, final: bool) -> Tensor:
         """Return the new mel frames ``[1, n, mel]`` of a part and change ``state``."""
