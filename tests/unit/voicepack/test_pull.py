@@ -248,17 +248,23 @@ def test_size_of_the_server_counts_without_a_recorded_one(server: Server, tmp_pa
     assert len(server.requests) == before
 
 
-@pytest.mark.parametrize(("status", "complaint", "tries"), [(404, "answers 404", 1), (503, "answers 503", 3)])
-def test_size_that_cannot_be_asked_for_is_reported(
-    server: Server, tmp_path: Path, status: int, complaint: str, tries: int
-) -> None:
-    def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+def refusing(status: int) -> Callable[[BaseHTTPRequestHandler, str, int], bool]:
+    """A server that answers every request with this status."""
+
+    def refuse(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
         handler.send_response(status)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
         return True
 
-    server.behave = refuses
+    return refuse
+
+
+@pytest.mark.parametrize(("status", "complaint", "tries"), [(404, "answers 404", 1), (503, "answers 503", 3)])
+def test_size_that_cannot_be_asked_for_is_reported(
+    server: Server, tmp_path: Path, status: int, complaint: str, tries: int
+) -> None:
+    server.behave = refusing(status)
     with pytest.raises(BundleError, match=complaint):
         pull_model(model(model__yaml={"size_bytes": None}), tmp_path, base_url=server.url)
     assert len(server.requests) == tries
@@ -282,13 +288,7 @@ def test_file_that_is_published_elsewhere_has_its_own_address(server: Server, tm
 def test_only_transient_http_errors_are_retried(
     server: Server, tmp_path: Path, status: int, complaint: str, tries: int
 ) -> None:
-    def refuses(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
-        handler.send_response(status)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-        return True
-
-    server.behave = refuses
+    server.behave = refusing(status)
 
     with pytest.raises(BundleError, match=complaint):
         pull_model(model(), tmp_path, base_url=server.url)
