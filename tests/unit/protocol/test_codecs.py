@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
@@ -143,6 +143,7 @@ def test_client_messages_survive_protobuf(message: Any) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(message=worker_messages)
+@example(message=ChunkMessage(utterance=0, index=0, start_sample=0, samples=2**31, sha256="0"))
 def test_worker_messages_survive_protobuf(message: Any) -> None:
     codec = pytest.importorskip("tts_worker.protocol.proto_codec", reason="needs the extra 'grpc'")
     response = codec.encode_worker_message(message)
