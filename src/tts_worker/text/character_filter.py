@@ -59,27 +59,22 @@ class CharacterFilter:
 
     def __init__(self, out: MappedText) -> None:
         self._out = out
-        self._held = ""  # possible base of an emoji
+        self.held = ""  # possible base of an emoji
         self._held_at = 0
         self._after_return = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no character is held that the next one may change."""
-        return not (self._held or self._after_return)
-
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
-        if self._held:
-            text = self._held + text
+        if self.held:
+            text = self.held + text
             start -= 1
         begin = 1 if self._after_return and text[0] == "\n" else 0  # of the run that is not passed on yet
         self._after_return = text[-1] == "\r"
         end = len(text)
-        self._held = ""
+        self.held = ""
         if text[-1] in _MAY_BECOME_EMOJI:
             end -= 1
-            self._held = text[-1]
+            self.held = text[-1]
             self._held_at = start + end
         for match in _UNUSUAL.finditer(text, begin, end):
             place = match.start()
@@ -101,9 +96,9 @@ class CharacterFilter:
 
     def settle(self) -> None:
         """Resolve the held character as if the text ended here."""
-        if self._held:
-            self._out.append(self._held, self._held_at)
-            self._held = ""
+        if self.held:
+            self._out.append(self.held, self._held_at)
+            self.held = ""
 
 
 def _replacement(char: str) -> str:

@@ -16,7 +16,7 @@ from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, Chara
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
 from tts_worker.text.mapped_text import MappedText, Replacement
 from tts_worker.text.markup import SPACES
-from tts_worker.text.whitespace import WhitespaceFilter
+from tts_worker.text.whitespace import GAPS, WhitespaceFilter
 from tts_worker.types import UrlMode
 
 _COMMENT_LIMIT = 2000
@@ -30,6 +30,9 @@ _WAIT = -1
 
 class TextFilter:
     """Passes readable text to ``out``: single spaces, ``"\\n"`` at the end of a paragraph, ``BREAK``, replacements.
+
+    ``_source`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
+    the place after it, or ``_WAIT``. With ``_is_final`` it decides as if the text ended there.
 
     Args:
         out: The source of the next stage.
@@ -52,79 +55,13 @@ class TextFilter:
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
     ) -> None:
-        self._whitespace = WhitespaceFilter(out, space_follows)
-        self._scanner = Scanner(
-            self._whitespace.source,
-            markdown=markdown,
-            urls=urls,
-            pauses=pauses,
-            control_tags=control_tags,
-            alphabets=alphabets,
-        )
-        self._characters = CharacterFilter(self._scanner.source)
-
-    @property
-    def undecided(self) -> str | None:
-        """Text that waits for a decision; None if any character may decide it."""
-        gap = self._whitespace.source.text
-        undecided = self._scanner.undecided
-        return None if undecided is None or gap not in ("", " ") else undecided + gap
-
-    @property
-    def holds_space(self) -> bool:
-        """Whether a space or a line break precedes the next letter."""
-        held = self._whitespace.source.text
-        return " " in held or "\n" in held
-
-    def push(self, text: str, start: int) -> None:
-        """Take the next characters of the text, of which the first has the offset ``start``."""
-        if self._characters.is_idle and self._scanner.skip_plain(text, start):
-            self._whitespace.push_plain(text, start)
-            return
-        self._characters.push(text, start)
-        self._scanner.run()
-        self._whitespace.run()
-
-    def settle(self) -> None:
-        """Resolve pending characters at the end of the text."""
-        self._characters.settle()
-        self._scanner.settle()
-        self._whitespace.run()
-
-    def flush(self) -> None:
-        """Resolve pending characters as if the text ended here; more text may follow."""
-        self.settle()
-        self._whitespace.run(is_final=True)
-
-    def release_mark(self) -> None:
-        """Emit a pending mark that ends a sentence, unless it begins an image; other pending characters stay."""
-        self._scanner.release_mark()
-        self._whitespace.run()
-
-
-class Scanner:
-    """Removes Markdown, tags and URLs from ``source``, and passes the rest to ``out``.
-
-    ``source`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
-    the place after it, or ``_WAIT``. With ``_is_final`` it decides as if the text ended there.
-    """
-
-    def __init__(
-        self,
-        out: MappedText,
-        *,
-        markdown: bool,
-        urls: UrlMode,
-        pauses: dict[int, int] | None = None,
-        control_tags: ControlTags | None = None,
-        alphabets: Collection[str] = ("ipa",),
-    ) -> None:
+        self._source = MappedText()
+        self._source.append(" ", -1)
+        self._characters = CharacterFilter(self._source)
+        self._text = ""  # of the source, while it is read
+        self._out = WhitespaceFilter(out, space_follows)
         self._control_tags = control_tags
         self._alphabets = alphabets
-        self.source = MappedText()
-        self.source.append(" ", -1)
-        self._text = ""  # of the source, while it is scanned
-        self._out = out
         self._pauses = {} if pauses is None else pauses
         self._urls = urls
         self._markdown = markdown
@@ -135,7 +72,7 @@ class Scanner:
         self._is_heading = False
         self._is_row = False
         self._cell_seen = False  # whether the row has a cell with content
-        self._line_from = 0  # length of the output at its start
+        self._at_line_start = True  # whether no text of the line was passed on
         self._fence = ""  # the marks that opened fenced code
         self._within_fenced_line = False
         # within the line
@@ -147,11 +84,12 @@ class Scanner:
         self._in_angle_brackets = False  # whether the URL is in angle brackets
         has_urls = urls is not UrlMode.KEEP
         chars = markup.TEXT_MARKS if markdown else r"<\[" if control_tags is not None else "<" * has_urls
-        self._text_marks = markup.marks(chars, urls=has_urls)
-        self._code_marks = markup.marks(markup.CODE_MARKS, urls=has_urls)
+        self._text_marks = markup.marks(markup.LINE_MARKS + chars, urls=has_urls)
+        self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
         self._handlers: dict[str, Callable[[int], int]] = {
-            "\n": self._line_end,
+            "\n": self._line_end if markdown else self._gap,
+            SOFT_SPACE: self._gap,
             "\\": self._escape,
             "!": self._image,
             "&": self._entity,
@@ -163,43 +101,56 @@ class Scanner:
             "~": self._tildes,
             "*": self._emphasis,
             "_": self._emphasis,
+            **dict.fromkeys(markup.URL_LETTERS, self._url),
         }
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     @property
+    def skips_line(self) -> bool:
+        """Whether the rest of the line is not read."""
+        return self._within_fenced_line and self._mode == self._fenced
+
+    @property
     def undecided(self) -> str | None:
         """Text that waits for a decision; None if any character may decide it."""
-        if self._mode is not None and self._mode in (self._spelled, self._fenced):
+        gap = self._out.undecided
+        if gap is None or (self._mode is not None and self._mode in (self._spelled, self._fenced)):
             return None
-        return self.source.text[1:]
+        return self._source.text[1:] + gap + self._characters.held
 
-    def skip_plain(self, text: str, start: int) -> bool:
-        """Return whether the stages have nothing to change in ``text``; the scanner then only takes note of it."""
-        before = self.source.text
-        if len(before) > 1 or self._mode is not None or markup.CHANGED.search(before + text, 1):
-            return False
-        self.source.cut(1)
-        self.source.append(text[-1], start + len(text) - 1)
-        return True
+    @property
+    def holds_space(self) -> bool:
+        """Whether a space or a line break precedes the next letter."""
+        return self._out.holds_space
 
-    def run(self) -> None:
-        """Pass on what is decided."""
-        self._text = self.source.text
-        self.source.cut(self._scan(1) - 1)
+    def push(self, text: str, start: int) -> None:
+        """Take the next characters of the text, of which the first has the offset ``start``."""
+        self._characters.push(text, start)
+        self._run()
 
     def settle(self) -> None:
-        """Resolve pending characters as if the text ended here."""
+        """Resolve pending characters at the end of the text."""
+        self._characters.settle()
         self._is_final = True
-        self.run()
+        self._run()
         self._is_final = False
         self._leave_url()
 
+    def flush(self) -> None:
+        """Resolve pending characters as if the text ended here; more text may follow."""
+        self.settle()
+        self._out.flush()
+
     def release_mark(self) -> None:
         """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
-        if self.source.text[1:] == "!" and self._mode is None:
-            self._text = self.source.text
-            self.source.cut(self._keep(1, 2) - 1)
+        if self._source.text[1:] == "!" and self._mode is None:
+            self._source.cut(self._keep(1, 2) - 1)
+
+    def _run(self) -> None:
+        """Pass on what is decided."""
+        self._text = self._source.text
+        self._source.cut(self._scan(1) - 1)
 
     def _scan(self, at: int) -> int:
         """Read ``_text`` from ``at`` and return the place of the first undecided character."""
@@ -216,7 +167,7 @@ class Scanner:
                 if place > at:
                     self._keep(at, place)
                     at = place
-                following = self._handlers.get(text[at], self._url)(at)
+                following = self._handlers[text[at]](at)
             if following == _WAIT:
                 return at
             at = following
@@ -226,35 +177,44 @@ class Scanner:
         """Return whether the character at ``place`` must arrive before a decision."""
         return place >= len(self._text) and not self._is_final
 
-    @property
-    def _at_line_start(self) -> bool:
-        """Whether no text of the line was passed on."""
-        return self._out.total == self._line_from
-
     # -- output -------------------------------------------------------------------------------------------------------
 
     def _keep(self, first: int, last: int) -> int:
         """Pass on the text from ``first`` to ``last`` as it is, and return ``last``."""
-        self._out.extend(self.source, first, last)
+        if first < last:
+            self._at_line_start = False
+            self._out.run(self._source, first, last)
         return last
 
     def _emit(self, char: str, place: int) -> None:
         """Pass on ``char`` instead of the character at ``place``."""
-        self._out.append(char, self.source.offset(place))
+        self._at_line_start = False
+        if char in GAPS:
+            self._out.gap(char, self._source.offset(place))
+        else:
+            self._out.char(char, self._source.offset(place))
+
+    def _gap(self, at: int) -> int:
+        self._emit(self._text[at], at)
+        return at + 1
 
     def _speak(self, spoken: str, first: int, last: int, phonemes: str | None = None) -> None:
         """Pass on a replacement of the text from ``first`` to ``last``."""
-        start = self.source.offset(first)
-        self._out.append_unit(Replacement(spoken, start, self.source.offset(last - 1) + 1, phonemes))
+        self._at_line_start = False
+        start = self._source.offset(first)
+        self._out.unit(Replacement(spoken, start, self._source.offset(last - 1) + 1, phonemes))
 
     def _break(self, char: str, place: int) -> None:
-        """Pass on a line break, which ends all marks within the line."""
+        """Pass on a line break or silence, which ends all marks within the line."""
         self._code = 0
         self._marks = self._text_marks
         if char == PARAGRAPH:
             self._open.clear()
-        self._emit(char, place)
-        self._line_from = self._out.total
+        if char == BREAK:
+            self._out.silence(self._source.offset(place))
+        else:
+            self._out.gap(char, self._source.offset(place))
+        self._at_line_start = True
 
     def _end_line(self, char: str, place: int) -> int:
         self._is_heading = self._is_row = self._after_bullet = False
@@ -398,7 +358,9 @@ class Scanner:
             return self._end_line(PARAGRAPH, end)
         begin = cell.end("blanks") if cell else end
         if self._cell_seen:
-            self._out.append(", " if begin > at + 1 else ",", self.source.offset(at))
+            self._emit(",", at)
+            if begin > at + 1:
+                self._emit(" ", at + 1)
         self._cell_seen = True
         return begin
 
@@ -574,7 +536,7 @@ class Scanner:
         if tag["comment"]:
             return self._comment(end)
         if name == "break" and (pause_ms := markup.break_ms(attributes)) is not None:
-            self._pauses[self.source.offset(end - 1)] = pause_ms
+            self._pauses[self._source.offset(end - 1)] = pause_ms
             self._break(BREAK, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(attributes, self._alphabets)) is not None:
             return self._pronounced(end, phonemes)
@@ -611,7 +573,7 @@ class Scanner:
         self._spelled_left -= 1
         if not char.isalnum():
             self._joins_spelled = False
-            return self._keep(at, at + 1)
+            return self._gap(at) if char in GAPS else self._keep(at, at + 1)
         self._speak(" " * self._joins_spelled + markup.letter_name(char), at, at + 1)
         self._joins_spelled = True
         return at + 1

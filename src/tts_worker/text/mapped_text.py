@@ -8,8 +8,6 @@ from dataclasses import dataclass
 UNIT = "\ufffc"
 """Stands for a replacement. The character is never in text: it is filtered."""
 
-_AFTER_ANY = float("inf")
-
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
@@ -28,85 +26,74 @@ class MappedText:
     stands for one original character, and offsets increase; ``UNIT`` stands for a replacement, in a run of its own.
     """
 
-    __slots__ = ("_cut_chars", "_runs", "text")
+    __slots__ = ("_cut_chars", "_shifts", "_starts", "_units", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self._cut_chars = 0  # characters that were cut off; runs count places from the first character ever
-        # place of the first character, shift from there to original offsets, replacement
-        self._runs: list[tuple[int, int, Replacement | None]] = []
+        # of each run: the place of its first character, the shift from places to original offsets, its replacement
+        self._starts: list[int] = []
+        self._shifts: list[int] = []
+        self._units: list[Replacement | None] = []
 
-    @property
-    def total(self) -> int:
-        """Characters so far, with those that were cut off."""
-        return self._cut_chars + len(self.text)
-
-    def append(self, text: str, start: int) -> None:
-        """Append a run of original characters that begins at ``start`` in the original text."""
-        runs = self._runs
+    def append(self, text: str, start: int, unit: Replacement | None = None) -> None:
+        """Append original characters that begin at ``start`` in the original text, or ``UNIT``."""
         place = self._cut_chars + len(self.text)
-        if not runs or runs[-1][1] != start - place or runs[-1][2] is not None:
-            runs.append((place, start - place, None))
+        units = self._units
+        if unit is not None or not units or self._shifts[-1] != start - place or units[-1] is not None:
+            self._starts.append(place)
+            self._shifts.append(start - place)
+            units.append(unit)
         self.text += text
 
     def append_unit(self, replacement: Replacement) -> None:
-        place = self._cut_chars + len(self.text)
-        self._runs.append((place, replacement.start - place, replacement))
-        self.text += UNIT
+        self.append(UNIT, replacement.start, replacement)
 
     def extend(self, source: MappedText, first: int, last: int) -> None:
         """Append the characters ``[first, last)`` of ``source``."""
-        if first >= last:
+        if len(source._starts) == 1 and source._units[0] is None:
+            self.append(source.text[first:last], source._cut_chars + first + source._shifts[0])
             return
-        runs = source._runs
-        begin = source._cut_chars + first
-        move = self._cut_chars + len(self.text) - begin  # from a place there to the place here
-        number = bisect_right(runs, (begin, _AFTER_ANY)) - 1 if len(runs) > 1 else 0
-        _, shift, unit = runs[number]
-        if not self._runs or self._runs[-1][1] != shift - move or unit is not None or self._runs[-1][2] is not None:
-            self._runs.append((begin + move, shift - move, unit))
-        end = source._cut_chars + last
-        for place, shift, unit in runs[number + 1 :]:
-            if place >= end:
-                break
-            self._runs.append((place + move, shift - move, unit))
-        self.text += source.text[first:last]
+        for text, start, unit in source.pieces(first, last):
+            self.append(text, start, unit)
 
     def cut(self, place: int) -> None:
         """Remove the characters before ``place``."""
         self.text = self.text[place:]
         self._cut_chars += place
-        if not self.text:
-            self._runs.clear()
-        elif len(self._runs) > 1:
-            del self._runs[: self._run(0)]
+        done = self._run(0) if self.text else len(self._starts)
+        if done:
+            del self._starts[:done], self._shifts[:done], self._units[:done]
 
     def offset(self, place: int) -> int:
         """Return the original offset of the character at ``place``."""
-        return self._cut_chars + place + self._runs[self._run(place)][1]
+        return self._cut_chars + place + self._shifts[self._run(place)]
 
     def end_of(self, place: int) -> int:
         """Return the original offset after the character at ``place``."""
-        _, shift, unit = self._runs[self._run(place)]
-        return self._cut_chars + place + shift + 1 if unit is None else unit.end
+        unit = self._units[self._run(place)]
+        return self.offset(place) + 1 if unit is None else unit.end
 
     def replacement(self, place: int) -> Replacement:
         """Return the replacement that the ``UNIT`` at ``place`` stands for."""
-        found = self._runs[self._run(place)][2]
+        found = self._units[self._run(place)]
         assert found is not None
         return found
 
     def pieces(self, first: int, last: int) -> list[tuple[str, int, Replacement | None]]:
         """Divide ``[first, last)`` into runs of adjacent original characters, and replacements."""
         found: list[tuple[str, int, Replacement | None]] = []
-        number = self._run(first)
+        cut = self._cut_chars
+        starts = self._starts
+        number = self._run(first) if first < last else 0
         while first < last:
-            _, shift, unit = self._runs[number]
+            shift = self._shifts[number]
+            unit = self._units[number]
             number += 1
-            end = min(last, self._runs[number][0] - self._cut_chars) if number < len(self._runs) else last
-            found.append((self.text[first:end], self._cut_chars + first + shift, unit))
+            end = min(last, starts[number] - cut) if number < len(starts) else last
+            found.append((self.text[first:end], cut + first + shift, unit))
             first = end
         return found
 
     def _run(self, place: int) -> int:
-        return bisect_right(self._runs, (self._cut_chars + place, _AFTER_ANY)) - 1 if len(self._runs) > 1 else 0
+        return bisect_right(self._starts, self._cut_chars + place) - 1 if len(self._starts) > 1 else 0

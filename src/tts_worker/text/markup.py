@@ -66,37 +66,25 @@ CUT_PREFIX = re.compile(
 # -- where plain text ends --------------------------------------------------------------------------------------------
 
 
-_URL_LETTERS = "hHfFwWmM"
+URL_LETTERS = "hHfFwWmM"
+# The two letters that begin a URL, and no letter before them; the second may not have arrived.
 _URL_START = (
-    rf"(?<=[{_URL_LETTERS}])(?<![^\W_{UNSPACED_CLASS}].)"
-    r"(?:(?<=[hHfF])(?=[tT]|\Z)|(?<=[wW])(?=[wW]|\Z)|(?<=[mM])(?=[aA](?:[iI]|\Z)|\Z))"
+    r"(?=[tTwWaA]|\Z)(?:(?<=[hHfF])(?=[tT]|\Z)|(?<=[wW])(?=[wW]|\Z)|(?<=[mM])(?=[aA](?:[iI]|\Z)|\Z))"
+    rf"(?<![^\W_{UNSPACED_CLASS}].)"
 )
 
 
 @cache
 def marks(chars: str, *, urls: bool) -> re.Pattern[str]:
     """Return the pattern of one of ``chars``, or the first letter of what may be a URL."""
-    letters = _URL_LETTERS if urls else ""
-    if not chars + letters:
-        return re.compile("(?!)")
+    letters = URL_LETTERS if urls else ""
     # The class comes first, because the search for a class is fast.
-    return re.compile(
-        rf"[{chars}{letters}](?:(?<![!&{letters}])|(?<=!)(?=\[|\Z)|(?<=&)(?=[A-Za-z0-9#]|\Z)"
-        rf"{'|' + _URL_START if urls else ''})",
-        re.DOTALL,
-    )
+    return re.compile(rf"[{chars}{letters}]" + (rf"(?:(?<![{letters}])|{_URL_START})" if urls else ""), re.DOTALL)
 
 
-_SIGNS = r",.;:?'\"()$%/@=+{}^\-\u00c0-\u024f\u2013\u2014\u2018-\u201d\u2026\u4e00-\u9fef"
-CHANGED = re.compile(
-    rf"[^A-EGI-LN-VX-Za-egi-ln-vx-z{_SIGNS}]"
-    rf"(?:(?<=[^A-Za-z0-9 {_SIGNS}])|(?<=[0-9])\Z|(?<= )(?=[ .,;:!?)。，；：！？、])|{_URL_START})",
-    re.DOTALL,
-)
-"""Where a stage of the filter may have something to change; other text it passes on as it is."""
-
-TEXT_MARKS = r"\n\\\[<|*_~`!&#"
-CODE_MARKS = r"\n<|`"
+LINE_MARKS = rf"\n{SOFT_SPACE}"
+TEXT_MARKS = r"\\\[<|*_~`!&#"
+CODE_MARKS = r"<|`"
 
 # -- within a line ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.markup import BRACKET_LIMIT
-from tts_worker.text.segmenter import Segmenter, SegmenterOptions
+from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
 from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
 
@@ -25,22 +25,18 @@ _BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
 
 # What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
-# Other text only does so if it grows too long. A comma completes no segment that is too short.
+# Other text only does so if it grows too long. A clause mark completes no segment that is too short.
+_CLAUSE_MARKS = ",;:|-"
+_STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
 _CALM = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
-
-
-def _ends(sentence_marks: str, ignored: str) -> re.Pattern[str]:
-    # The class comes first, because the search for a class is fast.
-    return re.compile(
-        f"[^{_CALM}{ignored}](?:(?<=[^{_CALM}{sentence_marks}{ignored}-])|(?<=-).*-"
-        f"|(?<=[{sentence_marks}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
-    )
-
-
-_SENTENCE_END = _ends(".!?&", ",;:|")
-_CLAUSE_END = _ends(".!?&,;:|\\-", "")
+_STIR = re.compile(f"[^{_CALM}]")
+_CLAUSE_END = re.compile(
+    f"[^{_CALM}](?:(?<=[^{_CALM}{_STOPS}])|(?<=-).*-|(?<=[{_STOPS}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
+)
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
+_SPEECH = re.compile(r"[^\W_]")
+_LINE_END = re.compile("\n")
 _LINK_TEXT_END = re.compile("[\n\\]]")
 _LINK_TARGET_END = re.compile("[\n <\\[\\])]")
 _TABLE_MARKS = re.compile("[-|: ]+")
@@ -119,11 +115,14 @@ class TextPipeline:
         self._spoken_forms = spoken_forms
         self._by_word = options.by_word or bool(lexicon)
         # An entry that the text completes may replace a word by a longer one.
-        self._margin = options.first_max_chars // 6 if lexicon else 0
+        self._margin = options.first_max_chars // 2 if lexicon else 0
         self._unread = ""
-        self._room = 0  # characters that complete no segment, unless they match one of the patterns
-        self._clause_room = 0  # of these, characters after which a comma completes none either
-        self._sentence_end = self._clause_end = _WORD_END
+        self._room = 0  # the length up to which the unread text is surely not too long for the segment
+        self._most = 0  # the largest room
+        self._left = self._clause_left = 0  # spoken size that fits the segment, or completes none before a clause mark
+        self._has_speech = False  # whether the segment has text to speak
+        self._stirs = self._ends = _WORD_END  # what may begin such an end, and the end
+        self._searched = 0  # the length of the unread text without both
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
         self._ended = False
@@ -149,9 +148,10 @@ class TextPipeline:
         if self._ended:
             self._reject()
         self._unread = unread = self._unread + self._decoder.feed(delta)
-        length = len(unread)
-        ends = self._clause_end if length > self._clause_room else self._sentence_end
-        if length <= self._room and not ends.search(unread):
+        if len(unread) <= self._room and self._has_speech and not self._stirs.search(unread, self._searched):
+            self._searched = len(unread)
+            return []
+        if not self._may_complete(unread):
             return []
         self._read()
         return self._pop_ready() if self._segmenter.ready else []
@@ -227,25 +227,73 @@ class TextPipeline:
             self._lexicon.run()
         self._segmenter.run()
 
+    def _may_complete(self, unread: str) -> bool:
+        """Return whether the text that has not been read may complete a segment."""
+        length = len(unread)
+        if length > self._room:
+            if length <= self._most:
+                self._room = min(self._most, _room(unread, self._left))
+            if length > self._room:
+                return True
+        if not self._has_speech:
+            speech = _SPEECH.search(unread)
+            if speech is None:
+                return False
+            self._has_speech = True
+            self._searched = speech.end()
+        while found := self._stirs.search(unread, self._searched):
+            self._searched = found.start()
+            found = self._ends.search(unread, self._searched)
+            if found is None:
+                return False
+            is_clause = found[0][0] in _CLAUSE_MARKS
+            if not is_clause or _room(unread[: found.end()], self._clause_left - 1) < found.end():
+                return True
+            self._searched = found.start() + 1
+        self._searched = length
+        return False
+
     def _find_room(self) -> None:
         """Find which text may be added without completing a segment."""
-        self._room = 0
+        self._room = self._most = self._searched = 0
+        if self._filter.skips_line:
+            self._room = self._most = _BLOCK_CHARS
+            self._has_speech = True
+            self._stirs = self._ends = _LINE_END
+            return
         undecided = self._filter.undecided
         if undecided is None:
             return
-        held = len(undecided) if self._lexicon is None else len(undecided) + len(self._lexicon.source.text)
-        room, clause_room = self._segmenter.rooms()
-        self._clause_room = clause_room - held
-        self._sentence_end, self._clause_end = (_WORD_END,) * 2 if self._by_word else (_SENTENCE_END, _CLAUSE_END)
-        if not undecided or not _MARK.search(undecided):
-            self._room = room - held - self._margin
-        elif self._by_word:
+        self._left, self._clause_left = self._segmenter.size_left()
+        self._has_speech = self._segmenter.has_speech
+        self._stirs = _STIR
+        self._ends = _CLAUSE_END
+        self._most = _BLOCK_CHARS
+        if self._by_word:
+            self._stirs = self._ends = _WORD_END
+            self._left -= self._margin
+            self._clause_left = 0
+        held = undecided if self._lexicon is None else undecided + self._lexicon.source.text
+        if held:
+            self._hold(held, undecided)
+        self._room = min(self._most, self._left // MAX_SIZE)
+
+    def _hold(self, held: str, undecided: str) -> None:
+        """Take into account the text that a stage has not passed on."""
+        self._left -= MAX_SIZE * len(held)
+        self._clause_left -= MAX_SIZE * len(held)
+        self._has_speech = self._has_speech or _SPEECH.search(held) is not None
+        if not _MARK.search(undecided):
             return
+        if self._by_word:
+            self._most = 0
         elif _TABLE_MARKS.fullmatch(undecided):
-            self._room = self._clause_room
+            self._left = self._clause_left
         elif undecided[0] == "[" and undecided[-1] != "]":
-            self._sentence_end = self._clause_end = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
-            self._room = min(room - held, BRACKET_LIMIT - 1 - len(undecided))
+            self._stirs = self._ends = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
+            self._most = BRACKET_LIMIT - 1 - len(undecided)
+        else:
+            self._most = 0
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:
@@ -258,3 +306,9 @@ class TextPipeline:
         ready = self._segmenter.ready
         self._segmenter.ready = []
         return ready if self._spoken_forms is None else [self._spoken_forms.apply(segment) for segment in ready]
+
+
+def _room(text: str, left: int) -> int:
+    """Return how long ``text`` may grow until its spoken size exceeds ``left``."""
+    size = MAX_SIZE * len(text) if "<" in text else spoken_size(text)  # a tag may have characters spelled
+    return len(text) + (left - size) // MAX_SIZE

@@ -31,12 +31,14 @@ _AUDIBLE = re.compile(f"[^\\W_]|{UNIT}")
 _WIDE_CLASS = f"\n{BREAK}{''.join(_WIDE)}"
 # Other marks before a letter or digit are inside a word or number.
 _MARKS = re.compile(f"[{_WIDE_CLASS}{re.escape(''.join(_SENTENCE | _CLAUSE))}](?:(?<=[{_WIDE_CLASS}])|(?![A-Za-z0-9]))")
+_CLAUSE_BOUNDARY = Boundary.CLAUSE
+_SENTENCE_BOUNDARY = Boundary.SENTENCE
 _UNSURE = frozenset(".…-–")
 """Marks that may not end a clause although a space follows."""
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
 _HEAVY = re.compile(r"[0-9$%&@+=*#<>|~^/\\]")  # of size 3
-_MAX_SIZE = 3  # of a character
-_MAX_ROOM = 40  # more is not worth measuring the text
+MAX_SIZE = 3
+"""Largest spoken size of a character."""
 _WORD_LIMIT = 24  # longest abbreviation
 
 
@@ -120,20 +122,26 @@ class Segmenter:
         self._last_boundary: Boundary | None = None
         self._last_clause = 0  # characters up to and including the last clause mark
         self._space_follows = False  # a space precedes the next letter but is not in the source yet
-        self._limit = self._options.first_max_chars  # of the current segment
+        # sizes of the current segment
+        self._limit = self._options.first_max_chars
+        self._clause_minimum = self._options.first_clause_chars
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    def rooms(self) -> tuple[int, int]:
-        """Return how many characters without marks surely complete no segment, and how many with a comma after them."""
-        length = len(self.source.text)
+    @property
+    def has_speech(self) -> bool:
+        """Whether there is pending text that is spoken."""
+        return self.source.text != "" and self._has_speech_before(len(self.source.text))
+
+    def size_left(self) -> tuple[int, int]:
+        """Return the spoken size that may be added without completing a segment, and that with a comma after it."""
         if self._waiting is not None or (self._options.by_word and not self.source.text[-1:].isascii()):
             return 0, 0  # any character may complete one
-        if self._limit - self._size < _MAX_SIZE * (length - self._sized + _MAX_ROOM) or UNIT in self.source.text:
+        length = len(self.source.text)
+        if length > self._sized:
             self._size += self._size_of(self._sized, length)
             self._sized = length
-        size = self._size + _MAX_SIZE * (length - self._sized)
-        return (self._limit - size) // _MAX_SIZE, (self._clause_minimum() - size) // _MAX_SIZE
+        return self._limit - self._size, self._clause_minimum - self._size
 
     def run(self) -> None:
         """Emit the segments that are complete."""
@@ -145,6 +153,8 @@ class Segmenter:
 
     def space_follows(self) -> None:
         """Emit the segments that a space or line break completes, before it is known which."""
+        if not self._options.by_word and self.source.text[-1:].isalnum():
+            return
         self._space_follows = True
         self.run()
         self._space_follows = False
@@ -218,7 +228,7 @@ class Segmenter:
         """Return whether the first ``length`` characters fit the segment."""
         if length <= self._sized:
             return True
-        if self._size + _MAX_SIZE * (length - self._sized) <= self._limit and UNIT not in self.source.text:
+        if self._size + MAX_SIZE * (length - self._sized) <= self._limit and UNIT not in self.source.text:
             return True
         size = self._size + self._size_of(self._sized, length)
         if size > self._limit:
@@ -229,10 +239,10 @@ class Segmenter:
 
     def _size_of(self, first: int, last: int) -> int:
         if UNIT not in self.source.text:
-            return _size(self.source.text[first:last])
+            return spoken_size(self.source.text[first:last])
         largest = self._options.first_max_chars // 2
         return sum(
-            _size(text) if unit is None else min(_size(unit.text), largest)
+            spoken_size(text) if unit is None else min(spoken_size(unit.text), largest)
             for text, _, unit in self.source.pieces(first, last)
         )
 
@@ -282,7 +292,7 @@ class Segmenter:
     def _end_clause(self, length: int, boundary: Boundary) -> None:
         """Emit the clause, unless it is too short to be a segment."""
         if boundary is Boundary.CLAUSE:
-            minimum = self._clause_minimum()
+            minimum = self._clause_minimum
             if length < minimum and self._size_of(0, length) < minimum:
                 self._last_clause = self._at = length
                 return
@@ -376,9 +386,6 @@ class Segmenter:
         letters = _AUDIBLE.search(word)
         return word[letters.start() :] if letters else ""
 
-    def _clause_minimum(self) -> int:
-        return min(self._options.clause_chars, self._options.first_clause_chars << min(self.count, 16))
-
     def _full_length(self) -> int:
         """Return how many characters fit a segment that is too long."""
         length = self._sized
@@ -461,6 +468,7 @@ class Segmenter:
         self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
         self._limit = self._options.max_chars
+        self._clause_minimum = min(self._options.clause_chars, 2 * self._clause_minimum)
         self._start = end
         self._last_boundary = boundary
 
@@ -496,8 +504,8 @@ def _char_size(char: str) -> int:
     return max(1, spoken_weight(char))
 
 
-def _size(text: str) -> int:
-    """Return the spoken size of ``text``."""
+def spoken_size(text: str) -> int:
+    """Return the spoken size of ``text``, in Latin letters."""
     if text.isascii():
         return len(text) + 2 * len(_HEAVY.findall(text))
     return sum(map(_char_size, text))
