@@ -2,10 +2,9 @@
 
 Runs the reference's own modules (https://github.com/FunAudioLLM/CosyVoice, with its requirements, on ``PYTHONPATH``)
 as the YAML in the folder BUNDLE describes them, with random weights. Writes the weights to BUNDLE and inputs and
-results, stage by stage, to safetensors files in the folder GOLDEN, which ``test_transformer_lm.py`` and
-``test_v1_flow.py`` read. Random draws of the reference's flow and vocoder are replaced by this project's noise,
-which need not be stored. ``--keys YAML FILE`` adds the keys of the official networks to
-``tests/data/cosyvoice/fullsize_keys.json``.
+results, stage by stage, to safetensors files in the folder GOLDEN, which ``python -m tools.parity`` compares.
+Random draws of the reference's flow and vocoder are replaced by this project's noise, which need not be stored.
+``--keys YAML FILE`` adds the keys of the official networks to ``tests/data/cosyvoice/fullsize_keys.json``.
 """
 
 from __future__ import annotations

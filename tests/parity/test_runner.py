@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from tools.parity.compare import CheckList, Golden
 from tools.parity.flow_stages import check_estimator, check_inference
 from tools.parity.report import Check, ParityReport, Status
 from tools.parity.runner import run_parity
+from tools.parity.v1_stages import check_v1_estimator, check_v1_stream
 from tts_worker.cli import main, run_command
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
 from tts_worker.errors import BundleError, ConfigError, InvalidRequest
@@ -117,6 +120,30 @@ def test_every_golden_tensor_is_compared(family: str) -> None:
         results = [key for key in read_safetensors(file)[0] if key.startswith(("out_", "mu_f", "mel_", "h_final"))]
         assert results
         assert {(file.stem, key) for key in results} <= named
+
+
+def test_every_stage_of_cosyvoice_300m_matches() -> None:
+    family = "cosyvoice1"
+    checks = report_of(family).checks
+
+    assert [f"{c.file}/{c.name} {c.error} {c.note}" for c in checks if c.status is Status.FAIL] == []
+    assert [check.file for check in checks if check.status is Status.INFO] == ["text"]
+    named = {(check.file, check.name) for check in checks}
+    results = r"encoded|scores|drawn|out|prompt_audio_mel|regulated|known|mel_\d|vocoder|pitch|part_s|fifth|\.tokens"
+    for file in GOLDEN[family].iterdir():
+        keys = [key for key in read_safetensors(file)[0] if re.search(results, key)]
+        assert keys
+        assert {(file.stem, key) for key in keys} <= named
+
+
+@pytest.mark.parametrize(("file", "key"), [("llm", "zero_shot.scores"), ("flow", "estimator_13.out")])
+def test_one_changed_number_of_cosyvoice_300m_fails(tmp_path: Path, file: str, key: str) -> None:
+    shutil.copy(GOLDEN["cosyvoice1"] / f"{file}.safetensors", tmp_path)
+    value = read_safetensors(tmp_path / f"{file}.safetensors")[0][key].clone()
+    value[0, -1] += 3e-4
+    rewrite(tmp_path / f"{file}.safetensors", **{key: value})
+
+    assert [check.name for check in failures(tmp_path, "cosyvoice1")] == [key]
 
 
 @pytest.mark.parametrize("file", RESULTS)
@@ -269,6 +296,16 @@ def test_bfloat16_errors_are_relative(layers: Path) -> None:
     assert all(check.unit != "relative" for check in report.checks if check.file == "hift"), "the vocoder is float32"
 
 
+def test_bfloat16_leaves_the_flow_of_cosyvoice_300m(tmp_path: Path) -> None:
+    for name in ("llm", "flow", "speech"):
+        shutil.copy(GOLDEN["cosyvoice1"] / f"{name}.safetensors", tmp_path)
+    report = run_parity(tiny("cosyvoice1"), tmp_path, half=True)
+
+    assert report.passed
+    assert {check.file for check in report.checks if check.unit == "relative"} == {"llm"}
+    assert [c.file for c in report.checks if "bfloat16" in c.note] == ["llm", "llm", "speech"]
+
+
 def test_wrong_bfloat16_numbers_fail(layers: Path, folder: Path) -> None:
     rewrite(folder / "flow_estimator.safetensors", out_60_stream1=torch.zeros(2, 80, 60))
     report = run_parity(tiny("cosyvoice2"), folder, half=True)
@@ -284,21 +321,44 @@ def test_parity_on_a_missing_device_is_a_typed_error(folder: Path, capsys: pytes
     assert "CUDA" in capsys.readouterr().err
 
 
+class Shapes(CheckList):
+    """Compares shapes and devices."""
+
+    def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
+        self.add(file, name, got.shape == expected.shape and got.is_meta)
+
+    def wave(self, golden: Golden, key: str, got: Tensor, stride: int = 1) -> None:
+        self.close(golden, key, got, 0.0)
+
+
+def to_meta(networks: Networks) -> Networks:
+    """Move the networks and their tables."""
+    networks.flow.to("meta")
+    for name in ("times", "noise", "time_tables"):
+        setattr(networks.flow, name, getattr(networks.flow, name).to("meta"))
+    if isinstance(networks.flow, V1Flow):
+        networks.flow.encoder.reach_tokens = 0  # so that the tables of relative positions are made again
+        networks.hift.to("meta").prepare()
+    return networks
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flow_stages_stay_on_the_device(family: str) -> None:
     """On the meta device an operation with a CPU tensor raises, as it does on CUDA."""
     loaded = load_again(tiny_bundle(family))
-    flow = loaded.flow.to("meta")
-    for name in ("times", "noise", "time_tables"):
-        setattr(flow, name, getattr(flow, name).to("meta"))
-
-    class Shapes(CheckList):
-        def measure(self, file: str, name: str, got: Tensor, expected: Tensor, limit: float, unit: str = "") -> None:
-            self.add(file, name, got.shape == expected.shape and got.is_meta)
-
+    flow = to_meta(loaded).chunked_flow
     checks = Shapes(24_000)
     for prefix, stage in (("flow_estimator", check_estimator), ("flow_inference", check_inference)):
         golden = Golden(GOLDEN[family] / f"{prefix}.safetensors", "meta")
         stage(checks, golden, flow)
     assert len(checks.entries) > 4
     assert all(check.status is Status.PASS for check in checks.entries)
+
+
+def test_stages_of_cosyvoice_300m_stay_on_the_device() -> None:
+    loaded = to_meta(load_again(tiny_bundle("cosyvoice1")))
+    checks = Shapes(24_000)
+    for file, stage in (("flow", check_v1_estimator), ("stream", check_v1_stream)):
+        stage(checks, Golden(GOLDEN["cosyvoice1"] / f"{file}.safetensors", "meta"), loaded)
+    assert len(checks.entries) > 4
+    assert [check.name for check in checks.entries if check.status is not Status.PASS] == []

@@ -24,8 +24,9 @@ from tools.parity.front_stages import check_frontend, check_normalizer, check_sp
 from tools.parity.hift_stages import check_hift
 from tools.parity.lm_stages import check_bistream, check_free_run, check_llm, check_sampling, check_silence
 from tools.parity.report import ParityReport
+from tools.parity.v1_stages import check_v1_flow, check_v1_llm, check_v1_speech, check_v1_stream
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.loader import load_networks, resolve_device
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -92,9 +93,12 @@ def run_parity(
     where = resolve_device(device)
     bundle = Bundle.open(bundle_dir)
     networks = load_networks(bundle, where, half=half, float32_phase=True)
-    tokenizer = TextTokenizer.from_bundle(bundle)
     checks = CheckList(networks.config.sample_rate_hz)
-    stages = _stages(checks, networks, bundle, tokenizer, folder / "frontend.safetensors")
+    tokenizer = None if bundle.config.family == V1 else TextTokenizer.from_bundle(bundle)
+    if tokenizer is None:
+        stages = _v1_stages(checks, networks)
+    else:
+        stages = _stages(checks, networks, bundle, tokenizer, folder / "frontend.safetensors")
     for path in sorted(folder.iterdir()):
         if progress is not None:
             progress(path.name)
@@ -114,14 +118,27 @@ def run_parity(
             checks.info(path.name, "", "input of another stage")
         else:
             checks.fail(path.name, "", "no stage knows this file")
-    _check_texts(checks, folder.parent / "text", tokenizer, networks.config.tokenizer_version)
+    if tokenizer is None:
+        checks.info("text", "", "there are no recorded numbers of CosyVoice-300M's tokenizer and front end")
+    else:
+        _check_texts(checks, folder.parent / "text", tokenizer, networks.config.tokenizer_version)
     return ParityReport(networks.config.family, tuple(checks.entries))
+
+
+def _v1_stages(checks: CheckList, networks: Networks) -> tuple[Stage, ...]:
+    """Return the stages of CosyVoice-300M."""
+    return (
+        Stage("llm", lambda g: check_v1_llm(checks, g, networks), half=Half.RELATIVE),
+        Stage("flow", lambda g: check_v1_flow(checks, g, networks), on_device=True),
+        Stage("stream", lambda g: check_v1_stream(checks, g, networks), on_device=True),
+        Stage("speech", lambda g: check_v1_speech(checks, g, networks), half=Half.SKIPPED),
+    )
 
 
 def _stages(
     checks: CheckList, networks: Networks, bundle: Bundle, tokenizer: TextTokenizer, frontend: Path
 ) -> tuple[Stage, ...]:
-    """Return all stages; the first one whose prefix matches a file is used."""
+    """Return the stages of CosyVoice2 and 3; the first one whose prefix matches a file is used."""
     prompt_end = tokenizer.end_of_prompt_id if networks.config.family == V3 else None
     flow = networks.chunked_flow
 

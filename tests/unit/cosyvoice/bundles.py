@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 FAMILIES = ("cosyvoice2", "cosyvoice3")
 YAML_FILES = {"cosyvoice1": "cosyvoice.yaml"}
-GOLDEN = {"cosyvoice2": DATA / "golden" / "v2", "cosyvoice3": DATA / "golden" / "v3"}
+GOLDEN = {f"cosyvoice{n}": DATA / "golden" / f"v{n}" for n in (1, 2, 3)}
 
 
 def tiny(family: str) -> Path:
