@@ -179,7 +179,7 @@ class Worker:
     def store_of(self, settings: EngineSettings) -> VoiceStore | None:
         """Return the directory of an engine's stored voices; None for an engine that stores none."""
         folder = stored_voices_dir(settings)
-        return None if folder is None else VoiceStore(folder)
+        return None if folder is None else VoiceStore(folder, unused_s=5 * self.settings.voices.watch_interval_s)
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         """Whether a configured engine can enrol voices once it is loaded."""

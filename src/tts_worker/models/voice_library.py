@@ -142,7 +142,7 @@ class VoiceLibrary:
             first that can enrol voices.
         max_stored: Voices that one directory may hold.
         on_change: Called with engine and name of every voice that was added, replaced or deleted.
-        in_use: Returns the voices of utterances in progress. If one is deleted, its files remain as long.
+        in_use: Returns the voices of utterances in progress. If one is deleted, by any process, its files remain.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class VoiceLibrary:
                 await self._remove_deleted(self._stores[name])
 
     async def close(self) -> None:
-        """Remove the files of deleted voices that were still in use."""
+        """Remove the files of deleted voices that no process needs; others, or the next start, remove the rest."""
         for store in self._stores.values():
             await self._remove_deleted(store)
 

@@ -1,12 +1,18 @@
-"""The stored voices of one engine: a directory that several processes and machines may share."""
+"""The stored voices of one engine: a directory that several processes and machines may share.
+
+A deleted voice is hidden, and its files remain as long as a process needs them: each process with an utterance in that
+voice renews the time of the hidden ``voice.json``. The one that sees no renewal for a while first removes the files.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +21,7 @@ from tts_worker.errors import BundleError
 from tts_worker.voicepack.voice_details import VoiceDetails, read_details
 from tts_worker.voicepack.voice_file import (
     Voice,
+    hidden_voices,
     hide_voice,
     load_voice,
     remove_remnants,
@@ -38,23 +45,35 @@ class _Entry:
     details: VoiceDetails
 
 
+@dataclass(slots=True)
+class _Deleted:
+    """A hidden voice: when this process saw its last renewal. Clocks of other machines are not compared."""
+
+    name: str
+    renewed_at_s: float
+    stamp_ns: int | None = None
+
+
 class VoiceStore:
     """A directory of voices. All methods block and may be called on any thread.
 
     Args:
         folder: The directory; it is created with the first voice.
         clock: Monotonic, in seconds.
+        unused_s: How long the files of a deleted voice remain after the last renewal; several intervals in which
+            every process with the directory calls ``scan`` and ``remove_deleted``.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, *, unused_s: float = 5.0) -> None:
         self.folder = folder
         self._clock = clock
+        self._unused_s = unused_s
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
         self._stat: _Stat | None = None
         self._changed_at_s = 0.0
         self._is_clean = False
-        self._hidden: dict[Path, str] = {}  # folders of deleted voices -> their names
+        self._deleted: dict[Path, _Deleted] = {}
 
     def scan(self) -> Mapping[str, VoiceDetails]:
         """Return the details of all complete voices, by name.
@@ -73,6 +92,8 @@ class VoiceStore:
             if not self._is_clean and stat is not None:
                 self._is_clean = True
                 remove_remnants(self.folder, _REMNANT_S, datetime.now(timezone.utc).timestamp())
+            hidden = hidden_voices(self.folder)
+            self._deleted = {path: self._deleted.get(path) or _Deleted(name, now_s) for path, name in hidden.items()}
             entries = {}
             for name in stored_voices(self.folder):
                 # A voice is stored in a new folder, so its folder's number and time tell whether it is the same voice.
@@ -105,20 +126,32 @@ class VoiceStore:
         for each in (*styles, name):
             hidden = hide_voice(self.folder, each)
             with self._lock:
-                self._hidden[hidden] = each
+                self._deleted[hidden] = _Deleted(each, self._clock())
 
     @property
     def has_deleted(self) -> bool:
         """Whether files of deleted voices remain."""
-        return bool(self._hidden)
+        return bool(self._deleted)
 
     def remove_deleted(self, in_use: Collection[str]) -> None:
-        """Remove the files of deleted voices, except those that utterances in progress may still have to read."""
+        """Remove the files of deleted voices that no process needs any more.
+
+        Args:
+            in_use: Voices of this process's utterances in progress, which may still have to be read.
+        """
         with self._lock:
-            unused = [folder for folder, name in self._hidden.items() if name not in in_use]
-            for folder in unused:
-                shutil.rmtree(folder, ignore_errors=True)
-                del self._hidden[folder]
+            for folder, deleted in list(self._deleted.items()):
+                stamp = folder / "voice.json"
+                if deleted.name in in_use:
+                    with suppress(OSError):  # removed, if this process was suspended for long
+                        os.utime(stamp)
+                status = _stat_of(stamp)
+                now_s = self._clock()
+                if status is not None and status[0] != deleted.stamp_ns:
+                    deleted.stamp_ns, deleted.renewed_at_s = status[0], now_s
+                elif status is None or now_s - deleted.renewed_at_s >= self._unused_s:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    del self._deleted[folder]
 
 
 def _stat_of(path: Path) -> _Stat | None:

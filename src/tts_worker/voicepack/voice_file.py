@@ -41,6 +41,7 @@ STYLE_SEPARATOR = "@"
 """``anna@happy`` is the style "happy" of the voice ``anna``."""
 DETAILS_FILE = "details.json"
 _NAME = re.compile(rf"\w[\w.-]{{0,63}}(?:{STYLE_SEPARATOR}\w[\w-]{{0,31}})?")
+_HIDDEN = re.compile(rf"\.({_NAME.pattern})\.\d+\.[0-9a-f]+\.old")
 _FIELDS = {"format", "family", "prompt_text", "seconds", "gain_db", "notes", "content_hash"}
 _DTYPES = {
     "prompt_text_ids": np.dtype("<i4"),
@@ -255,13 +256,18 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(_hide(folder), ignore_errors=True)
 
 
+def hidden_voices(root: Path) -> dict[Path, str]:
+    """Return the folders that ``hide_voice`` has hidden, in any process, and the names of their voices."""
+    matches = {path: _HIDDEN.fullmatch(path.name) for path in root.glob(".*.old")}
+    return {path: match[1] for path, match in matches.items() if match is not None}
+
+
 def _deleted_folder(root: Path, name: str) -> Path | None:
     """Return the folder that ``hide_voice`` has hidden last; None if all are removed."""
-    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]+\.old")
     found: dict[Path, int] = {}
-    for path in root.glob(f".{name}.*.old"):
+    for path, hidden in hidden_voices(root).items():
         with suppress(OSError):  # removed meanwhile
-            if pattern.fullmatch(path.name) and (path / "voice.json").is_file():
+            if hidden == name and (path / "voice.json").is_file():
                 found[path] = path.stat().st_mtime_ns
     return max(found, key=found.__getitem__, default=None)
 

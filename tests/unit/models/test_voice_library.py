@@ -16,7 +16,7 @@ from tts_worker.models.voice_library import NewVoice, VoiceLibrary
 from tts_worker.models.voice_store import VoiceStore
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.voicepack.voice_details import VoiceDetails
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voicepack.voice_file import Voice, load_voice
 from tts_worker.voicepack.voice_pack import read_voicepacks
 from tts_worker.voices import VoiceCatalog
 
@@ -117,6 +117,37 @@ def test_engine_with_the_same_voice_hides_it(tmp_path: Path, caplog: pytest.LogC
     with pytest.raises(UnknownVoice):
         catalog.get("bob")
     assert catalog.get_in_use("bob").engine == "two"
+
+
+async def test_deleted_voice_remains_while_another_worker_needs_it(tmp_path: Path) -> None:
+    async def no_enrolment(engine: str | None) -> tuple[str, Enrolment]:
+        raise AssertionError
+
+    now_s = 0.0
+    used_by_other: set[str] = set()
+    own, other = (
+        VoiceLibrary(
+            VoiceCatalog(), {"one": VoiceStore(tmp_path, lambda: now_s, unused_s=5.0)}, no_enrolment, in_use=used
+        )
+        for used in (tuple, lambda: used_by_other)
+    )
+    store = own.store("one")
+    assert store is not None
+    store_voice(store, "ann")
+    for library in (own, other):
+        await library.refresh()
+    used_by_other.add("ann")
+    store.delete("ann")
+    for _ in range(20):
+        now_s += 1.0
+        for library in (own, other):
+            await library.refresh()
+    await own.close()
+    assert load_voice(tmp_path, "ann", deleted=True).family
+    used_by_other.clear()
+    now_s += 5.0
+    await own.refresh()
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
 def store_voice(store: VoiceStore, name: str) -> None:
