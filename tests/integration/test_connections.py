@@ -9,18 +9,24 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+import tts_worker
 from tests.conftest import serving, until
 from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
+from tts_worker.errors import TextTooLong
+from tts_worker.server.responses import LiveStream, Upload
+from tts_worker.server.routing import Routes
 
 HEALTH = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SPEECH = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
@@ -168,6 +174,39 @@ async def test_slow_body_is_answered_408() -> None:
         response = await client.read_all()
         assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
         assert await closed(address, "body_timeout") == 1
+
+
+async def test_answered_body_may_go_on_while_it_arrives() -> None:
+    def add_echo(routes: Routes, *_: object) -> None:
+        @routes.post("/echo")
+        async def echo(request: Request) -> Response:
+            upload = Upload()
+
+            async def slowly() -> AsyncGenerator[bytes, None]:
+                async for part in upload.parts():
+                    await asyncio.sleep(0.02)
+                    yield part
+
+            return LiveStream(slowly(), "audio/pcm", {}, upload=upload)
+
+    head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
+    async with (
+        serving(server={"body_timeout_s": 0.4}, extension=add_echo) as address,
+        open_tcp(address, head) as client,
+    ):
+        ends_at_s = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < ends_at_s:
+            await client.send(b"x")
+            assert await client.reader.readuntil(b"\r\nx\r\n")
+        await client.read_all()
+        assert await closed(address, "body_timeout") == 1
+
+
+async def test_client_gets_the_reason_for_a_refused_upload() -> None:
+    limits = {"max_request_bytes": 20_000, "max_upload_bytes": 20_000}
+    async with serving(server=limits) as address, tts_worker.connect(f"ws://{address}") as client:
+        with pytest.raises(TextTooLong):  # although its body, which nothing reads, fills all buffers
+            await client.voices.add("ann", bytes(20_000_000), consent=True)
 
 
 async def test_websocket_has_no_body_timeout(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,9 @@ _PINGS_PER_S = 50
 _MAX_UNREAD_PONG_BYTES = 65_536
 _LINGER_S = 2.0
 """How long to discard client data after a last response: closing with unread data would send a reset, which can
-destroy the response."""
+destroy the response. It starts again while data arrives, for a client that reads only after it has sent everything."""
+
+_MAX_LINGER_S = 30.0
 
 SEND_NOW = "tts_worker.send_now"
 """Extension of the ASGI scope of a WebSocket: its ``send`` is ``WebSocketProtocol.send_now``."""
@@ -82,7 +84,7 @@ class ConnectionLimits:
     Attributes:
         max_connections: Connections besides those for health probes.
         header_timeout_s: From the connection, or the first byte of a later request, to the end of the request head.
-        body_timeout_s: From the end of the head to the end of the body.
+        body_timeout_s: From the end of the head to the end of the body; once the response has begun, between its parts.
         send_timeout_s: How long a client may read nothing of a response.
         max_header_bytes: Size of a request head.
     """
@@ -315,6 +317,19 @@ def _write_eof(transport: asyncio.Transport) -> None:
             transport.write_eof()
 
 
+class _ResponseTransport:
+    """What uvicorn writes the response to a request with a body to; it closes it without reading the rest of the body.
+
+    Args:
+        transport: The transport of the connection.
+        close: Called instead of its ``close``.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.close = close
+
+
 class HttpProtocol(H11Protocol):
     """HTTP/1.1 with deadlines and bounds.
 
@@ -340,6 +355,9 @@ class HttpProtocol(H11Protocol):
         self._head = bytearray()
         self._last_response = False  # the client sent data that is not read: close after this response
         self._lingering = False
+        self._linger_until = 0.0
+        self._discarded_data = False
+        self._body_progress = False  # some of the body has arrived since its deadline was set
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
 
@@ -361,6 +379,7 @@ class HttpProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        self._discarded_data = self._discarded_data or self._lingering
         while data and not self._lingering and not self.transport.is_closing():
             their_state = self.conn.their_state
             if their_state is h11.IDLE:
@@ -368,6 +387,7 @@ class HttpProtocol(H11Protocol):
             elif their_state is h11.SEND_BODY:
                 super().data_received(data)
                 data = b""
+                self._body_progress = True
                 if self.conn.their_state is not h11.SEND_BODY:
                     self._disarm()
                     self._last_response = self._last_response or bool(self.conn.trailing_data[0])
@@ -443,7 +463,8 @@ class HttpProtocol(H11Protocol):
                 cast(asyncio.Protocol, protocol).data_received(rest)
             return b""
         if self.conn.their_state is h11.SEND_BODY:
-            self._arm(self._limits.body_timeout_s, self._on_body_timeout)
+            self.cycle.transport = cast(asyncio.Transport, _ResponseTransport(self.transport, self._end_connection))
+            self._arm_body_timeout()
         return rest
 
     def _check_head(self, head: bytes) -> bool:
@@ -459,6 +480,13 @@ class HttpProtocol(H11Protocol):
             return True
         return False
 
+    def _end_connection(self) -> None:
+        """End the connection after a response: ``on_response_complete`` discards what is left of the body first."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self._last_response = True
+        else:
+            self.transport.close()
+
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
     def _arm(self, delay_s: float, callback: Callable[[], None]) -> None:
@@ -470,6 +498,10 @@ class HttpProtocol(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _arm_body_timeout(self) -> None:
+        self._body_progress = False
+        self._arm(self._limits.body_timeout_s, self._on_body_timeout)
+
     def _on_head_timeout(self) -> None:
         self._connection.hit_limit("header_timeout")
         if self._head:
@@ -478,8 +510,11 @@ class HttpProtocol(H11Protocol):
             self.transport.close()
 
     def _on_body_timeout(self) -> None:
-        self._connection.hit_limit("body_timeout")
         cycle = self.cycle
+        if cycle.response_started and self._body_progress:  # live audio, answered while it is being spoken
+            self._arm_body_timeout()
+            return
+        self._connection.hit_limit("body_timeout")
         if cycle.response_started:
             self.transport.abort()
             return
@@ -508,6 +543,7 @@ class HttpProtocol(H11Protocol):
     def _linger(self) -> None:
         """Close gracefully: half-close, discard incoming data for a while, then close."""
         self._lingering = True
+        self._linger_until = self.loop.time() + _MAX_LINGER_S
         self._unset_keepalive_if_required()
         if self.transport.is_closing():
             return
@@ -516,6 +552,10 @@ class HttpProtocol(H11Protocol):
         self._arm(_LINGER_S, self._close)
 
     def _close(self) -> None:
+        if self._discarded_data and self.loop.time() < self._linger_until:
+            self._discarded_data = False
+            self._arm(_LINGER_S, self._close)
+            return
         self.transport.close()
         self._abort_later()
 

@@ -51,7 +51,7 @@ class ServerSettings(Section):
         max_buffered_bytes: Request bodies in memory, over all requests.
         max_connections: Limit of connections; lower if the process may not open as many file descriptors.
         header_timeout_s: Time limit for the head of a request.
-        body_timeout_s: Time limit for the body of a request.
+        body_timeout_s: Time limit for the body of a request; for what follows of it once the response has begun.
         tls_certificate: PEM file of the certificate and its chain; the server then speaks HTTPS only.
         tls_key: PEM file of the private key; None if it is in the certificate file.
         tls_client_ca: PEM file of the authorities of clients: every client then needs a certificate from one.
