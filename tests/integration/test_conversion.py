@@ -201,13 +201,29 @@ def test_say_converts_with_a_worker(url: str, bundle: Path, offline: bytes, tmp_
     assert soundfile.read(out, dtype="int16")[0].tobytes() == offline
 
 
+def test_say_converts_standard_input(url: str, live: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, out = tmp_path / "in.pcm", tmp_path / "out.pcm"
+    raw.write_bytes(live_pcm())
+    command = ["say", "--url", url, "--voice", "anna", "--mode", "vc", "--quiet", "--out", str(out), "--source"]
+    assert main([*command, "-"]) == 2, "without its rate"
+    assert main([*command, str(raw), "--source-rate", "16000"]) == 2
+    with raw.open("rb") as file:
+        monkeypatch.setattr("os.read", lambda descriptor, size: file.read(size) if descriptor == 0 else b"")
+        assert main([*command, "-", "--source-rate", "16000"]) == 0
+    assert out.read_bytes() == live
+
+
 def test_say_refuses_a_conversion_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "--mode", "vc", "--source", "x.wav"]) == 2
     assert "needs a worker (--url)" in capsys.readouterr().err
 
 
+def live_pcm() -> bytes:
+    return (speech(3, 16_000).samples * 32_767).astype("<i2").tobytes()
+
+
 def live_parts(size: int) -> AsyncIterator[bytes]:
-    pcm = (speech(3, 16_000).samples * 32_767).astype("<i2").tobytes()
+    pcm = live_pcm()
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(pcm), size):
@@ -238,6 +254,27 @@ async def both_sources(url: str) -> tuple[bytes, bytes]:
         recorded = [part async for part in tts.convert(SOURCE)]
         live = [part async for part in tts.convert(live_parts(96_000), live_rate_hz=16_000)]
     return b"".join(recorded), b"".join(live)
+
+
+def test_client_converts_live_audio_without_await(url: str, live: bytes) -> None:
+    pcm = live_pcm()
+    parts = (pcm[start : start + 9_601] for start in range(0, len(pcm), 9_601))
+    with TTS(url, voice="anna") as tts:
+        assert b"".join(tts.convert_stream(parts, live_rate_hz=16_000)) == live
+        with pytest.raises(UnknownVoice):
+            tts.convert(iter([pcm]), live_rate_hz=16_000, voice="absent")
+        with pytest.raises(InvalidRequest, match="live_rate_hz"):
+            tts.convert(iter([pcm]))
+
+
+async def test_refusal_arrives_while_the_source_goes_on(url: str) -> None:
+    async def microphone() -> AsyncIterator[bytes]:
+        yield bytes(32_000)
+        await asyncio.Event().wait()
+
+    async with AsyncTTS(url, voice="absent") as tts:
+        with pytest.raises(UnknownVoice):
+            await anext(tts.convert(microphone(), live_rate_hz=16_000))
 
 
 async def test_worker_in_this_process_converts(
@@ -272,7 +309,7 @@ async def test_client_of_a_registry_converts(worker: ThreadedWorker, offline: by
     assert await both_sources(f"{embedded_redis()}?prefix=conversion:") == (offline, live)
 
 
-async def test_live_audio_is_heard_before_the_source_ends(worker: ThreadedWorker) -> None:
+async def test_live_audio_is_heard_before_the_source_ends(url: str) -> None:
     heard = asyncio.Event()
 
     async def parts() -> AsyncIterator[bytes]:
@@ -280,18 +317,19 @@ async def test_live_audio_is_heard_before_the_source_ends(worker: ThreadedWorker
             yield part
         await heard.wait()  # the source ends only after its first converted audio
 
-    async with AsyncTTS(f"grpc://{worker.grpc_address}", voice="anna") as tts:
+    async with AsyncTTS(url, voice="anna") as tts:
         async for _ in tts.convert(parts(), live_rate_hz=16_000):
             heard.set()
     assert heard.is_set()
 
 
-async def test_posted_audio_is_converted_while_it_arrives(worker: ThreadedWorker, live: bytes) -> None:
+@pytest.mark.parametrize("target", ["v1/audio/conversions?voice=anna&response_format=pcm", "inference_vc?spk_id=anna"])
+async def test_posted_audio_is_converted_while_it_arrives(worker: ThreadedWorker, live: bytes, target: str) -> None:
     host, port = worker.address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /v1/audio/conversions?voice=anna&response_format=pcm HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: audio/pcm;rate=16000\r\nTransfer-Encoding: chunked\r\n\r\n"
+        f"POST /{target} HTTP/1.1\r\nHost: localhost\r\n".encode()
+        + b"Content-Type: audio/pcm;rate=16000\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     async for part in live_parts(31_999):
         writer.write(b"%x\r\n%s\r\n" % (len(part), part))
@@ -331,13 +369,13 @@ def test_refused_live_audio_is_a_typed_error(http: httpx.Client) -> None:
     wait_until_idle(http)
 
 
-async def test_failing_live_source_ends_its_conversion(worker: ThreadedWorker, http: httpx.Client) -> None:
+async def test_failing_live_source_ends_its_conversion(url: str, http: httpx.Client) -> None:
     async def parts() -> AsyncIterator[bytes]:
         async for part in live_parts(32_000):
             yield part
         raise ValueError("the microphone is gone")
 
-    async with AsyncTTS(f"grpc://{worker.grpc_address}", voice="anna") as tts:
+    async with AsyncTTS(url, voice="anna") as tts:
         with pytest.raises(ValueError, match="microphone"):
             [part async for part in tts.convert(parts(), live_rate_hz=16_000)]
     wait_until_idle(http)

@@ -27,7 +27,7 @@ from tts_worker.app import Worker, create_application, running_worker
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.server.compat import cosyvoice
 from tts_worker.server.compat.openai import OPENAI_VOICES
-from tts_worker.server.validation import MULTIPART
+from tts_worker.server.validation import LIVE_TYPE, MULTIPART
 
 if TYPE_CHECKING:
     import openai
@@ -88,6 +88,8 @@ async def test_health_metrics_voices_models() -> None:
         voices = (await client.get("/v1/voices")).json()["voices"]
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
         assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
+        assert (await client.get("/v1/audio/voices")).json()["voices"] == voices
+        assert (await client.get("/static/pages.json")).status_code == 200
         models = (await client.get("/v1/models")).json()
         assert "tone" in {model["id"] for model in models["data"]}
 
@@ -107,6 +109,7 @@ async def test_api_describes_itself() -> None:
         assert set(references) <= set(schemas)
         stream = (await client.get("/v1/stream/schema.json")).json()
         assert {"StartMessage", "TextMessage", "DoneMessage", "Word"} <= set(stream["$defs"])
+        assert "/tts/websocket" in openapi["x-websockets"]
         page = (await client.get("/docs")).text
         assert "://" not in page, "the page loads nothing from elsewhere"
 
@@ -117,6 +120,9 @@ FILES_OF_FORMS = {
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},
     "/v1/voice-changer/{voice}": {"audio"},
+    "/v1/voice-changer/{voice}/stream": {"audio"},
+    "/v1/speech-to-speech/{voice}": {"audio"},
+    "/v1/speech-to-speech/{voice}/stream": {"audio"},
     "/inference_vc": {"source_wav", "prompt_wav"},
     "/inference_zero_shot": {"prompt_wav"},
     "/inference_cross_lingual": {"prompt_wav"},
@@ -152,7 +158,8 @@ async def test_api_describes_the_fields_of_every_form() -> None:
     assert set(cosyvoice.PATHS) <= set(forms)
     for path, form in forms.items():
         assert set(form.get("required", ())) <= set(form["properties"])
-        for content in bodies[path].values():  # the recordings are base64 where a body has no files
+        recorded = [content for kind, content in bodies[path].items() if kind != LIVE_TYPE]
+        for content in recorded:  # the recordings are base64 where a body has no files
             assert set(content["schema"]["properties"]) == set(form["properties"])
     gets = {path: paths[path]["get"] for path in paths if path.startswith("/inference_")}
     assert len(gets) == 6

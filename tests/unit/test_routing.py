@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,8 +13,19 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tts_worker.app import Worker
+from tts_worker.protocol import tts_worker_pb2
+from tts_worker.server.agent.routes import add_agent
 from tts_worker.server.api_docs import describe
-from tts_worker.server.routing import Routes
+from tts_worker.server.grpc import cosyvoice_pb2
+from tts_worker.server.http import create_app
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.routing import Route, Routes, Socket
+from tts_worker.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = {"/", "/docs", "/webrtc", "/agent", "/static", "/static/pages.json", "/openapi.json"}
+PREFIX = "/elevenlabs"
 
 
 @pytest.fixture
@@ -56,3 +69,78 @@ async def test_routes_are_described(app: Starlette) -> None:
 def test_a_server_starts_without_fastapi() -> None:
     code = "import sys, tts_worker.app; assert 'fastapi' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+async def routes() -> Routes:
+    """All routes of a worker with all of its parts."""
+    settings = load_settings(
+        flags={
+            "engines": {"tone": {"kind": "tone"}},
+            "webrtc": {"enabled": True},
+            "telephony": {"enabled": True},
+            "batch": {"enabled": True},
+        }
+    )
+    worker = Worker(settings)
+    found: list[Routes] = []
+
+    def add(routes: Routes, _: object, limits: ApiLimits) -> None:
+        add_agent(routes, None, limits)  # type: ignore[arg-type]  # no conversation begins
+        found.append(routes)
+
+    create_app(worker.hub, worker.metrics, settings, batches=worker.batches, extension=add)
+    return found[0]
+
+
+def operations(routes: Routes) -> set[tuple[str, str]]:
+    """Method and path of every route, without those of ElevenLabs that are there with and without a prefix."""
+    found = set()
+    for route in routes.routes:
+        path = re.sub(":path}", "}", getattr(route, "path", ""))
+        methods = route.methods if isinstance(route, Route) else {"WS" if isinstance(route, Socket) else "GET"}
+        found |= {(method, path) for method in methods or ()}
+    return {
+        (method, path) for method, path in found if PREFIX not in path or (method, path[len(PREFIX) :]) not in found
+    }
+
+
+def grpc_methods() -> set[str]:
+    return {
+        f"{service.full_name}/{method.name}"
+        for file in (tts_worker_pb2, cosyvoice_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+
+
+async def test_every_route_is_in_the_openapi_document(routes: Routes) -> None:
+    app = Starlette(routes=routes.routes)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as http:
+        document = (await http.get("/openapi.json")).json()
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    described |= {("WS", path.replace(":path}", "}")) for path in document["x-websockets"]}
+    missing = {(method, path) for method, path in operations(routes) - described if path not in PAGES}
+    assert all(path.startswith(PREFIX) for _, path in missing), missing
+    assert PREFIX in document["info"]["description"]
+
+
+def test_every_route_is_in_the_docs(routes: Routes) -> None:
+    page = (ROOT / "docs/routes.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([A-Z, ]+) (/\S*)` \| \S", page, re.MULTILINE)
+    listed = [(method, path) for methods, path in rows for method in methods.split(", ")]
+    assert len(set(listed)) == len(listed)
+    own = {("GET", path) for method, path in listed if path.startswith(f"{PREFIX}/")}
+    assert set(listed) | own == operations(routes) | own
+    assert grpc_methods() == set(re.findall(r"^\| `((?:tts|cosyvoice)\.\w+/\w+)` \| \S", page, re.MULTILINE))
+
+
+def test_every_route_is_in_the_tests(routes: Routes) -> None:
+    files = {file: file.read_text("utf-8") for file in (ROOT / "tests").rglob("*.py")}
+    del files[Path(__file__)]
+    texts = "".join(files.values())
+    for _, path in operations(routes):
+        assert path.removeprefix(PREFIX).split("{")[0] in texts, path
+    texts += (ROOT / "src/tts_worker/client/grpc_voices.py").read_text("utf-8")  # the tests of voices use this client
+    for method in grpc_methods():
+        assert re.search(rf"\b{method.partition('/')[2]}\b", texts), method

@@ -6,7 +6,9 @@ Times start at ``speak``. ``first_audio`` is the first frame; ``first_audible`` 
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -14,14 +16,18 @@ from time import perf_counter
 import numpy as np
 
 from tts_worker.app import Worker, running_worker
+from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.audio.pcm import to_pcm
+from tts_worker.audio.source import MAX_SOURCE_S
 from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.errors import as_exception
-from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.settings import Settings
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 
 _AUDIBLE = 104  # of 32768: -50 dBFS
+_FRAME_MS = 20
 
 
 @dataclass(slots=True)
@@ -52,9 +58,12 @@ async def measure_latency(settings: Settings, turns: int, *, track: Track = untr
 
 
 async def measure_conversions(
-    settings: Settings, source: bytes, voice: str | None, turns: int, *, track: Track = untracked
+    settings: Settings, source: bytes, voice: str | None, turns: int, *, live: bool = False, track: Track = untracked
 ) -> dict[str, Figure]:
-    """Convert a recording ``turns`` times, one after another; times start with the whole recording at hand.
+    """Convert a recording ``turns`` times, one after another.
+
+    Times start with the whole recording at hand; with ``live``, before its first frame, and the frames come at the pace
+    of speech.
 
     Raises:
         TTSWorkerError: The recording cannot be read, or no engine converts it.
@@ -62,10 +71,12 @@ async def measure_conversions(
     times = _Times()
     options = SessionOptions(voice=voice, realtime=False, raw_chunks=True)
     wall_s = 0.0
+    recording = read_recording(source, MAX_SOURCE_S) if live else None
     async with running_worker(settings) as worker:
         for _ in track(range(turns)):
             began_s = perf_counter()
-            conversion = await worker.hub.convert(options, RecordedSource(source))
+            given = RecordedSource(source) if recording is None else _live_source(recording)
+            conversion = await worker.hub.convert(options, given)
             async with aclosing(conversion.outputs()) as items:
                 async for item in items:
                     if isinstance(item, PcmFrame):
@@ -82,6 +93,19 @@ async def measure_conversions(
         "audio_s": round(times.audio_s, 3),
         "wall_per_audio_s": round(wall_s / times.audio_s, 5),
     }
+
+
+def _live_source(recording: Recording) -> LiveSource:
+    async def frames() -> AsyncIterator[bytes]:
+        pcm = to_pcm(recording.samples)
+        size = BYTES_PER_SAMPLE * (recording.rate_hz * _FRAME_MS // 1_000)
+        began_s = perf_counter()
+        for end in range(size, len(pcm) + size, size):
+            spoken_s = min(end, len(pcm)) / BYTES_PER_SAMPLE / recording.rate_hz
+            await asyncio.sleep(began_s + spoken_s - perf_counter())
+            yield pcm[end - size : end]
+
+    return LiveSource(frames(), recording.rate_hz)
 
 
 async def _turn(worker: Worker, text: str, seed: int, times: _Times) -> None:

@@ -12,14 +12,13 @@ Importing this package imports no engine and no server. ``base`` describes how t
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
 from tts_worker.client.batches import WorkerBatches
-from tts_worker.client.conversion import AsyncConversion
+from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.voices import WorkerVoices
 from tts_worker.protocol.session import Session
 from tts_worker.protocol.voices import VoiceInfo
@@ -92,7 +91,7 @@ class Client:
 
     def convert(
         self,
-        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        source: AudioSource,
         options: SessionOptions | None = None,
         *,
         live_rate_hz: int | None = None,
@@ -100,7 +99,8 @@ class Client:
         """Return the speech of ``source`` in the voice of ``options``, in parts of s16le while it is generated.
 
         Args:
-            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file or its content, or live audio: parts of s16le mono.
+            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file or its content, or live audio: parts of s16le mono, of
+                any length. An ordinary iterable runs on a thread.
             options: Voice, model, speed, seed, sample rate and pacing.
             live_rate_hz: Sample rate of live audio.
 

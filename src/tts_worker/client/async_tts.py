@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
 from tts_worker.client.batches import BatchResult, BatchText
-from tts_worker.client.conversion import AsyncConversion
+from tts_worker.client.conversion import AsyncConversion, AudioSource
+from tts_worker.client.iteration import iterate
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
@@ -131,7 +130,7 @@ class AsyncTTS:
 
     def convert(
         self,
-        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        source: AudioSource,
         *,
         live_rate_hz: int | None = None,
         **options: Unpack[SpeechOptions],
@@ -346,20 +345,9 @@ class AsyncLiveSpeech:
 
 
 async def _parts(text: TextSource) -> AsyncIterator[str | bytes]:
-    """Yield the parts of a text. An ordinary iterable runs on a thread, since it may wait for a language model."""
-    if isinstance(text, str):
-        yield text
-    elif isinstance(text, AsyncIterable):
-        async for part in text:
-            yield part
-    else:
-        iterator = iter(text)
-
-        def next_part() -> tuple[str | bytes, ...]:
-            return tuple(itertools.islice(iterator, 1))
-
-        while following := await asyncio.to_thread(next_part):
-            yield following[0]
+    """Yield the parts of a text."""
+    async for part in iterate((text,) if isinstance(text, str) else text):
+        yield part
 
 
 def _with_options(base: SessionOptions, options: SpeechOptions) -> SessionOptions:

@@ -1,6 +1,6 @@
 """Voice conversion by a worker: source audio in, the same speech in another voice out.
 
-A recording is uploaded over the connection's transport; live audio needs gRPC, or a worker in this process.
+The source is a recording, or live audio that is converted while it is still being spoken.
 """
 
 from __future__ import annotations
@@ -8,20 +8,28 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlencode
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, read_parts
+from tts_worker.client.iteration import iterate
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
+LIVE_TIMEOUT_S = 3_600.0
+"""Limit without audio while the source is live, which may be silent for any time."""
+
 _READ_BYTES = 16 << 10
+
+AudioSource = bytes | str | os.PathLike[str] | Iterable[bytes] | AsyncIterable[bytes]
+"""A recording (its content or its path), or live audio: parts of s16le mono while they are being recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class SourceAudio:
         live_rate_hz: Sample rate of live audio; None for a file.
     """
 
-    audio: bytes | AsyncIterable[bytes]
+    audio: bytes | AsyncIterator[bytes]
     live_rate_hz: int | None = None
 
 
@@ -54,25 +62,26 @@ class AsyncConversion:
     def __init__(
         self,
         access: Callable[[], Awaitable[ConversionAccess]],
-        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        source: AudioSource,
         options: SessionOptions,
         live_rate_hz: int | None,
     ) -> None:
-        if isinstance(source, AsyncIterable) != (live_rate_hz is not None):
-            raise InvalidRequest("live_rate_hz is the sample rate of live audio, an asynchronous iterable of s16le")
+        if isinstance(source, bytes | str | os.PathLike) == (live_rate_hz is not None):
+            raise InvalidRequest("live_rate_hz is the sample rate of live audio, an iterable of parts of s16le")
         self.sample_rate_hz = options.sample_rate or SAMPLE_RATE_HZ
         self._parts = self._convert(access, source, options, live_rate_hz)
 
     async def _convert(
         self,
         access: Callable[[], Awaitable[ConversionAccess]],
-        source: bytes | str | os.PathLike[str] | AsyncIterable[bytes],
+        source: AudioSource,
         options: SessionOptions,
         live_rate_hz: int | None,
     ) -> AsyncGenerator[bytes, None]:
-        if not isinstance(source, bytes | AsyncIterable):
+        if isinstance(source, str | os.PathLike):
             source = await asyncio.to_thread(_read, Path(source))
-        parts = (await access()).convert(SourceAudio(source, live_rate_hz), options)
+        audio = source if isinstance(source, bytes) else iterate(source)
+        parts = (await access()).convert(SourceAudio(audio, live_rate_hz), options)
         try:
             async for part in parts:
                 yield part
@@ -104,7 +113,7 @@ def _read(path: Path) -> bytes:
 
 
 class HttpConversion:
-    """Conversion over HTTP, by the worker of a ``ws://`` URL. Each one opens a connection on a thread."""
+    """Conversion over HTTP, by the worker of a ``ws://`` URL. Each one opens a connection."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self._api = HttpApi(url, "/v1/audio/conversions", settings)
@@ -113,7 +122,12 @@ class HttpConversion:
     async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
         """See ``ConversionAccess``."""
         if not isinstance(source.audio, bytes):
-            raise InvalidRequest("live audio is converted over grpc:// only; over ws:// send a recording")
+            query = "?" + urlencode(_fields(options))
+            kind = f"audio/pcm;rate={source.live_rate_hz}"
+            async with aclosing(self._api.exchange(query, source.audio, kind, LIVE_TIMEOUT_S)) as live:
+                async for pcm in live:
+                    yield pcm
+            return
         body, content_type = _form(source.audio, _fields(options))
         response = await asyncio.to_thread(self._api.open, "POST", "", body, self._timeout_s, content_type)
         async with aclosing(read_parts(response, partial(self._read, response))) as parts:

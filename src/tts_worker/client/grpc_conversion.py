@@ -10,7 +10,7 @@ import grpc
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.converse_stream import authorization, status_error
-from tts_worker.client.conversion import SourceAudio
+from tts_worker.client.conversion import LIVE_TIMEOUT_S, SourceAudio
 from tts_worker.errors import DeadlineExceeded
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
@@ -18,8 +18,6 @@ from tts_worker.timeouts import fail_after
 from tts_worker.types import SessionOptions
 
 _PART_BYTES = 256 << 10
-_LIVE_TIMEOUT_S = 3_600.0
-"""Live audio may begin at any time."""
 
 
 class GrpcConversion:
@@ -33,10 +31,13 @@ class GrpcConversion:
         """See ``conversion.ConversionAccess``. A source that fails ends the conversion and raises its error."""
         call = self._stub.Convert(metadata=authorization(self._settings))
         failure: list[BaseException] = []
+        admitted = asyncio.Event()
 
         async def send() -> None:
             try:
                 await call.write(pb.ConvertRequest(start=_start(source, options)))
+                if source.live_rate_hz is not None:
+                    await admitted.wait()  # to write to a call that is being refused may lose the reason
                 async for part in _parts(source):
                     await call.write(pb.ConvertRequest(audio=part))
                 await call.done_writing()
@@ -49,6 +50,7 @@ class GrpcConversion:
         sending = asyncio.create_task(send(), name="conversion-source")
         try:
             while (response := await self._read(call, source)) is not None:
+                admitted.set()
                 if response.WhichOneof("part") == "audio":
                     yield response.audio
             if await call.code() is not grpc.StatusCode.OK:
@@ -64,7 +66,7 @@ class GrpcConversion:
 
     async def _read(self, call: Any, source: SourceAudio) -> pb.ConvertResponse | None:
         """Return the next response, None at the end. A live source may be silent for any time."""
-        limit_s = self._settings.audio_timeout_s if source.live_rate_hz is None else _LIVE_TIMEOUT_S
+        limit_s = self._settings.audio_timeout_s if source.live_rate_hz is None else LIVE_TIMEOUT_S
         try:
             async with fail_after(limit_s):
                 response = await call.read()

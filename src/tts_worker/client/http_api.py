@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TypeVar, cast
 from urllib.error import HTTPError
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from tts_worker.client.base import ClientSettings
+from tts_worker.client.http_stream import StreamedRequest
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, ErrorCode, ErrorInfo, TTSWorkerError, as_exception
 
 T = TypeVar("T")
@@ -120,9 +121,7 @@ class HttpApi:
             content_type: Of the body.
             headers: Further headers.
         """
-        all_headers = {"content-type": content_type, **(headers or {})}
-        if self._settings.api_key is not None:
-            all_headers["authorization"] = f"Bearer {self._settings.api_key}"
+        all_headers = self._headers(content_type) | dict(headers or {})
         content = json.dumps(body).encode() if isinstance(body, dict) else body
         request = Request(self._address + path, content, all_headers, method=method)
         try:
@@ -133,6 +132,38 @@ class HttpApi:
                 raise self._error_of(answer, error.code, error.headers.get("retry-after")) from None
         except (OSError, HTTPException) as error:
             raise connection_error(error, timeout_s) from None
+
+    async def exchange(
+        self, path: str, body: AsyncIterator[bytes], content_type: str, timeout_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """Send a POST request whose body comes in parts; yield its response while the body is still being sent.
+
+        Args:
+            path: Path and query below that of this object.
+            body: Parts of the body; an error that it raises is raised here.
+            content_type: Of the body.
+            timeout_s: Limit of each wait for data of the response.
+
+        Raises:
+            TTSWorkerError: As ``request``.
+        """
+        url = self._address + path
+        async with aclosing(
+            StreamedRequest(url, body, self._headers(content_type), self._settings, timeout_s)
+        ) as request:
+            status, headers, parts = await request.open()
+            if status >= 300:
+                answer = b"".join([part async for part in parts])
+                raise self._error_of(answer, status, headers.get("retry-after"))
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+
+    def _headers(self, content_type: str) -> dict[str, str]:
+        headers = {"content-type": content_type}
+        if self._settings.api_key is not None:
+            headers["authorization"] = f"Bearer {self._settings.api_key}"
+        return headers
 
 
 async def read_parts(response: HTTPResponse, read: Callable[[], T | None]) -> AsyncGenerator[T, None]:

@@ -114,9 +114,7 @@ class LocalConversion:
     async def convert(self, source: SourceAudio, options: SessionOptions) -> AsyncGenerator[bytes, None]:
         """See ``conversion.ConversionAccess``."""
         audio = source.audio
-        given = (
-            RecordedSource(audio) if isinstance(audio, bytes) else LiveSource(aiter(audio), source.live_rate_hz or 0)
-        )
+        given = RecordedSource(audio) if isinstance(audio, bytes) else LiveSource(audio, source.live_rate_hz or 0)
         encoder = open_encoder(AudioFormat.PCM, options.sample_rate or SAMPLE_RATE_HZ)
         async with aclosing(converted(self._hub, options, given, encoder)) as parts:
             async for part in parts:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tts_worker.client import ClientSettings, VoiceInfo
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource
 from tts_worker.client.batches import BatchResult, BatchText
+from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.speech import Speech
 from tts_worker.errors import ConnectionLost, IllegalCommand
 from tts_worker.types import Outcome, Receipt, Word
@@ -77,23 +77,28 @@ class TTS:
         with self.stream(text, **options) as live:
             return live.play()
 
-    def convert(self, source: bytes | str | os.PathLike[str], **options: Unpack[SpeechOptions]) -> Speech:
-        """Return the speech of a recording in ``voice``, for engines that convert voices.
+    def convert(
+        self, source: AudioSource, *, live_rate_hz: int | None = None, **options: Unpack[SpeechOptions]
+    ) -> Speech:
+        """Return the speech of ``source`` in ``voice``, for engines that convert voices.
 
         Args:
-            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file, or its content.
+            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file, or its content, or live audio: parts of s16le mono.
+            live_rate_hz: Sample rate of live audio.
             options: Voice, model, speed, seed and sample rate; those of texts have no effect.
 
         Raises:
             InvalidRequest: The recording cannot be read, or the voice's engine does not convert.
             TTSWorkerError: As ``speak``.
         """
-        return self._thread.run(self._convert(source, options))
+        conversion = self._tts.convert(source, live_rate_hz=live_rate_hz, **options)
+        return Speech(b"".join(self._iterate(_parts(conversion))), conversion.sample_rate_hz)
 
-    async def _convert(self, source: bytes | str | os.PathLike[str], options: SpeechOptions) -> Speech:
-        async with self._tts.convert(source, **options) as conversion:
-            pcm = b"".join([part async for part in conversion])
-        return Speech(pcm, conversion.sample_rate_hz)
+    def convert_stream(
+        self, source: AudioSource, *, live_rate_hz: int | None = None, **options: Unpack[SpeechOptions]
+    ) -> Iterator[bytes]:
+        """Convert ``source`` while it arrives; yield parts of s16le. Takes the arguments of ``convert``."""
+        return self._iterate(_parts(self._tts.convert(source, live_rate_hz=live_rate_hz, **options)))
 
     def batch(
         self, texts: Iterable[str | BatchText], *, response_format: str = "wav", **options: Unpack[SpeechOptions]
@@ -102,13 +107,16 @@ class TTS:
 
         Takes the arguments of ``AsyncTTS.batch`` and raises like it.
         """
-        results = self._tts.batch(texts, response_format=response_format, **options)
+        return self._iterate(self._tts.batch(texts, response_format=response_format, **options))
+
+    def _iterate(self, items: AsyncGenerator[_Result, None]) -> Iterator[_Result]:
+        """Yield what an asynchronous generator yields on the loop, and close it at the end."""
         try:
-            while (result := self._thread.run(anext(results, None))) is not None:
-                yield result
+            while (item := self._thread.run(anext(items, None))) is not None:
+                yield item
         finally:
             with contextlib.suppress(ConnectionLost):  # closed with this object
-                self._thread.run(results.aclose())
+                self._thread.run(items.aclose())
 
     def voices(self) -> list[VoiceInfo]:
         """Return the voices that ``voice`` may name. Raises like ``speak``."""
@@ -205,6 +213,12 @@ class LiveSpeech:
 
     def __del__(self) -> None:
         self._thread.post(self._live.aclose)
+
+
+async def _parts(conversion: AsyncConversion) -> AsyncGenerator[bytes, None]:
+    async with conversion:
+        async for part in conversion:
+            yield part
 
 
 class _LoopThread:

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", type=Path, metavar="FILE", help="measure voice conversions of this recording instead of speech"
     )
     parser.add_argument("--voice", help="with --source: the voice to convert to")
+    parser.add_argument(
+        "--live", action="store_true", help="with --source: it arrives at the pace of speech; from its first sample"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_settings_arguments(parser)
 
@@ -28,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     quiet_logs()
     if args.turns < 1:
         raise InvalidRequest("--turns must be at least 1")
+    if args.live and args.source is None:
+        raise InvalidRequest("--live needs --source FILE")
     settings = settings_from(args)
 
     def track(turns: range) -> Iterator[int]:
@@ -36,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
     if args.source is None:
         figures = asyncio.run(measure_latency(settings, args.turns, track=track))
     else:
-        figures = asyncio.run(measure_conversions(settings, _read(args.source), args.voice, args.turns, track=track))
+        source = _read(args.source)
+        figures = asyncio.run(
+            measure_conversions(settings, source, args.voice, args.turns, live=args.live, track=track)
+        )
     show({"engine": ",".join(settings.engines)} | figures, args.json)
     return 0
 

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -31,6 +30,7 @@ from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, f
 from tts_worker.commands import speak_converted, speak_offline
 from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import Bar
+from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions
@@ -131,35 +131,13 @@ class _Source:
 
     async def portions(self) -> AsyncIterator[str | bytes]:
         if self._text is None:
-            async for data in _stdin():
+            async for data in stdin_parts():
                 self.first_at_s = self.first_at_s or perf_counter()
                 yield data
         else:
             self.first_at_s = perf_counter()
             for start in range(0, len(self._text), _PORTION_CHARS):
                 yield self._text[start : start + _PORTION_CHARS]
-
-
-async def _stdin() -> AsyncIterator[bytes]:
-    """Yield data from standard input as it arrives.
-
-    Reads on a separate thread, since an event loop handles pipes, terminals and files differently. The thread may still
-    block when the program ends.
-    """
-    loop = asyncio.get_running_loop()
-    received: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-
-    def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            while True:
-                data = os.read(0, 65_536)
-                asyncio.run_coroutine_threadsafe(received.put(data), loop).result()
-                if not data:
-                    return
-
-    threading.Thread(target=read, name="stdin", daemon=True).start()
-    while data := await received.get():
-        yield data
 
 
 # -- speaking ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from tts_worker.client.async_tts import AsyncTTS
 from tts_worker.commands.speak_offline import check_conversion, open_sink
+from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.types import BYTES_PER_SAMPLE
 
 
@@ -26,9 +27,12 @@ async def _run(args: argparse.Namespace) -> int:
     samples = 0
     first_at_s: float | None = None
     began_at_s = perf_counter()
+    source = args.source if args.source_rate is None else stdin_parts()
     async with (
         AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY")) as tts,
-        tts.convert(args.source, voice=args.voice, speed=args.speed, seed=args.seed) as conversion,
+        tts.convert(
+            source, live_rate_hz=args.source_rate, voice=args.voice, speed=args.speed, seed=args.seed
+        ) as conversion,
     ):
         first = await anext(conversion, b"")  # a refusal leaves no file
         sink, place = await open_sink(args)

@@ -58,7 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[*MODES, CONVERSION],
         help="synthesis mode (default: depends on the voice; vc: voice conversion of --source)",
     )
-    group.add_argument("--source", type=Path, metavar="FILE", help="vc: recording to convert")
+    group.add_argument(
+        "--source",
+        type=Path,
+        metavar="FILE",
+        help="vc: recording to convert (-: raw s16le mono on standard input, converted by --url while it arrives)",
+    )
+    group.add_argument("--source-rate", type=int, metavar="HZ", help="vc: sample rate of --source -")
     group.add_argument(
         "--stream", action="store_true", help="write each chunk at once (default: all audio when it is complete)"
     )
@@ -90,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if args.bundle is None:
         args.voice, args.bundle = installed_voice(args.voice)
     check_conversion(args)
+    if args.source_rate is not None:
+        raise InvalidRequest("--source - needs a worker (--url): without one, give a file")
     return asyncio.run(_run(args))
 
 
@@ -101,6 +109,8 @@ def check_conversion(args: argparse.Namespace) -> None:
         raise InvalidRequest("--mode vc and --source FILE must be used together")
     if args.source is not None and (args.text or args.file):
         raise InvalidRequest("--mode vc converts --source and takes no text")
+    if (args.source_rate is not None) != (args.source is not None and str(args.source) == "-"):
+        raise InvalidRequest("--source - and --source-rate HZ must be used together")
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker import __version__
 from tts_worker.protocol.json_codec import json_schema
-from tts_worker.server.routing import Routes, described
+from tts_worker.server.routing import Routes, Socket, described
 
 SCHEMA_PATH = "/v1/stream/schema.json"
 
 _DESCRIPTION = f"""Text in, speech out. Streaming uses the WebSocket `/v1/stream`; the JSON Schema of its messages is at
-`{SCHEMA_PATH}`. `/v1/calls/{{call}}` has the same messages and speaks in a telephone
-call. A key is sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+`{SCHEMA_PATH}`. `/v1/calls/{{call}}` has the same messages and speaks in a telephone call. `x-websockets` lists all
+WebSockets. The routes for ElevenLabs clients are below `/elevenlabs` as well. A key is sent as
+`Authorization: Bearer KEY` or `X-API-Key: KEY`."""
 
 
 def describe(routes: Routes) -> None:
@@ -38,6 +39,10 @@ def describe(routes: Routes) -> None:
             for operation in operations.values():
                 for content in operation.get("requestBody", {}).get("content", {}).values():
                     schemas |= content["schema"].pop("$defs", {})
+        # OpenAPI has no WebSockets; extensions begin with "x-".
+        schema["x-websockets"] = {
+            route.path: {"summary": route.summary} for route in routes.routes if isinstance(route, Socket)
+        }
         return schema
 
     @routes.get("/openapi.json", include_in_schema=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from email.message import Message
 from functools import partial
 from typing import Literal
 
@@ -13,9 +11,8 @@ from starlette.responses import Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.errors import InvalidRequest
 from tts_worker.server.compat.rendering import converted
-from tts_worker.server.compat.uploads import read_body
+from tts_worker.server.compat.uploads import live_rate_hz, read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
@@ -26,7 +23,6 @@ from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 PATH = "/v1/audio/conversions"
 SOURCE_FIELD = "audio"
-LIVE_TYPE = "audio/pcm"
 
 
 class ConversionRequest(BaseModel):
@@ -63,7 +59,11 @@ class ConversionRequest(BaseModel):
 
 
 _BODY = partial(
-    upload_body, ConversionRequest, (MULTIPART, "application/json"), {SOURCE_FIELD: "The speech to convert"}
+    upload_body,
+    ConversionRequest,
+    (MULTIPART, "application/json"),
+    {SOURCE_FIELD: "The speech to convert"},
+    live=True,
 )
 
 
@@ -89,7 +89,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         openapi_extra=_BODY,
     )
     async def convert(request: Request) -> Response:
-        if (rate_hz := _live_rate_hz(request)) is not None:
+        if (rate_hz := live_rate_hz(request)) is not None:
             upload = Upload()
             live = validate(ConversionRequest, dict(request.query_params))
             return answer(live, LiveSource(upload.parts(), rate_hz), upload)
@@ -100,15 +100,3 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         return answer(conversion, RecordedSource(recording))
 
     return routes
-
-
-def _live_rate_hz(request: Request) -> int | None:
-    """Return the sample rate of a body of PCM; None for a body with a recording. Raises InvalidRequest."""
-    message = Message()
-    message["content-type"] = request.headers.get("content-type", "")
-    if message.get_content_type() != LIVE_TYPE:
-        return None
-    rate = message.get_param("rate", "")
-    if not isinstance(rate, str) or not re.fullmatch("[0-9]{4,6}", rate):
-        raise InvalidRequest(f"content-type: the rate is missing, as in {LIVE_TYPE};rate=16000")
-    return int(rate)

@@ -52,7 +52,7 @@ def create_app(
     _add_status(routes, hub, metrics)
     _add_shared_paths(routes, hub, limits)
 
-    @routes.websocket("/v1/stream")
+    @routes.websocket("/v1/stream", "Text in, speech out")
     async def v1_stream(websocket: WebSocket) -> None:
         await stream(websocket, hub, limits)
 

@@ -61,6 +61,20 @@ class Route(PlainRoute):
         return APIRoute(self.path, self._endpoint, methods=self.methods, openapi_extra=extra, **self._options)
 
 
+class Socket(WebSocketRoute):
+    """A WebSocket.
+
+    Args:
+        path: Its path, with names in braces.
+        endpoint: Takes these names and ``websocket``.
+        summary: What the description says of it.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], summary: str) -> None:
+        super().__init__(path, _called_with(endpoint, "websocket"))
+        self.summary = summary
+
+
 class Routes:
     """Collects routes with decorators. Their options are those of ``Route``.
 
@@ -91,11 +105,11 @@ class Routes:
         """Add a route for DELETE."""
         return self._decorator(path, "DELETE", options)
 
-    def websocket(self, path: str) -> Callable[[Endpoint], Endpoint]:
+    def websocket(self, path: str, summary: str) -> Callable[[Endpoint], Endpoint]:
         """Add a WebSocket; its endpoint takes ``websocket`` and the names in the path."""
 
         def add(endpoint: Endpoint) -> Endpoint:
-            self.routes.append(WebSocketRoute(self._prefix + path, _called_with(endpoint, "websocket")))
+            self.routes.append(Socket(self._prefix + path, endpoint, summary))
             return endpoint
 
         return add

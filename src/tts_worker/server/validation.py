@@ -12,6 +12,9 @@ from pydantic import BaseModel, ValidationError
 from tts_worker.errors import InvalidRequest
 
 MULTIPART = "multipart/form-data"
+LIVE_TYPE = "audio/pcm"
+"""Content type of mono s16le that is still being spoken; its parameter is the sample rate."""
+
 PROMPT_AUDIO = "3 to 30 s of one speaker"
 """Description of a recording of which a voice is made."""
 
@@ -55,7 +58,12 @@ def request_body(kind: type[BaseModel], *media_types: str) -> dict[str, Any]:
 
 
 def upload_body(
-    kind: type[BaseModel], media_types: Iterable[str], recordings: Mapping[str, str], *, optional: Collection[str] = ()
+    kind: type[BaseModel],
+    media_types: Iterable[str],
+    recordings: Mapping[str, str],
+    *,
+    optional: Collection[str] = (),
+    live: bool = False,
 ) -> dict[str, Any]:
     """Do the same for a body with recordings: files of a multipart form, base64 text in other bodies.
 
@@ -64,6 +72,7 @@ def upload_body(
         media_types: What the route takes.
         recordings: Description of each recording by its field.
         optional: Those of them that may be missing.
+        live: Whether the body may also be live audio, with the other fields in the URL.
     """
     required = [name for name in recordings if name not in optional]
     described = request_body(kind, *media_types)
@@ -78,4 +87,8 @@ def upload_body(
         if names := [*required, *schema.get("required", ())]:
             schema["required"] = names
         content["schema"] = schema
+    if live:
+        described["requestBody"]["content"][LIVE_TYPE] = {
+            "schema": {"type": "string", "format": "binary", "description": f"s16le mono, as {LIVE_TYPE};rate=16000"}
+        }
     return described

@@ -25,7 +25,7 @@ def add_agent(routes: Routes, service: AgentService, limits: ApiLimits) -> None:
     async def page() -> Response:
         return page_response("agent/index.html")
 
-    @routes.websocket("/v1/agent")
+    @routes.websocket("/v1/agent", "Microphone in, the agent's speech out")
     async def converse(websocket: WebSocket) -> None:
         await AgentConnection(websocket, service, limits).run()
 

@@ -251,7 +251,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return Cartesia's routes."""
     routes = Routes()
 
-    @routes.websocket("/tts/websocket")
+    @routes.websocket("/tts/websocket", "Text to speech for Cartesia clients")
     async def contexts(websocket: WebSocket) -> None:
         await ContextSocket(websocket, hub, limits, _CartesiaProtocol).run()
 

@@ -20,15 +20,15 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
-from tts_worker.errors import TextTooLong
+from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.models.routing import INSTRUCT
 from tts_worker.server.compat.rendering import converted, download
-from tts_worker.server.compat.uploads import Body, read_body
+from tts_worker.server.compat.uploads import Body, live_rate_hz, read_body
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream
+from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
-from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
@@ -132,7 +132,10 @@ class InstructRequest(TtsRequest):
 
 
 class InferenceVcRequest(BaseModel):
-    """Voice conversion for CosyVoice clients, to a stored voice or that of a recording."""
+    """Voice conversion for CosyVoice clients, to a stored voice or that of a recording.
+
+    A body of ``audio/pcm;rate=16000``, with ``spk_id`` in the URL, is converted while it arrives.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -146,7 +149,7 @@ class InferenceVcRequest(BaseModel):
     def body(cls) -> dict[str, Any]:
         """Describe the body for OpenAPI. ``spk_id`` replaces the recording of the voice."""
         recordings = {cls.source: "The speech to convert", cls.recording: PROMPT_AUDIO}
-        return upload_body(cls, _MEDIA_TYPES, recordings, optional={cls.recording})
+        return upload_body(cls, _MEDIA_TYPES, recordings, optional={cls.recording}, live=True)
 
 
 _BASE = "/v1/model/cosyvoice"
@@ -185,7 +188,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
                 answer,
                 method=method,
                 name=name,
-                summary=(kind.__doc__ or "").rstrip("."),
+                summary=(kind.__doc__ or "").partition("\n")[0].rstrip("."),
                 operation_id=f"{name}_{method.lower()}",
                 openapi_extra=kind.body,  # a GET in OpenAPI 3.1 may have one, too
             )
@@ -204,31 +207,46 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
         add(path, kind, speech)
 
+    for path, kind in _ROUTES.items():
+        add_speech(path, kind)
+    add(_CONVERSION, InferenceVcRequest, _conversion(hub, limits))
+
+    @routes.post(_HEALTH, summary="The same")
+    @routes.get(_HEALTH, summary="Whether the worker accepts sessions")
+    async def healthcheck() -> Response:
+        return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)
+
+    return routes
+
+
+def _conversion(hub: SessionHub, limits: ApiLimits) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of voice conversions."""
+
+    def converted_to(voice: str, speed: float, source: Source, upload: Upload | None = None) -> Response:
+        return LiveStream(
+            converted(hub, speech_options(voice, speed=speed), source, open_encoder(AudioFormat.PCM)),
+            _TYPES["pcm"],
+            _HEADERS,
+            send_timeout_s=limits.send_timeout_s,
+            upload=upload,
+        )
+
     async def conversion(request: Request) -> Response:
+        if (rate_hz := live_rate_hz(request)) is not None:
+            live = validate(InferenceVcRequest, dict(request.query_params))
+            if live.voice is None:
+                raise InvalidRequest("spk_id is missing: live audio is converted to a stored voice")
+            upload = Upload()
+            return converted_to(live.voice, live.speed, LiveSource(upload.parts(), rate_hz), upload)
         body = await read_body(request, max_files=2, max_file_bytes=MAX_AUDIO_BYTES)
         fields = validate(InferenceVcRequest, body.fields)
         source = RecordedSource(body.recording(fields.source))
         voice = fields.voice
         if voice is None:
             voice = await hub.enrol(body.recording(fields.recording))
-        encoder = open_encoder(AudioFormat.PCM)
-        return LiveStream(
-            converted(hub, speech_options(voice, speed=fields.speed), source, encoder),
-            _TYPES["pcm"],
-            _HEADERS,
-            send_timeout_s=limits.send_timeout_s,
-        )
+        return converted_to(voice, fields.speed, source)
 
-    for path, kind in _ROUTES.items():
-        add_speech(path, kind)
-    add(_CONVERSION, InferenceVcRequest, conversion)
-
-    @routes.post(_HEALTH, include_in_schema=False)
-    @routes.get(_HEALTH, summary="Whether the worker accepts sessions")
-    async def healthcheck() -> Response:
-        return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)
-
-    return routes
+    return conversion
 
 
 async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str | None:

@@ -354,7 +354,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
     @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
-    @routes.post(f"{_SPEECH_PATH}/stream", include_in_schema=False)
+    @routes.post(f"{_SPEECH_PATH}/stream", summary="The same", openapi_extra=_BODY)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
         return streamed(download(hub, options, text, encoder), encoder.content_type)
@@ -381,7 +381,6 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
                 method="POST",
                 summary="Voice conversion for ElevenLabs clients, streamed",
                 openapi_extra=conversion_body,
-                include_in_schema=(path, suffix) == (CONVERSION_PATHS[0], "{voice}"),
             )
 
     @routes.post(
@@ -412,11 +411,11 @@ def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         make_protocol = partial(_ElevenLabsProtocol, voice=voice, query=query, single=single)
         await ContextSocket(websocket, hub, limits, make_protocol).run()
 
-    @routes.websocket(f"{_SPEECH_PATH}/multi-stream-input")
+    @routes.websocket(f"{_SPEECH_PATH}/multi-stream-input", "Text to speech for ElevenLabs clients, several contexts")
     async def multi_stream_input(websocket: WebSocket, voice: str) -> None:
         await serve_socket(websocket, voice, single=False)
 
-    @routes.websocket(f"{_SPEECH_PATH}/stream-input")
+    @routes.websocket(f"{_SPEECH_PATH}/stream-input", "Text to speech for ElevenLabs clients, one context")
     async def stream_input(websocket: WebSocket, voice: str) -> None:
         await serve_socket(websocket, voice, single=True)
 

@@ -9,7 +9,9 @@ import base64
 import binascii
 import json
 import logging
+import re
 from dataclasses import dataclass, field
+from email.message import Message
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -17,6 +19,7 @@ from starlette.requests import Request
 
 from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
 from tts_worker.models.enrolment import MAX_PROMPT_BYTES
+from tts_worker.server.validation import LIVE_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,18 @@ class Body:
             raise InvalidRequest(
                 f"{name} must be the recording itself, as a file in a form or as base64; paths are not opened"
             ) from None
+
+
+def live_rate_hz(request: Request) -> int | None:
+    """Return the sample rate of a body of live audio; None for another body. Raises InvalidRequest."""
+    message = Message()
+    message["content-type"] = request.headers.get("content-type", "")
+    if message.get_content_type() != LIVE_TYPE:
+        return None
+    rate = message.get_param("rate", "")
+    if not isinstance(rate, str) or not re.fullmatch("[0-9]{4,6}", rate):
+        raise InvalidRequest(f"content-type: the rate is missing, as in {LIVE_TYPE};rate=16000")
+    return int(rate)
 
 
 async def read_body(request: Request, *, max_files: int = 1, max_file_bytes: int = MAX_PROMPT_BYTES) -> Body:

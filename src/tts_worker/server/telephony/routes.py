@@ -38,15 +38,15 @@ def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, settings: Tel
     """Add the routes."""
     server = _Telephony(hub, limits, settings, keys)
 
-    @routes.websocket("/twilio")
+    @routes.websocket("/twilio", "Media Streams of a Twilio call")
     async def twilio(websocket: WebSocket) -> None:
         await server.serve_provider(websocket, TWILIO, settings.twilio_auth_token)
 
-    @routes.websocket("/telnyx")
+    @routes.websocket("/telnyx", "Media streaming of a Telnyx call")
     async def telnyx(websocket: WebSocket) -> None:
         await server.serve_provider(websocket, TELNYX, settings.telnyx_auth_token)
 
-    @routes.websocket(CALLS_PATH + "{call:path}")
+    @routes.websocket(CALLS_PATH + "{call:path}", "Speech in a telephone call, with the messages of /v1/stream")
     async def agent(websocket: WebSocket, call: str) -> None:
         await server.serve_agent(websocket, call)
 

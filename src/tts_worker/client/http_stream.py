@@ -1,0 +1,149 @@
+"""A request over HTTP/1.1 whose response is read while its body is still being sent.
+
+``urllib`` sends the whole body before it reads the response, and two threads must not share one TLS connection. This
+module therefore speaks HTTP itself, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import suppress
+from http.client import HTTPException, HTTPMessage, parse_headers
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from tts_worker.client.base import ClientSettings
+from tts_worker.errors import ConnectionLost, DeadlineExceeded
+from tts_worker.timeouts import fail_after
+
+T = TypeVar("T")
+
+_READ_BYTES = 64 << 10
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
+
+
+class StreamedRequest:
+    """A POST request on its own connection, without a proxy.
+
+    Args:
+        url: An ``http://`` or ``https://`` URL.
+        body: Parts of the body. An error that it raises ends the request, and the reader of the response raises it.
+        headers: Headers of the request.
+        settings: Time limit of connecting, and client certificate.
+        timeout_s: Limit of each wait for data of the response.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        body: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        settings: ClientSettings,
+        timeout_s: float,
+    ) -> None:
+        self._url = urlsplit(url)
+        self._body = body
+        self._headers = headers
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._body_error: Exception | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self) -> tuple[int, HTTPMessage, AsyncGenerator[bytes, None]]:
+        """Begin to send the request; return the status, the headers and the parts of its response.
+
+        Raises:
+            ConnectionLost: The worker cannot be reached, or answers no HTTP. The parts raise it as well.
+            DeadlineExceeded: It did not answer in time. The parts raise it as well.
+        """
+        tls = self._settings.tls_context() if self._url.scheme == "https" else None
+        port = self._url.port or (80 if tls is None else 443)
+        connecting = asyncio.open_connection(self._url.hostname, port, ssl=tls)
+        reader, writer = await self._wait_for(connecting, self._settings.connect_timeout_s)
+        self._writer = writer
+        self._sending = asyncio.create_task(self._send(writer), name="streamed-request")
+        status, headers = await self._wait_for(_read_head(reader), self._timeout_s)
+        return status, headers, self._parts(reader, headers)
+
+    async def aclose(self) -> None:
+        """Disconnect. Idempotent."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait({self._sending})
+        if self._writer is not None:
+            self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        target = self._url._replace(scheme="", netloc="").geturl()
+        fields = {"host": self._url.netloc.rpartition("@")[2], "transfer-encoding": "chunked", **self._headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        with suppress(OSError):  # the connection is lost: its reader tells why, or has the answer already
+            writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
+            async for part in self._body_parts(writer):
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+
+    async def _body_parts(self, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._body:
+                if part:  # an empty chunk would end the body
+                    yield part
+        except Exception as error:
+            self._body_error = error
+            writer.transport.abort()
+            raise ConnectionAbortedError from None
+
+    async def _parts(self, reader: asyncio.StreamReader, headers: HTTPMessage) -> AsyncGenerator[bytes, None]:
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            while part := await self._wait_for(_read_chunk(reader), self._timeout_s):
+                yield part
+        elif (length := headers.get("content-length", "")).isdigit():
+            if body := await self._wait_for(reader.readexactly(int(length)), self._timeout_s):
+                yield body
+        else:
+            while part := await self._wait_for(reader.read(_READ_BYTES), self._timeout_s):
+                yield part
+            if self._body_error is not None:
+                raise self._body_error
+
+    async def _wait_for(self, awaitable: Awaitable[T], limit_s: float) -> T:
+        try:
+            async with fail_after(limit_s):
+                return await awaitable
+        except TimeoutError:
+            raise DeadlineExceeded(f"the worker did not answer within {limit_s:g} s") from None
+        except (OSError, EOFError, asyncio.LimitOverrunError, HTTPException, ValueError) as error:
+            if self._body_error is not None:
+                raise self._body_error from None
+            kind = type(error).__name__
+            raise ConnectionLost(f"the worker cannot be reached ({kind}): is it running?") from None
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, HTTPMessage]:
+    """Return the status and the headers of the final response. Raises ValueError if it is no HTTP."""
+    while True:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status_line, _, lines = head.partition(b"\r\n")
+        match = _STATUS_LINE.match(status_line)
+        if match is None:
+            raise ValueError("this is no HTTP response")
+        if (status := int(match[1])) >= 200:
+            return status, parse_headers(io.BytesIO(lines))
+
+
+async def _read_chunk(reader: asyncio.StreamReader) -> bytes:
+    """Return the next chunk of a chunked body, empty at its end. Raises ValueError if it is malformed."""
+    size = int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)
+    if size:
+        return (await reader.readexactly(size + 2))[:-2]
+    while (await reader.readuntil(b"\r\n")) != b"\r\n":
+        pass  # trailers
+    return b""
