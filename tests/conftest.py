@@ -244,6 +244,25 @@ def certificates_are_read_once() -> Iterator[None]:
         yield
 
 
+class _PromptSleep:
+    """The module asyncio, with waits of a twentieth."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_promptly() -> Iterator[None]:
+    """Uvicorn looks every 0.1 s whether it should end, and then waits as long for its connections to close."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uvicorn.server.asyncio", _PromptSleep())
+        yield
+
+
 Serving = Callable[..., AbstractAsyncContextManager[str]]
 
 

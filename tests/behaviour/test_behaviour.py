@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from enum import Enum
 from itertools import product
 
 import anyio
@@ -12,11 +13,27 @@ import pytest_asyncio
 
 from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
 from tests.behaviour.transports import TRANSPORTS, stop_shared_engine_process
+from tests.fakes.clock import run_in_virtual_time
 
 CONCURRENT_BEHAVIOURS = 12
 """Behaviors of a paced transport that run at the same time: each waits for playback most of the time."""
 TIME_LIMIT_S = 110
 """Just below the limit of pytest-timeout: on a busy machine audio may take several times its duration."""
+
+
+class Clock(Enum):
+    """How the waits of a behavior pass."""
+
+    VIRTUAL = "no socket, no thread: the clock jumps"
+    REAL = "one behavior at a time"
+    SHARED = "paced audio: many behaviors wait at the same time"
+
+
+def clock_of(transport: str, name: str) -> Clock:
+    if TRANSPORTS[transport].is_paced:
+        return Clock.SHARED
+    is_virtual = TRANSPORTS[transport].has_virtual_time and "hang" not in BEHAVIOURS[name].requires
+    return Clock.VIRTUAL if is_virtual else Clock.REAL
 
 
 async def run_behaviour(transport: str, name: str) -> None:
@@ -26,10 +43,12 @@ async def run_behaviour(transport: str, name: str) -> None:
         await behaviour.run(BehaviourContext(client, case.is_lossless, case.is_slow, case.concurrent_sessions))
 
 
-def parametrize_table(*, paced: bool) -> pytest.MarkDecorator:
+def parametrize_table(*, clock: Clock) -> pytest.MarkDecorator:
     """Every transport with every behavior; rows that a transport does not support are skipped with the reason."""
     rows = []
-    for transport, name in product((t for t in TRANSPORTS if TRANSPORTS[t].is_paced is paced), BEHAVIOURS):
+    for transport, name in product(TRANSPORTS, BEHAVIOURS):
+        if clock_of(transport, name) is not clock:
+            continue
         missing = ", ".join(sorted(BEHAVIOURS[name].requires & TRANSPORTS[transport].unsupported))
         skip = pytest.mark.skipif(bool(missing), reason=f"{transport} does not support: {missing}")
         rows.append(pytest.param(transport, name, marks=skip, id=f"{transport}-{name}"))
@@ -43,10 +62,15 @@ async def engine_process() -> AsyncIterator[None]:
     await stop_shared_engine_process()
 
 
-@parametrize_table(paced=False)
+@parametrize_table(clock=Clock.REAL)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_behaviour(transport: str, name: str) -> None:
     await run_behaviour(transport, name)
+
+
+@parametrize_table(clock=Clock.VIRTUAL)
+def test_behaviour_in_virtual_time(transport: str, name: str) -> None:
+    run_in_virtual_time(run_behaviour(transport, name))
 
 
 GetTask = Callable[[str, str], "asyncio.Task[None]"]
@@ -75,7 +99,7 @@ async def paced_tasks(request: pytest.FixtureRequest) -> AsyncIterator[GetTask]:
         await asyncio.wait(tasks.values())
 
 
-@parametrize_table(paced=True)
+@parametrize_table(clock=Clock.SHARED)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_paced_behaviour(paced_tasks: GetTask, transport: str, name: str) -> None:
     await paced_tasks(transport, name)

@@ -224,6 +224,7 @@ class TransportCase:
         unsupported: Features that the transport cannot express; behaviors that require one are skipped.
         is_slow: Audio takes long to produce or to arrive.
         is_paced: All audio arrives at playback pace. The behaviors wait most of the time, so they run concurrently.
+        has_virtual_time: It has no socket, and its engine can run on the event loop. A hanging engine needs a thread.
         concurrent_sessions: Number of other sessions where a behavior wants many.
     """
 
@@ -232,6 +233,7 @@ class TransportCase:
     unsupported: frozenset[str] = frozenset()
     is_slow: bool = False
     is_paced: bool = False
+    has_virtual_time: bool = False
     concurrent_sessions: int = 25
 
 
@@ -240,7 +242,7 @@ LIVEKIT_UNSUPPORTED = frozenset(
 )
 
 TRANSPORTS: dict[str, TransportCase] = {
-    "local": TransportCase(local),
+    "local": TransportCase(local, has_virtual_time=True),
     "process": TransportCase(process, unsupported=frozenset({"hang"})),  # as the event loop of the server sees it
     "ws": TransportCase(websocket),
     "grpc": TransportCase(over_grpc),

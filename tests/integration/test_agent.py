@@ -88,6 +88,11 @@ class AgentPage:
         return message
 
 
+def open_page(address: str) -> connect:
+    """Connect; any number of messages may wait unread, or the closing handshake would wait for them for 10 s."""
+    return connect(f"ws://{address}/v1/agent", max_queue=None)
+
+
 @asynccontextmanager
 async def talking(
     model: ChatModel | None = None, recognizer: FakeRecognizer | None = None, options: SessionOptions | None = None
@@ -95,7 +100,7 @@ async def talking(
     """A conversation with a worker whose tones last 40 ms per character."""
     extension = agent_extension(options or speech_options(), model or Writer(), recognizer)
     engines = {"tone": {"kind": "tone", "ms_per_char": 40}}
-    async with serving(engines=engines, extension=extension) as address, connect(f"ws://{address}/v1/agent") as socket:
+    async with serving(engines=engines, extension=extension) as address, open_page(address) as socket:
         yield AgentPage(socket)
 
 
@@ -204,7 +209,7 @@ async def test_agent_of_a_worker_elsewhere_cuts_its_history() -> None:
         server = asyncio.create_task(serve_alone(client, service, listener, listening.set_result, lambda: None))
         try:
             page_address = (await listening).removeprefix("http://")
-            async with connect(f"ws://{page_address}/v1/agent") as websocket:
+            async with open_page(page_address) as websocket:
                 page = AgentPage(websocket)
                 await page.send("say", text="Hello.")
                 turn = (await page.until("asked"))["turn"]

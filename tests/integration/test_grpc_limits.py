@@ -13,17 +13,21 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.conftest import until
+from tests.conftest import tone_settings, until
+from tests.fakes.clock import run_in_virtual_time
 from tests.fakes.proxy import run_proxy
 from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
+from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
 from tts_worker.server.grpc.converse import ConverseCall
+from tts_worker.server.grpc.frames import StreamFormat
+from tts_worker.server.grpc.sessions import SessionTable
 from tts_worker.server.limits import ApiLimits
 
 CODE = grpc.StatusCode
@@ -212,15 +216,25 @@ async def test_an_unused_session_ends() -> None:
         assert not (await server.control(pb.STOP)).success
 
 
-async def test_a_speaking_session_does_not_time_out() -> None:
-    async with running_grpc_worker(grpc={"session_idle_s": 1.5}) as server:  # a busy machine may take 1 s to start
-        await server.start()
-        call = await server.speak(LONG).begin()
-        began_s = time.perf_counter()
-        await call.read_frames(1)
-        while time.perf_counter() - began_s < 2.0:
-            await call.read_frames(len(call.frames) + 1)
-        assert server.worker.hub.live_sessions == 1
+def test_a_speaking_session_does_not_time_out() -> None:
+    async def run() -> None:
+        async with running_worker(tone_settings()) as worker:
+            table = SessionTable(worker.hub, idle_s=1.5)
+            session = await table.start("s", "owner", SessionOptions(sample_rate=48_000), StreamFormat())
+            call = session.begin_call()
+            call.write(LONG, last=True)
+            clock = asyncio.get_running_loop().time
+            began_s = clock()
+            async for _ in call.frames():
+                assert not session.closed
+            assert clock() - began_s > 10 * 1.5, "the audio is paced"
+            session.end_call(call, "over")
+            await asyncio.sleep(1.4)
+            assert worker.hub.live_sessions == 1
+            await asyncio.sleep(1.2)  # the timer is set for at least 1 s
+            assert worker.hub.live_sessions == 0
+
+    run_in_virtual_time(run())
 
 
 # -- invalid requests -------------------------------------------------------------------------------------------------
