@@ -15,6 +15,10 @@ test *args:
 test-fast *args:
     scripts/test -m "not slow" {{args}}
 
+# the properties with new random examples, 1,000 where a test names no number; other runs try the same ones every time
+test-properties *args:
+    scripts/test -m hypothesis --hypothesis-profile thorough {{args}}
+
 # all tests on every Python that is installed; WITHOUT_TORCH=1 skips the tests that need torch
 test-matrix *args:
     scripts/test-matrix {{args}}
