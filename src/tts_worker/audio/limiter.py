@@ -24,6 +24,12 @@ _AT_REST = 0.9999  # a gain this near to 1 (0.001 dB) has recovered
 _TAPS = 16  # of a phase of the oversampling filter
 _OVERSAMPLING = 4
 _KAISER_BETA = 2.5
+_ONE_THREAD_PRODUCTS = 200_000
+"""Multiplications of a matrix product up to which OpenBLAS, which numpy brings, stays on the calling thread.
+
+Beyond 262 144 it wakes threads that share the work and then wait actively for more: beside many calls they take a fifth
+of a core from the voice. Source: OpenBLAS, ``interface/gemm.c``.
+"""
 
 _Doubles = NDArray[np.float64]
 
@@ -134,9 +140,12 @@ class Limiter:
         needed = np.ones(blocks)
         loud = self._loud_blocks(region, blocks)
         if len(loud):
-            windows = region[loud[:, None] * self._block + np.arange(reach)]
-            peaks = np.abs(windows @ _oversampling(self._block)).max(axis=1)
-            needed[loud] = np.minimum(1.0, self._ceiling / np.maximum(peaks, 1.0))
+            filters = _oversampling(self._block)
+            rows = _ONE_THREAD_PRODUCTS // filters.size
+            for part in (loud[at : at + rows] for at in range(0, len(loud), rows)):
+                windows = region[part[:, None] * self._block + np.arange(reach)]
+                peaks = np.abs(windows @ filters).max(axis=1)
+                needed[part] = np.minimum(1.0, self._ceiling / np.maximum(peaks, 1.0))
         return needed
 
     def _loud_blocks(self, region: _Doubles, blocks: int) -> NDArray[np.intp]:

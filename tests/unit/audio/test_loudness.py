@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -111,3 +114,25 @@ def test_the_gain_falls_and_recovers_without_a_step() -> None:
     assert heard.min() < 1.1
     assert heard[:50] == pytest.approx(2.0, abs=0.01)
     assert heard[-50:] == pytest.approx(2.0, abs=0.05)
+
+
+_LIMIT_BESIDE_CALLS = """
+import time
+import numpy as np
+from tts_worker.audio.limiter import Limiter
+
+pcm = np.random.default_rng(0).normal(0, 8000, 12_000).astype("<i2").tobytes()
+limiter = Limiter(2.0, 24_000)
+thread_s, process_s = -time.thread_time(), -time.process_time()
+for _ in range(30):
+    limiter.process(pcm)
+print((process_s + time.process_time()) / (thread_s + time.thread_time()))
+"""
+
+
+def test_limiter_takes_no_time_of_other_threads() -> None:
+    # The tests run with one thread of BLAS; a worker does not.
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-c", _LIMIT_BESIDE_CALLS]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert float(done.stdout) < 1.25  # threads of BLAS that wait for work double it
