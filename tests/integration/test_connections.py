@@ -202,6 +202,15 @@ async def test_answered_body_may_go_on_while_it_arrives() -> None:
         assert await closed(address, "body_timeout") == 1
 
 
+async def test_client_that_waits_for_100_continue_is_told_to_send() -> None:
+    body = b'{"input": "Hi.", "voice": "tone"}'
+    head = SPEECH.replace(b"1000", b"%d\r\nExpect: 100-continue" % len(body))
+    async with serving() as address, open_tcp(address, head) as client:
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        await client.send(body)
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_client_gets_the_reason_for_a_refused_upload() -> None:
     limits = {"max_request_bytes": 20_000, "max_upload_bytes": 20_000}
     async with serving(server=limits) as address, tts_worker.connect(f"ws://{address}") as client:

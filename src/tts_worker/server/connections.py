@@ -327,6 +327,7 @@ class _ResponseTransport:
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
+        self.is_closing = transport.is_closing
         self.close = close
 
 
