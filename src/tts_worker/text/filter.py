@@ -156,18 +156,18 @@ class TextFilter:
         """Read ``_text`` from ``at`` and return the place of the first undecided character."""
         text = self._text
         end = len(text)
+        handlers = self._handlers
         while at < end:
-            if self._mode is not None:
-                following = self._mode(at)
-            else:
+            handler = self._mode
+            if handler is None:
                 mark = self._marks.search(text, at)
                 if mark is None:
                     return self._keep(at, end)
                 place = mark.start()
                 if place > at:
-                    self._keep(at, place)
-                    at = place
-                following = self._handlers[text[at]](at)
+                    at = self._keep(at, place)
+                handler = handlers[text[at]]
+            following = handler(at)
             if following == _WAIT:
                 return at
             at = following
@@ -226,6 +226,9 @@ class TextFilter:
 
     def _line_start(self, at: int) -> int:
         """Read the mark of a heading, list item, block quote, rule or table."""
+        if self._text[at].isalpha():
+            self._mode = None
+            return at
         if self._text[at] in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._after_bullet else markup.INDENT).match(self._text, at)
             if indent:

@@ -67,7 +67,8 @@ class MappedText:
 
     def offset(self, place: int) -> int:
         """Return the original offset of the character at ``place``."""
-        return self._cut_chars + place + self._shifts[self._run(place)]
+        shifts = self._shifts
+        return self._cut_chars + place + (shifts[0] if len(shifts) == 1 else shifts[self._run(place)])
 
     def end_of(self, place: int) -> int:
         """Return the original offset after the character at ``place``."""

@@ -256,13 +256,12 @@ class TextPipeline:
     def _find_room(self) -> None:
         """Find which text may be added without completing a segment."""
         self._room = self._most = self._searched = 0
-        if self._filter.skips_line:
-            self._room = self._most = _BLOCK_CHARS
-            self._has_speech = True
-            self._stirs = self._ends = _LINE_END
-            return
         undecided = self._filter.undecided
         if undecided is None:
+            if self._filter.skips_line:
+                self._room = self._most = _BLOCK_CHARS
+                self._has_speech = True
+                self._stirs = self._ends = _LINE_END
             return
         self._left, self._clause_left = self._segmenter.size_left()
         self._has_speech = self._segmenter.has_speech

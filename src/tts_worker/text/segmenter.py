@@ -31,8 +31,6 @@ _AUDIBLE = re.compile(f"[^\\W_]|{UNIT}")
 _WIDE_CLASS = f"\n{BREAK}{''.join(_WIDE)}"
 # Other marks before a letter or digit are inside a word or number.
 _MARKS = re.compile(f"[{_WIDE_CLASS}{re.escape(''.join(_SENTENCE | _CLAUSE))}](?:(?<=[{_WIDE_CLASS}])|(?![A-Za-z0-9]))")
-_CLAUSE_BOUNDARY = Boundary.CLAUSE
-_SENTENCE_BOUNDARY = Boundary.SENTENCE
 _UNSURE = frozenset(".…-–")
 """Marks that may not end a clause although a space follows."""
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
@@ -273,9 +271,8 @@ class Segmenter:
         """Decide whether the mark at ``place`` ends the segment; return False if more text must arrive first."""
         text = self.source.text
         char = text[place]
-        if text[place + 1 : place + 2] == " " and (
-            char not in _UNSURE or (char == "." and not self._is_abbreviation(place))
-        ):
+        following = text[place + 1 : place + 2] or " " * self._space_follows
+        if following == " " and (char not in _UNSURE or (char == "." and not self._is_abbreviation(place))):
             self._end_clause(place + 1, Boundary.SENTENCE if char in _SENTENCE else Boundary.CLAUSE)
             return True
         mark = self._read_mark(place)
