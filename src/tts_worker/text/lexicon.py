@@ -9,6 +9,7 @@ Specification (grapheme, alias, phoneme).
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -59,10 +60,21 @@ class Lexicon:
             else:  # applies to every spelling, also to exact ones of earlier entries
                 self._spellings[folded] = {"": entry}
 
+    def find(self, written: str) -> LexiconEntry | None:
+        """Return the entry of a spelling, exact spellings first."""
+        spellings = self._spellings.get(_folded(written), {})
+        return spellings.get(written) or spellings.get("")
+
+    def has_beginning(self, written: str) -> bool:
+        """Return whether an entry begins with ``written``."""
+        exact, folded = self._sorted
+        return _has_beginning(exact, written) or _has_beginning(folded, _folded(written))
+
     @cached_property
-    def root(self) -> _Node:
-        """Root of the search tree, which is expanded on demand."""
-        return _Node(0, tuple(self))
+    def _sorted(self) -> tuple[list[str], list[str]]:
+        """The spellings that only match exactly, and the folded ones."""
+        exact = sorted(entry.grapheme for entry in self if entry.case_sensitive)
+        return exact, sorted(_folded(entry.grapheme) for entry in self if not entry.case_sensitive)
 
     @cached_property
     def starts(self) -> re.Pattern[str]:
@@ -184,41 +196,8 @@ def _folded(text: str) -> str:
 # -- search -----------------------------------------------------------------------------------------------------------
 
 
-class _Node:
-    """A node of the search tree at depth ``depth``; children are created on demand, since most are never reached."""
-
-    __slots__ = ("_depth", "_unexpanded", "entry", "exact", "folded")
-
-    def __init__(self, depth: int, entries: Sequence[LexiconEntry]) -> None:
-        self._depth = depth
-        self._unexpanded: Sequence[LexiconEntry] = entries
-        self.exact: dict[str, _Node] = {}
-        self.folded: dict[str, _Node] = {}
-        self.entry: LexiconEntry | None = next((entry for entry in entries if len(entry.grapheme) == depth), None)
-
-    def children(self, char: str, folded: str) -> Iterator[_Node]:
-        """Yield the nodes that ``char`` leads to, exact spellings first."""
-        if self._unexpanded:
-            self._expand()
-        if char in self.exact:
-            yield self.exact[char]
-        if folded in self.folded:
-            yield self.folded[folded]
-
-    def _expand(self) -> None:
-        depth = self._depth
-        exact: dict[str, list[LexiconEntry]] = {}
-        by_fold: dict[str, list[LexiconEntry]] = {}
-        for entry in self._unexpanded:
-            if len(entry.grapheme) > depth:
-                char = entry.grapheme[depth]
-                if entry.case_sensitive:
-                    exact.setdefault(char, []).append(entry)
-                else:
-                    by_fold.setdefault(_fold(char), []).append(entry)
-        self.exact = {char: _Node(depth + 1, entries) for char, entries in exact.items()}
-        self.folded = {char: _Node(depth + 1, entries) for char, entries in by_fold.items()}
-        self._unexpanded = ()
+_Match = tuple[int, LexiconEntry | None]
+_NO_MATCH: _Match = (0, None)
 
 
 class LexiconStage:
@@ -230,8 +209,7 @@ class LexiconStage:
     def __init__(self, lexicon: Lexicon, out: Segmenter) -> None:
         self.source = MappedText()  # what is not decided, and the character before it
         self.source.append(" ", -1)
-        self._root = lexicon.root
-        self._starts = lexicon.starts
+        self._lexicon = lexicon
         self._out = out
 
     @property
@@ -243,7 +221,7 @@ class LexiconStage:
         """Pass on what is decided; with ``is_final`` as if the text ended here."""
         text = self.source.text
         done = place = 1
-        while start := self._starts.search(text, place):
+        while start := self._lexicon.starts.search(text, place):
             place = start.start()
             begins_word = _is_word_boundary(text[place - 1], text[place])
             match = self._match(place, is_final=is_final) if begins_word else _NO_MATCH
@@ -269,26 +247,26 @@ class LexiconStage:
         if not self.is_matching:
             self._out.space_follows()
 
-    def _match(self, first: int, *, is_final: bool) -> tuple[int, LexiconEntry | None] | None:
+    def _match(self, first: int, *, is_final: bool) -> _Match | None:
         """Return the end and the entry of the longest match at ``first``; None if the next text decides."""
         text = self.source.text
-        nodes = [self._root]
         found = _NO_MATCH
         for place in range(first, len(text)):
             if place > first and _is_word_boundary(text[place - 1], text[place]):
-                found = _longer(found, nodes, place)
-            nodes = _next_nodes(nodes, text[place])
-            if not nodes:
+                found = self._longer(found, text[first:place], place)
+            if not self._lexicon.has_beginning(text[first : place + 1]):
                 return found
-        return _longer(found, nodes, len(text)) if is_final else None
+        return self._longer(found, text[first:], len(text)) if is_final else None
+
+    def _longer(self, found: _Match, written: str, end: int) -> _Match:
+        entry = self._lexicon.find(written)
+        return found if entry is None else (end, entry)
 
 
-_NO_MATCH: tuple[int, LexiconEntry | None] = (0, None)
-
-
-def _longer(found: tuple[int, LexiconEntry | None], nodes: list[_Node], end: int) -> tuple[int, LexiconEntry | None]:
-    """Return the match that ends at ``end``, exact spellings first; ``found`` if there is none."""
-    return next(((end, node.entry) for node in nodes if node.entry is not None), found)
+def _has_beginning(words: Sequence[str], beginning: str) -> bool:
+    """Return whether one of the sorted ``words`` begins with ``beginning``."""
+    place = bisect_left(words, beginning)
+    return place < len(words) and words[place].startswith(beginning)
 
 
 def _is_word_boundary(before: str, after: str) -> bool:
@@ -298,8 +276,3 @@ def _is_word_boundary(before: str, after: str) -> bool:
     if is_unspaced(before) or is_unspaced(after):
         return True
     return not ((before.isalnum() or before == "_") and (after.isalnum() or after == "_"))
-
-
-def _next_nodes(nodes: list[_Node], char: str) -> list[_Node]:
-    folded = _fold(char)
-    return [child for node in nodes for child in node.children(char, folded)]

@@ -51,7 +51,7 @@ class MappedText:
 
     def extend(self, source: MappedText, first: int, last: int) -> None:
         """Append the characters ``[first, last)`` of ``source``."""
-        if len(source._starts) == 1 and source._units[0] is None:
+        if first < last and len(source._starts) == 1 and source._units[0] is None:
             self.append(source.text[first:last], source._cut_chars + first + source._shifts[0])
             return
         for text, start, unit in source.pieces(first, last):

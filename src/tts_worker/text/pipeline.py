@@ -43,8 +43,8 @@ _TABLE_MARKS = re.compile("[-|: ]+")
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
-    """How text is read.
+class TextOptions(SegmenterOptions):
+    """How text is read, and the sizes of its segments.
 
     Attributes:
         markdown: Whether Markdown and tags are removed.
@@ -52,7 +52,6 @@ class TextOptions:
         language: BCP-47 tag, for abbreviations; None means English rules.
         control_tags: Tags that the engine acts on.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
-        by_word: See ``SegmenterOptions``, as for the sizes that follow.
 
     Raises:
         InvalidRequest: A value is out of range.
@@ -63,23 +62,13 @@ class TextOptions:
     language: str | None = None
     control_tags: ControlTags | None = None
     alphabets: tuple[str, ...] = ("ipa",)
-    by_word: bool = False
-    first_clause_chars: int = 12
-    clause_chars: int = 60
-    first_max_chars: int = 90
-    max_chars: int = 180
 
     def __post_init__(self) -> None:
         if self.urls not in tuple(UrlMode):
             raise InvalidRequest(f"urls must be one of {', '.join(mode.value for mode in UrlMode)}")
         if self.language is not None and not _LANGUAGE.fullmatch(self.language):
             raise InvalidRequest('language must be a BCP-47 tag such as "en" or "zh-CN"')
-        self.segmenter_options()
-
-    def segmenter_options(self) -> SegmenterOptions:
-        return SegmenterOptions(
-            self.first_clause_chars, self.clause_chars, self.first_max_chars, self.max_chars, self.by_word
-        )
+        SegmenterOptions.__post_init__(self)
 
 
 class TextPipeline:
@@ -100,7 +89,7 @@ class TextPipeline:
         options = options or TextOptions()
         self._decoder = TextDecoder()
         pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
-        self._segmenter = Segmenter(options.segmenter_options(), options.language, pauses)
+        self._segmenter = Segmenter(options, options.language, pauses)
         self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
         after_filter = self._lexicon or self._segmenter
         self._filter = TextFilter(

@@ -127,3 +127,9 @@ def test_merging_no_lexicons_is_empty() -> None:
 def test_invalid_entry_is_named_in_the_error(data: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         Lexicon.from_mapping(data, name="voice.lexicon")
+
+
+def test_adjacent_entries_leave_no_empty_span() -> None:
+    pipeline = TextPipeline(lexicon=Lexicon.from_mapping({"好的": "hao de"}))
+    spans = [span.text for segment in pipeline.feed("好的好的!") + pipeline.end() for span in segment.spans]
+    assert spans == ["hao de", "hao de", "!"]
