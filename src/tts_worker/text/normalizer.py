@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
 from tts_worker.text.language import primary_tag
 from tts_worker.text.rewrite_alignment import align_words
-from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
-from tts_worker.types import Segment, Span
+from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
+from tts_worker.types import Segment
 
 if TYPE_CHECKING:
     from wetext import Normalizer
@@ -83,27 +82,16 @@ def normalize_segment(segment: Segment, normalize: Normalize, language: str | No
 
     Every new span ranges over the original words it replaces; unchanged words keep one offset per character.
     """
-    spans: list[Span] = []
-    run: list[Span] = []
-    for span in segment.spans:
-        if is_plain(span):
-            run.append(span)
-            continue
-        spans += _rewrite_run(run, normalize, language)
-        spans.append(span)
-        run = []
-    spans += _rewrite_run(run, normalize, language)
-    return replace(segment, spans=tuple(spans))
+    return rewrite_plain(segment, lambda text: _rewrites(text, normalize, language))
 
 
-def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) -> list[Span]:
-    source = "".join(span.text for span in run)
+def _rewrites(source: str, normalize: Normalize, language: str | None) -> list[Rewrite]:
     core = source.strip()
     if not any(map(str.isalnum, core)):
-        return run
+        return []
     target = " ".join(normalize(core, language).split())
     if target == core or not any(map(str.isalnum, target)):
-        return run
+        return []
     first = source.index(core)
     found: list[Rewrite] = []
     done = 0
@@ -113,7 +101,7 @@ def _rewrite_run(run: list[Span], normalize: Normalize, language: str | None) ->
         if text != core[start:end]:
             found.append((first + start, first + end, text))
         done = end
-    return rewrite_spans(run, found)
+    return found
 
 
 def _aligned_runs(source: str, target: str) -> list[tuple[str, int, int]]:

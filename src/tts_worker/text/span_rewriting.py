@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
 
-from tts_worker.types import Span
+from tts_worker.types import Segment, Span
 
 Rewrite = tuple[int, int, str]
 """Range of the text and what is spoken instead."""
@@ -13,6 +15,21 @@ Rewrite = tuple[int, int, str]
 def is_plain(span: Span) -> bool:
     """Return whether ``span`` is original text, one offset per character."""
     return span.phonemes is None and len(span.text) == span.end - span.start
+
+
+def rewrite_plain(segment: Segment, find: Callable[[str], list[Rewrite]]) -> Segment:
+    """Return ``segment`` with its original text rewritten; replacements, as of the lexicon, stay unchanged.
+
+    Args:
+        segment: The segment.
+        find: Returns the rewrites of a text between replacements.
+    """
+    result: list[Span] = []
+    for plain, group in groupby(segment.spans, is_plain):
+        spans = list(group)
+        rewrites = find("".join(span.text for span in spans)) if plain else []
+        result += rewrite_spans(spans, rewrites) if rewrites else spans
+    return replace(segment, spans=tuple(result))
 
 
 def rewrite_spans(spans: Sequence[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
@@ -47,10 +64,10 @@ def rewrite_spans(spans: Sequence[Span], rewrites: Iterable[Rewrite]) -> list[Sp
             parts.append(Span(span.text[done - first :], span.start + done - first, span.end))
             result += parts if is_plain(span) else [Span("".join(part.text for part in parts), span.start, span.end)]
         first = last
-    return merge_plain(span for span in result if span.text)
+    return _merge_plain(span for span in result if span.text)
 
 
-def merge_plain(spans: Iterable[Span]) -> list[Span]:
+def _merge_plain(spans: Iterable[Span]) -> list[Span]:
     """Merge neighboring plain spans."""
     joined: list[Span] = []
     for span in spans:

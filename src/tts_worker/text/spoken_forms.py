@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from tts_worker.text.english_numbers import number_words
 from tts_worker.text.language import LanguageDetector, primary_tag
 from tts_worker.text.markup import letter_name
-from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_spans
-from tts_worker.types import Segment, Span
+from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
+from tts_worker.types import Segment
 
 _CONTEXT_CHARS = 60
 """Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
@@ -283,17 +282,12 @@ class SpokenForms:
         self._before = (before + text)[-_CONTEXT_CHARS:] + " "
         if (self._is_english is not None and not self._is_english(text)) or not _MAY_APPLY.search(text):
             return segment
-        spans: list[Span] = []
-        run: list[Span] = []
-        for span in [*segment.spans, None]:
-            if span is not None and is_plain(span):
-                run.append(span)
-                continue
-            spans += _rewrite_run(run, before)
-            run = []
-            if span is not None:
-                spans.append(span)
-        return replace(segment, spans=tuple(spans))
+        shift = len(before)
+
+        def find(source: str) -> list[Rewrite]:
+            return [(start - shift, end - shift, spoken) for start, end, spoken in rewrites(before + source, shift)]
+
+        return rewrite_plain(segment, find)
 
 
 def spoken_forms(languages: Sequence[str], explicit: str | None) -> SpokenForms | None:
@@ -310,11 +304,3 @@ def spoken_forms(languages: Sequence[str], explicit: str | None) -> SpokenForms 
         return None
     detector = LanguageDetector(languages, explicit)
     return SpokenForms(lambda text: detector.detect(text) == "en")
-
-
-def _rewrite_run(run: list[Span], before: str) -> list[Span]:
-    source = "".join(span.text for span in run)
-    found = rewrites(before + source, len(before))
-    if not found:
-        return run
-    return rewrite_spans(run, [(start - len(before), end - len(before), spoken) for start, end, spoken in found])
