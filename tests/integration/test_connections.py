@@ -202,6 +202,22 @@ async def test_answered_body_may_go_on_while_it_arrives() -> None:
         assert await closed(address, "body_timeout") == 1
 
 
+async def test_answer_that_fails_while_the_body_arrives_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    def add_failing(routes: Routes, *_: object) -> None:
+        @routes.post("/fail")
+        async def fail(request: Request) -> Response:
+            async def once() -> AsyncGenerator[bytes, None]:
+                yield b"x"
+                raise TextTooLong("too long")
+
+            return LiveStream(once(), "audio/pcm", {})
+
+    head = b"POST /fail HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
+    async with serving(extension=add_failing) as address, open_tcp(address, head) as client:
+        answer = await client.read_all()
+    assert answer.endswith(b"\r\nx\r\n"), "without the last chunk, which would make it complete"
+
+
 async def test_client_that_waits_for_100_continue_is_told_to_send() -> None:
     body = b'{"input": "Hi.", "voice": "tone"}'
     head = SPEECH.replace(b"1000", b"%d\r\nExpect: 100-continue" % len(body))

@@ -482,8 +482,8 @@ class HttpProtocol(H11Protocol):
         return False
 
     def _end_connection(self) -> None:
-        """End the connection after a response: ``on_response_complete`` discards what is left of the body first."""
-        if self.conn.their_state is h11.SEND_BODY:
+        """End the connection; ``on_response_complete`` discards the rest of the body after a complete response."""
+        if self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
             self._last_response = True
         else:
             self.transport.close()
