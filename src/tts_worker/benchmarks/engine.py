@@ -39,11 +39,11 @@ from tts_worker.types import (
 )
 from tts_worker.voicepack.voice_file import Voice
 
-TOKEN_RATE_HZ = 25
 TEXT = "The quick brown fox jumps over the lazy dog, and nothing is late."
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # playout lead allowed per session
 ONE_SEGMENT = (plain_segment(TEXT),)
 SENTENCE_S = 6
+SHORT_TURN_S = 1.6
 VOICE = "benchmark"
 _SESSION = "bench"
 MAX_LENGTH_S = 100  # audio that fits the language model's context
@@ -58,15 +58,15 @@ def random_voice(bundle: Bundle, tokens: int, seed: int = 0) -> Voice:
         prompt_text="",
         prompt_text_ids=rng.integers(0, 200, max(4, tokens // 6)).astype(np.int32),
         tokens=forced_tokens(tokens, seed + 1),
-        mel=rng.standard_normal((2 * tokens, config.mel.bins)).astype(np.float32),
+        mel=rng.standard_normal((config.flow.frames(tokens), config.mel.bins)).astype(np.float32),
         embedding=rng.standard_normal(config.flow.spk_embed).astype(np.float32),
-        seconds=tokens / TOKEN_RATE_HZ,
+        seconds=tokens / config.token_rate_hz,
     )
 
 
 def forced_tokens(count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    """Return random speech token ids without silent ones, which may be dropped."""
-    return np.random.default_rng(seed).integers(2500, 6500, count).astype(np.int32)
+    """Return random speech token ids that every family has, without silent ones, which may be dropped."""
+    return np.random.default_rng(seed).integers(2500, 4096, count).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ class Bench:
     def __init__(self, options: LoadOptions, prompt_tokens: int) -> None:
         bundle = Bundle.open(options.bundle)
         self._eos = bundle.config.lm.eos_id
+        self._token_rate_hz = bundle.config.token_rate_hz
         self.tokens_of: Callable[[UtteranceKey, int], Sequence[int]] | None = None
         self._tokens: Sequence[int] = ()
         self._sentences: list[list[int]] = []  # tokens per run, for several sentences
@@ -209,7 +210,8 @@ class Bench:
 
     def first_audio(self, repeats: int) -> dict[str, Figure]:
         """Measure the first-audio latency of short utterances, with a voice in memory."""
-        spoken = [self.speak(forced_tokens(40, n)) for n in range(max(repeats, 3) * 2)]
+        tokens = int(SHORT_TURN_S * self._token_rate_hz)
+        spoken = [self.speak(forced_tokens(tokens, n)) for n in range(max(repeats, 3) * 2)]
         firsts = [1000 * one.first_s for one in spoken]
         return {
             "first_audio_p50_ms": _rounded(percentile(firsts, 50)),
@@ -221,7 +223,7 @@ class Bench:
 
     def speed(self, seconds: float, repeats: int) -> dict[str, Figure]:
         """Measure the real-time factor of one utterance, and the time by stage per audio second."""
-        runs = [self.speak(forced_tokens(int(seconds * TOKEN_RATE_HZ), n)) for n in range(repeats)]
+        runs = [self.speak(forced_tokens(int(seconds * self._token_rate_hz), n)) for n in range(repeats)]
         rtf = [run.wall_s / run.audio_s for run in runs]
         cpu = min(sum(run.chunks_cpu_ms) / 1000 / run.audio_s for run in runs)
         best = min(runs, key=lambda run: run.wall_s)
@@ -238,7 +240,7 @@ class Bench:
 
         Uses whole chunks only, and the best of all repeats.
         """
-        each = int(SENTENCE_S * TOKEN_RATE_HZ)
+        each = int(SENTENCE_S * self._token_rate_hz)
         count = max(2, round(seconds / SENTENCE_S))
         tokens = forced_tokens(each * count, 4)
         self._sentences = [tokens[n * each : (n + 1) * each].tolist() for n in range(count)]
@@ -265,7 +267,7 @@ class Bench:
 
     def unbroken(self, seconds: float, repeats: int) -> dict[str, Figure]:
         """Measure the growth without sentence ends, where attention over a longer context makes late chunks slower."""
-        tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 4)
+        tokens = forced_tokens(int(seconds * self._token_rate_hz), 4)
         runs = [self.speak(tokens) for _ in range(repeats)]
         lengths = np.round(runs[0].chunks_s, 3)
         best = self._best_chunks(runs)[lengths == lengths.max()]  # the first chunks are shorter
@@ -279,7 +281,7 @@ class Bench:
     def sessions(self, count: int, seconds: float) -> dict[str, Figure]:
         """Measure ``count`` real-time sessions that start at the same time."""
         engine = self.engine
-        self._tokens = forced_tokens(int(seconds * TOKEN_RATE_HZ), 7).tolist()
+        self._tokens = forced_tokens(int(seconds * self._token_rate_hz), 7).tolist()
         began_s = perf_counter()
         clients = {self._open(WINDOW_SAMPLES): PlaybackClient() for _ in range(count)}
         running = set(clients)

@@ -37,8 +37,8 @@ from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
-from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
+from tts_worker.engine.cosyvoice.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
@@ -56,6 +56,7 @@ PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
 REPLAYS = 200
+SHORT_TURN_S = (1.6, 3.6)
 PROFILE_ROWS = 30
 
 
@@ -101,12 +102,14 @@ class Section:
         run: Measures and returns the figures.
         expected_s: Time that must be left to start it.
         needs_cuda: Whether it makes sense only on a CUDA device.
+        needs_chunks: Whether it is about what CosyVoice-300M lacks: chunks of a fixed size, or fused kernels.
     """
 
     name: str
     run: Callable[[GpuBench], Figures]
     expected_s: float
     needs_cuda: bool = False
+    needs_chunks: bool = False
 
 
 @dataclass
@@ -159,7 +162,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("start", GpuBench.start, 60.0),
         Section("first_audio", GpuBench.first_audio, 30.0),
         Section("speed", GpuBench.speed, 40.0),
-        Section("stages", GpuBench.stages, 30.0),
+        Section("stages", GpuBench.stages, 30.0, needs_chunks=True),
         Section("correct", GpuBench.correct, 120.0),
         Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
         Section("profile", GpuBench.profile, 40.0),
@@ -174,27 +177,26 @@ def sections(plan: Plan) -> list[Section]:
 
 def _variant_sections() -> list[Section]:
     """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with."""
-    on_cuda: dict[str, Figures] = {
-        "no_graphs": {"graphs": False},
-        "no_kernels": {"kernels": False, "compile": "off"},
-        "compiled": {"kernels": False, "compile": "on"},
-        "kernels_compiled": {"compile": "on"},
-        "first_chunk_by_host": {"first_chunk_on_device": False},
-    }
-    anywhere: dict[str, Figures] = {
-        "float32": {"half": False},
-        "no_smooth_start": {"smooth_start": False},
-        "stride_2": {"stride_chunks": 2},
+    chunks = {"needs_chunks": True}
+    cuda = {"needs_cuda": True}
+    variants: dict[str, tuple[Figures, dict[str, bool]]] = {
+        "as_served": ({}, {}),
+        "no_graphs": ({"graphs": False}, cuda),
+        "no_kernels": ({"kernels": False, "compile": "off"}, cuda | chunks),
+        "compiled": ({"kernels": False, "compile": "on"}, cuda),
+        "kernels_compiled": ({"compile": "on"}, cuda | chunks),
+        "first_chunk_by_host": ({"first_chunk_on_device": False}, cuda | chunks),
+        "float32": ({"half": False}, {}),
+        "no_smooth_start": ({"smooth_start": False}, {}),
+        "stride_2": ({"stride_chunks": 2}, chunks),
     }
     return [
-        _variant_section("as_served", {}),
-        *(_variant_section(name, changes, needs_cuda=True) for name, changes in on_cuda.items()),
-        *(_variant_section(name, changes) for name, changes in anywhere.items()),
+        Section(f"variant_{name}", _variant_of(changes), 40.0, **needs) for name, (changes, needs) in variants.items()
     ]
 
 
-def _variant_section(name: str, changes: Figures, *, needs_cuda: bool = False) -> Section:
-    return Section(f"variant_{name}", lambda bench: bench.variant(changes), 40.0, needs_cuda=needs_cuda)
+def _variant_of(changes: Figures) -> Callable[[GpuBench], Figures]:
+    return lambda bench: bench.variant(changes)
 
 
 def _load_section(calls: int) -> Callable[[GpuBench], Figures]:
@@ -207,6 +209,7 @@ class GpuBench:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._device = resolve_device(plan.options.device)
+        self._config = Bundle.open(plan.options.bundle).config
         self._bench: Bench | None = None
         self._temporary: list[Path] = []
         self._device_lost: str | None = None
@@ -225,6 +228,8 @@ class GpuBench:
             return f"the device was lost: {self._device_lost}"
         if section.needs_cuda and self._device.type != "cuda":
             return "needs a CUDA device"
+        if section.needs_chunks and self._config.family == V1:
+            return "CosyVoice-300M renders overlapping parts, and has no fused kernels"
         if left_s < section.expected_s:
             return f"{max(0.0, left_s):.0f} s of the time budget are left, about {section.expected_s:.0f} s are needed"
         return None
@@ -305,7 +310,7 @@ class GpuBench:
         slowest: list[tuple[float, int, int]] = []
         for words in _text_lengths(self._plan.texts, rng):
             text = _words(words, rng)
-            tokens = forced_tokens(rng.randint(40, 90), words)
+            tokens = forced_tokens(int(rng.uniform(*SHORT_TURN_S) * self._config.token_rate_hz), words)
             spoken = bench.speak(tokens, (_one_segment(text),))
             firsts_ms.append(1000 * spoken.first_s)
             slowest.append((round(firsts_ms[-1], 2), words, len(tokens)))
@@ -419,7 +424,9 @@ class GpuBench:
         figures = asyncio.run(
             measure_arrivals(
                 engine,
-                Arrivals(calls, self._plan.load_seconds, self._plan.call_s, VOICE, seed=calls),
+                Arrivals(
+                    calls, self._plan.load_seconds, self._plan.call_s, VOICE, self._config.token_rate_hz, seed=calls
+                ),
                 stages=lambda: _stage_times(engine),
                 announce=announce,
             )
@@ -438,7 +445,7 @@ class GpuBench:
         return figures
 
     def other_family(self) -> Figures:
-        """Measure start, first audio and speed of the other model family with random weights of the same size."""
+        """Measure start, first audio and speed of another model family with random weights of the same size."""
         bundle = Bundle.open(self._plan.options.bundle)
         family = V2 if bundle.config.family == V3 else V3
         path = Path(tempfile.mkdtemp(prefix="bench-gpu-"))
@@ -477,17 +484,17 @@ def _sequence(length: int, engine: CosyVoiceEngine) -> list[Item]:
 @torch.inference_mode()
 def _scores(engine: CosyVoiceEngine, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the scores ``[V]`` after ``length`` speech tokens."""
-    lm = engine.components.networks.qwen
+    lm = engine.components.networks.lm
     dims = engine.components.networks.config.lm
-    device = lm.llm_decoder.weight.device
+    weight = lm.llm_decoder.weight
     pool = SlotPool(
-        dims.layers, 1, dims.kv_heads, length, dims.head_dim, dtype=lm.llm_decoder.weight.dtype, device=device
+        dims.cache_layers, 1, dims.kv_heads, length, dims.head_dim, dtype=weight.dtype, device=weight.device
     )
-    one = torch.ones(1, dtype=torch.long, device=device)
-    ids = torch.from_numpy(forced_tokens(length, length)).long().to(device)[None] % dims.speech_tokens
-    scores: np.ndarray[Any, np.dtype[np.float32]] = (
-        lm(lm.embed_speech(ids), one * length, one * 0, pool, length)[0].float().cpu().numpy()
-    )
+    one = torch.ones(1, dtype=torch.long, device=weight.device)
+    ids = torch.from_numpy(forced_tokens(length, length)).long().to(weight.device)[None] % dims.speech_tokens
+    kinds = torch.full_like(ids, KINDS[Kind.SPEECH])
+    logits = lm.score_items(ids, kinds, one * length, one * 0, pool, length)[0]
+    scores: np.ndarray[Any, np.dtype[np.float32]] = logits.float().log_softmax(0).cpu().numpy()
     return scores
 
 

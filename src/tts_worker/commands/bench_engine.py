@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--growth-seconds", type=float, default=60.0, help="length of the long turn, at least 12 (default 60)"
     )
     parser.add_argument(
-        "--prompt-tokens", type=int, default=125, help="prompt length of the random voice (default 125: 5 s)"
+        "--prompt-tokens",
+        type=int,
+        default=125,
+        help="prompt length of the random voice (default 125: 5 s, of CosyVoice-300M 2.5 s)",
     )
     parser.add_argument("--sessions", type=int, default=1, help="concurrent real-time sessions (default 1)")
     parser.add_argument("--session-seconds", type=float, default=6.0, help="audio length of each session (default 6)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from tts_worker.benchmarks.gpu import Plan, Results, run_sections, sections
-from tts_worker.engine.cosyvoice.config import V2, V3
+from tts_worker.engine.cosyvoice.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.random_bundle import SIZES, write_random_bundle
 from tts_worker.errors import ConfigError, InvalidRequest
@@ -20,7 +20,9 @@ from tts_worker.errors import ConfigError, InvalidRequest
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--bundle", type=Path, metavar="DIR", help="model directory")
-    source.add_argument("--random", choices=(V2, V3), help="random weights of this family, in a temporary directory")
+    source.add_argument(
+        "--random", choices=(V1, V2, V3), help="random weights of this family, in a temporary directory"
+    )
     parser.add_argument("--size", choices=sorted(SIZES), default="full", help="size of random weights (default full)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file, replaced after every section")

@@ -17,7 +17,7 @@ from tts_worker.benchmarks.simulate import Goal, largest_load, predict
 from tts_worker.benchmarks.stage_times import read_stage_times, stage_times_as_json
 from tts_worker.commands.progress import measured
 from tts_worker.engine.simulator import SimulationConfig, StageTimes
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import ConfigError, InvalidRequest
 
 PROMPT_TOKENS = 125
 
@@ -138,8 +138,12 @@ def _measured(
     from tts_worker.benchmarks.engine import VOICE, Bench
     from tts_worker.benchmarks.gpu_load import slots_for
     from tts_worker.benchmarks.measure_stages import measure_load, measure_stage_times, simulated_settings
+    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.config import V1
     from tts_worker.engine.cosyvoice.loader import LoadOptions
 
+    if Bundle.open(args.bundle).config.family == V1:
+        raise ConfigError("--bundle: the simulator models chunks of CosyVoice 2 and 3, not CosyVoice-300M's parts")
     slots = max(slots_for(max(loads, default=16)), *_numbers(args.batches, "--batches"))
     options = LoadOptions(
         args.bundle,

@@ -60,6 +60,26 @@ def test_every_section_writes_the_file(plan: Plan, tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
 
 
+def test_cosyvoice_300m_is_measured(plan: Plan, tmp_path: Path) -> None:
+    write_random_bundle(tmp_path / "tiny", "cosyvoice1", prompt_models=False)
+    first = replace(plan, options=replace(plan.options, bundle=tmp_path / "tiny"))
+    with GpuBench(first) as bench:
+        refused = [
+            section.name for section in sections(first) if "CosyVoice-300M" in f"{bench.reason_to_skip(section, 1e9)}"
+        ]
+        figures = bench.first_audio()
+        engine = bench.bench.engine
+        scores = gpu._scores(engine, 8)
+        ids = gpu._drawn_ids(engine, 4)
+
+    assert refused == ["stages", "variant_stride_2"]  # the other ones need CUDA
+    assert figures["texts"] == 2
+    assert figures["computations"]["decode"]["eager_calls"] > 0
+    assert scores.shape == (4097,)
+    assert len(ids) == 4
+    assert main(["bench", "simulate", "--bundle", str(tmp_path / "tiny"), "--calls", "1"]) == 2
+
+
 def test_sections_beyond_the_budget_are_skipped(plan: Plan) -> None:
     times = iter(range(0, 10_000, 100))
 
