@@ -58,13 +58,11 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
 
     Cached: building the networks takes as long as reading a small model.
     """
-    with torch.device("meta"):
-        if part == "llm":
-            state = new_lm(config).state_dict()
-        elif part == "flow":
-            state = new_flow(config).state_dict()
-        else:
-            state = Hift(config.hift).state_dict()
+    if part == "hift":
+        state = Hift(config.hift).state_dict()  # its weight norm is computed; on "meta", by Python with the compiler
+    else:
+        with torch.device("meta"):
+            state = (new_lm(config) if part == "llm" else new_flow(config)).state_dict()
     return MappingProxyType({key: tuple(tensor.shape) for key, tensor in state.items()})
 
 

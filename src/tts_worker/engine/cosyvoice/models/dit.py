@@ -76,8 +76,8 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        exponent = torch.arange(0, head_dim, 2).float() / head_dim
-        self.register_buffer("inv_freq", 1.0 / ROTARY_BASE**exponent)
+        # Not computed by PyTorch: on the meta device it would import its compiler, which takes a second.
+        self.register_buffer("inv_freq", torch.tensor([ROTARY_BASE ** -(n / head_dim) for n in range(0, head_dim, 2)]))
 
     def angles(self, start: Tensor, span: int) -> Tensor:
         """From positions ``start [B]``: ``[B, span, head_dim/2]``."""
