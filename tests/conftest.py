@@ -60,6 +60,7 @@ SLOW = (
     "integration/test_cosyvoice_http.py",
     "integration/test_elevenlabs.py",
     "integration/test_first_request.py",
+    "integration/test_golden_chunks.py",
     "integration/test_grpc_limits.py",
     "integration/test_grpc_models.py",
     "integration/test_grpc_up.py",
