@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -19,13 +18,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings
 from tests.fakes.enroller import serving_worker
+from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
 from tts_worker.app import running_worker
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    cartesia_sdk = pytest.importorskip("cartesia", reason="needs the package cartesia")
-    livekit_cartesia = pytest.importorskip("livekit.plugins.cartesia", reason="needs livekit-plugins-cartesia")
+cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
+livekit_cartesia = LateModule("livekit.plugins.cartesia", "needs livekit-plugins-cartesia")
 
 TEXT = "Hello there, my friend. How are you today?"
 FORMAT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import io
 import json
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,15 +20,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
+from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
 from tts_worker.server.compat.character_times import CharacterClock
 from tts_worker.types import Word
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    elevenlabs_client = pytest.importorskip("elevenlabs.client", reason="needs the package elevenlabs")
-    elevenlabs_core = pytest.importorskip("elevenlabs.core")
-    livekit_elevenlabs = pytest.importorskip("livekit.plugins.elevenlabs", reason="needs livekit-plugins-elevenlabs")
+elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
+elevenlabs_core = LateModule("elevenlabs.core")
+livekit_elevenlabs = LateModule("livekit.plugins.elevenlabs", "needs livekit-plugins-elevenlabs")
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import openai
 import pytest
 
 from tests.conftest import serving
+from tests.fakes.late import LateModule
 from tests.integration.test_websocket import until_live_sessions
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    livekit_openai = pytest.importorskip("livekit.plugins.openai", reason="needs livekit-plugins-openai")
+openai = LateModule("openai", "needs the package openai")
+livekit_openai = LateModule("livekit.plugins.openai", "needs livekit-plugins-openai")
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * len("".join(TEXT.split()))  # the tone engine: 60 ms a character

@@ -34,14 +34,15 @@ from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
 from tests.behaviour.transports import Setup
 from tests.conftest import tone_settings
 from tests.fakes.clock import measure_stalls
+from tests.fakes.late import LateModule
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
 from tts_worker.settings import Settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 
-ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
-serve = pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
+ray = LateModule("ray", "needs the extra 'ray'")
+serve = LateModule("ray.serve", "needs the extra 'ray'")
 
 pytestmark = [
     pytest.mark.ray,
@@ -106,6 +107,7 @@ def _connect(settings: Settings) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
     from tts_worker.server import ray as ray_transport
 
     before = set(psutil.Process().children(recursive=True))
@@ -424,6 +426,7 @@ async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluste
 
 
 def test_the_application_builder_of_ray_serve(tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
     from tts_worker.server.ray import app
 
     file = tmp_path / "ray.yaml"

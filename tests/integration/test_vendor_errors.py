@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.conftest import serving
+from tests.fakes.late import LateModule
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    cartesia_sdk = pytest.importorskip("cartesia", reason="needs the package cartesia")
-    elevenlabs_client = pytest.importorskip("elevenlabs.client", reason="needs the package elevenlabs")
-    elevenlabs_core = pytest.importorskip("elevenlabs.core")
+openai = LateModule("openai", "needs the package openai")
+cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
+elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
+elevenlabs_core = LateModule("elevenlabs.core")
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 if sys.version_info < (3, 11):
@@ -17,15 +16,18 @@ if sys.version_info < (3, 11):
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="'audioop' is deprecated", category=DeprecationWarning)
     pytest.importorskip("pipecat.services.tts_service", reason="needs the extra 'pipecat'")
-    pipecat_openai = pytest.importorskip("pipecat.services.openai.tts", reason="needs the package openai")
-    pipecat_cartesia = pytest.importorskip("pipecat.services.cartesia.tts")
-    pipecat_elevenlabs = pytest.importorskip("pipecat.services.elevenlabs.tts")
 
 from pipecat.frames.frames import ErrorFrame, InterruptionFrame, TTSTextFrame
 
 from tests.conftest import serving
+from tests.fakes.late import LateModule
 from tests.integration.test_websocket import until_live_sessions
 from tests.integrations.test_pipecat import run_pipeline
+
+openai = LateModule("openai", "needs the package openai")
+pipecat_openai = LateModule("pipecat.services.openai.tts", "needs the package openai")
+pipecat_cartesia = LateModule("pipecat.services.cartesia.tts")
+pipecat_elevenlabs = LateModule("pipecat.services.elevenlabs.tts")
 
 REPLY = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine takes 60 ms per character
