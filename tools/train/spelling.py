@@ -1,4 +1,4 @@
-"""Makes a bundle's respelling: the phonemes of the teacher's lexicon, and fragments for all other words."""
+"""Makes a bundle's respelling: the phonemes of the teacher's lexicon, endings, and fragments for all other words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tools.train.teacher import lexicon
-from tts_worker.engine.cosyvoice.respelling import FRAGMENT
+from tts_worker.engine.cosyvoice.respelling import ENDING, FRAGMENT
 
 _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
 _CARRIER = ("Then", "appeared")  # words around one whose phonemes are asked for
@@ -20,6 +20,21 @@ oi Y oo u or ɔɹ ou W ow O oy Y p p ph f pp p qu kw q k r ɹ rr ɹ s s 's z sch
 ʃən tt t u ʌ ur ɜɹ v v w w wh w wr ɹ x ks y i z z zh ʒ zz z
 """
 """English letters and how they are mostly pronounced."""
+
+
+_S = "s/fkptθ ᵻz/sʃzʒʤʧ z"
+_ED = "ᵻd/tTd t/fkpsʃʧθ d"
+_ING = "ɪŋ"
+_DOUBLED = "bdglmnprtz"
+
+
+def endings() -> dict[str, str]:
+    """Regular English endings of words: plural, genitive and verbs."""
+    result = {"ies=y": "z", "'s": _S, "s": _S, "es": _S}
+    result |= {"ed=e": _ED, "ied=y": "d", "ed": _ED, "ing=e": _ING, "ing": _ING}
+    for letter in _DOUBLED:  # planned, planning
+        result |= {f"{letter * 2}ed={letter}": _ED, f"{letter * 2}ing={letter}": _ING}
+    return {f"{ENDING}{written}": sounds for written, sounds in result.items()}
 
 
 def fragments() -> dict[str, str]:
@@ -64,5 +79,5 @@ def _looked_up(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def write(file: Path, texts: Sequence[str], spelled: Sequence[str], whole_lexicon: bool) -> None:
     """Write ``respelling.tsv``."""
     words = sorted(lexicon("gold")) if whole_lexicon else ()
-    table = {**spellings(texts, spelled, words), **fragments()}
+    table = {**spellings(texts, spelled, words), **endings(), **fragments()}
     file.write_text("".join(f"{word}\t{phonemes}\n" for word, phonemes in table.items()), "utf-8")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.train.spelling import fragments, spellings
+from tools.train.spelling import endings, fragments, spellings
 from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.errors import BundleError
 
@@ -29,10 +29,30 @@ def test_words_and_fragments_are_respelled(text: str, spelled: str) -> None:
     assert Respelling({**WORDS, **PARTS})(text) == spelled
 
 
+LISTED = {
+    **{"minute": "mˈɪnət", "box": "bˈɑks", "freeze": "fɹˈiz", "story": "stˈɔɹi", "roof": "ɹˈuf", "set": "sˈɛt"},
+    **{"delay": "dəlˈA", "want": "wˈɑnt", "arrive": "əɹˈIv", "walk": "wˈɔk", "plan": "plˈæn", "news": "nˈuz"},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("Minutes, boxes freezes", "mˈɪnəts, bˈɑksᵻz fɹˈizᵻz"),
+        ("stories roof's news", "stˈɔɹiz ɹˈufs nˈuz"),
+        ("delayed wanted arrived walked", "dəlˈAd wˈɑntᵻd əɹˈIvd wˈɔkt"),
+        ("planned planning arriving setting", "plˈænd plˈænɪŋ əɹˈIvɪŋ sˈɛtɪŋ"),
+        ("s ing Xs arr", "s ɪŋ kss ɑɹɹ"),
+    ],
+)
+def test_listed_words_take_endings(text: str, spelled: str) -> None:
+    assert Respelling({**LISTED, "x": "ks", "ar": "ɑɹ", **endings(), **fragments()})(text) == spelled
+
+
 @settings(max_examples=50)
 @given(st.text(max_size=40))
 def test_all_that_is_no_word_stays(text: str) -> None:
-    spelled = Respelling(fragments())(text)
+    spelled = Respelling({**endings(), **fragments()})(text)
     assert [char for char in text if char.isspace()] == [char for char in spelled if char.isspace()]
     assert [char for char in text if char.isnumeric()] == [char for char in spelled if char.isnumeric()]
 
@@ -42,7 +62,7 @@ def test_most_frequent_pronunciation_is_taken() -> None:
     assert spellings(texts, spelled) == {"the": "ðə", "a": "ɐ", "bee": "bˈi"}
 
 
-@pytest.mark.parametrize("line", ["word", "word\t", "\tsound", "~\tsound", ""])
+@pytest.mark.parametrize("line", ["word", "word\t", "\tsound", "~\tsound", "-=e\tsound", "-s\t", ""])
 def test_bad_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "respelling.tsv"
     file.write_text(f"the\tðə\n{line}\nkettle\tkˈɛTᵊl\n", "utf-8")

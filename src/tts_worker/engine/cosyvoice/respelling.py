@@ -1,34 +1,72 @@
 """Respelling: a bundle's list of words in the spelling that its language model reads, for example phonemes.
 
 An extension of the official layout: ``respelling.tsv`` beside the vocabulary, a word and its spelling in each line,
-separated by a tab. A small model then need not learn pronunciation. The spelling of other words is put together from
-fragments, lines that begin with ``~``, the longest first.
+separated by a tab. A small model then need not learn pronunciation.
+
+A word that is not listed may be a listed one with an ending. Lines that begin with ``-`` have endings, in the order in
+which they are tried: ``-ing=e`` is ``ing`` in place of the word's last ``e``. Of its spellings, separated by spaces,
+the first fits whose characters behind ``/`` include the last one of the word's spelling; without ``/`` it always fits.
+
+The spelling of all other words is put together from fragments, lines that begin with ``~``, the longest first.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tts_worker.errors import BundleError
 
 FILE = "respelling.tsv"
 FRAGMENT = "~"
+ENDING = "-"
+_LEAST_LETTERS = 2  # of a word with an ending
 _APOSTROPHES = re.compile("[’ʼ]")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _HYPHEN = re.compile(r"(?<=\w)-(?=[^\W\d_])")
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """An ending of words.
+
+    Attributes:
+        letters: What it is written with.
+        dropped: What the word ends in without it.
+        sounds: Its spellings, each with the last characters of the word's spelling that it fits; "": any.
+    """
+
+    letters: str
+    dropped: str
+    sounds: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def parse(cls, key: str, value: str) -> _Ending:
+        letters, _, dropped = key.removeprefix(ENDING).partition("=")
+        sounds = (sound.partition("/") for sound in value.split())
+        return cls(letters, dropped, tuple((sound, last) for sound, _, last in sounds))
+
+    def spell(self, word: str, spellings: Mapping[str, str]) -> str | None:
+        """Return the spelling of ``word`` if it is a word of ``spellings`` with this ending."""
+        stem = word.removesuffix(self.letters) + self.dropped
+        known = spellings.get(stem)
+        if known is None or len(stem) < _LEAST_LETTERS or not word.endswith(self.letters):
+            return None
+        return next((known + sound for sound, last in self.sounds if not last or known[-1] in last), None)
 
 
 class Respelling:
     """Replaces words; marks and spaces stay.
 
     Args:
-        spellings: Spelling by word, in lower case; by ``~`` and a fragment of a word.
+        spellings: Spelling by word, in lower case; by ``~`` and a fragment of a word; by ``-`` and an ending.
     """
 
     def __init__(self, spellings: Mapping[str, str]) -> None:
         self._spellings = spellings
+        self._endings = [_Ending.parse(key, spellings[key]) for key in spellings if key[0] == ENDING]
         self._longest = max((len(key) - 1 for key in spellings if key[0] == FRAGMENT), default=0)
 
     @classmethod
@@ -45,7 +83,7 @@ class Respelling:
             raise BundleError(f"{file}: is not UTF-8") from None
         for number, line in enumerate(lines, 1):
             word, tab, spelling = line.partition("\t")
-            if not (word.strip(FRAGMENT) and tab and spelling.strip()):
+            if not (word.strip(FRAGMENT + ENDING).partition("=")[0] and tab and spelling.strip()):
                 raise BundleError(f"{file}: line {number} is not a word, a tab and its spelling")
             spellings[word] = spelling
         return cls(spellings)
@@ -58,6 +96,8 @@ class Respelling:
     def _spell(self, match: re.Match[str]) -> str:
         word = match[0].casefold()
         known = self._spellings.get(word)
+        if known is None:
+            known = next(filter(None, (ending.spell(word, self._spellings) for ending in self._endings)), None)
         return known if known is not None else self._spell_fragments(word)
 
     def _spell_fragments(self, word: str) -> str:
