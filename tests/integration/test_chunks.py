@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from tests.conftest import serving
 from tests.integration.grpc_worker import running_grpc_worker, say
@@ -140,6 +142,46 @@ async def test_http_events_carry_checksums_on_request() -> None:
                 sums = [digest(base64.b64decode(chunk[field])) if wanted else None for chunk in chunks]
                 assert [chunk.get("sha256") for chunk in chunks] == sums
             assert (await client.post(f"{path}?checksums=maybe", json=body)).status_code in (400, 422)
+
+
+SOCKETS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "/tts/websocket": (
+        [
+            {
+                "context_id": "a",
+                "model_id": "tone",
+                "transcript": TEXT,
+                "voice": {"mode": "id", "id": "tone"},
+                "output_format": {"container": "raw", "encoding": "pcm_mulaw", "sample_rate": 8_000},
+            }
+        ],
+        "data",
+    ),
+    "/v1/text-to-speech/tone/stream-input": ([{"text": " "}, {"text": TEXT}, {"text": ""}], "audio"),
+    "/v1/text-to-speech/tone/multi-stream-input": (
+        [{"context_id": "a", "text": f"{TEXT} "}, {"close_socket": True}],
+        "audio",
+    ),
+}
+"""Messages, and field of the audio."""
+
+
+async def test_vendor_sockets_carry_checksums_on_request() -> None:
+    async with serving() as address:
+        for path, (messages, field) in SOCKETS.items():
+            for query, wanted in (("", False), ("?checksums=true", True)):
+                async with connect(f"ws://{address}{path}{query}", open_timeout=60) as socket:
+                    for message in messages:
+                        await socket.send(json.dumps(message))
+                    chunks = []
+                    while not (event := json.loads(await socket.recv())).get("isFinal") and not event.get("done"):
+                        chunks += [event] if event.get(field) else []
+                assert len(chunks) > 1, path
+                sums = [digest(base64.b64decode(chunk[field])) if wanted else None for chunk in chunks]
+                assert [chunk.get("sha256") for chunk in chunks] == sums
+            with pytest.raises(InvalidStatus) as refusal:
+                await connect(f"ws://{address}{path}?checksums=maybe", open_timeout=60)
+            assert refusal.value.response.status_code in (400, 422)
 
 
 async def test_no_checksums_without_request() -> None:

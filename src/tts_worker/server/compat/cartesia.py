@@ -51,9 +51,7 @@ _BODY = partial(request_body, vendor.GenerationRequest)
 class _CartesiaEncoder:
     """Writes the text of a context to its session and encodes the audio and events as messages."""
 
-    def __init__(
-        self, name: str | None, output_format: vendor.Format, *, timestamps: bool, checksums: bool = False
-    ) -> None:
+    def __init__(self, name: str | None, output_format: vendor.Format, *, timestamps: bool, checksums: bool) -> None:
         self.finished = False
         self._name = name
         self._encoder = output_format.open_encoder()
@@ -164,8 +162,9 @@ class _CartesiaEncoder:
 class _CartesiaProtocol:
     """The messages of one socket."""
 
-    def __init__(self, socket: ContextSocket) -> None:
+    def __init__(self, socket: ContextSocket, *, checksums: bool) -> None:
         self._socket = socket
+        self._checksums = checksums
         self._cancelled: dict[str, None] = {}  # ordered, oldest first
 
     def context_of(self, data: Message) -> str | None:
@@ -202,7 +201,10 @@ class _CartesiaProtocol:
         if generation.output_format.container != "raw":
             raise InvalidRequest("output_format.container: a socket supports raw audio only")
         encoder = _CartesiaEncoder(
-            message.context_id, generation.output_format, timestamps=bool(message.add_timestamps)
+            message.context_id,
+            generation.output_format,
+            timestamps=bool(message.add_timestamps),
+            checksums=self._checksums,
         )
         return self._socket.open(message.context_id, generation.options(), encoder)
 
@@ -253,7 +255,12 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     @routes.websocket("/tts/websocket", "Text to speech for Cartesia clients")
     async def contexts(websocket: WebSocket) -> None:
-        await ContextSocket(websocket, hub, limits, _CartesiaProtocol).run()
+        try:
+            checksums = wants_checksums(websocket.query_params)
+        except InvalidRequest as error:
+            await websocket.send_denial_response(vendor.error_response(error.info))
+            return
+        await ContextSocket(websocket, hub, limits, partial(_CartesiaProtocol, checksums=checksums)).run()
 
     async def read(request: Request) -> vendor.GenerationRequest:
         body = parse_object(await request.body(), "body")

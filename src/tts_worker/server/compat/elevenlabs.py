@@ -64,6 +64,7 @@ class _ElevenLabsEncoder:
         clock: Computes the character timestamps.
         by_sentence: Messages are whole sentences (``auto_mode``). They are separated by a space if the client does not
             send one, as pipecat does not.
+        checksums: Add the SHA-256 of the audio to its messages.
 
     Attributes:
         finished: The last message was returned.
@@ -72,7 +73,9 @@ class _ElevenLabsEncoder:
         after_bare_flush: The last message was a flush without text.
     """
 
-    def __init__(self, name: str, encoder: Encoder, clock: CharacterClock, *, by_sentence: bool) -> None:
+    def __init__(
+        self, name: str, encoder: Encoder, clock: CharacterClock, *, by_sentence: bool, checksums: bool
+    ) -> None:
         self.finished = False
         self.audio_sent = False
         self.text_complete = False
@@ -82,6 +85,7 @@ class _ElevenLabsEncoder:
         self._clock = clock
         self._decoder = TextDecoder()
         self._by_sentence = by_sentence
+        self._checksums = checksums
         self._tail = ""  # end of the text written so far
 
     def write(self, session: LocalSession, text: str, *, flush: bool) -> None:
@@ -124,7 +128,8 @@ class _ElevenLabsEncoder:
         self.audio_sent = True
         times = self._clock.take()
         encoded = base64.b64encode(data).decode()
-        return {**self._id, "audio": encoded, "isFinal": None, "alignment": times, "normalizedAlignment": times}
+        message = {**self._id, "audio": encoded, "isFinal": None, "alignment": times, "normalizedAlignment": times}
+        return message | checksum_field(data, wanted=self._checksums)
 
     def final(self) -> Message:
         """Return the last message of the context."""
@@ -137,8 +142,11 @@ class _ElevenLabsEncoder:
 class _ElevenLabsProtocol:
     """The messages of one socket. ``single``: ``stream-input``, a connection with one unnamed context."""
 
-    def __init__(self, socket: ContextSocket, voice: str, query: vendor.Query, *, single: bool) -> None:
+    def __init__(
+        self, socket: ContextSocket, voice: str, query: vendor.Query, *, single: bool, checksums: bool
+    ) -> None:
         self._socket = socket
+        self._checksums = checksums
         self._voice = voice
         self._query = query
         self._single = single
@@ -190,7 +198,9 @@ class _ElevenLabsProtocol:
 
     def _open(self, name: str, message: vendor.Input) -> SpeechContext:
         clock = CharacterClock(self._query.sample_rate_hz, per_message=not self._query.sync_alignment)
-        encoder = _ElevenLabsEncoder(name, self._query.open_encoder(), clock, by_sentence=self._query.auto_mode)
+        encoder = _ElevenLabsEncoder(
+            name, self._query.open_encoder(), clock, by_sentence=self._query.auto_mode, checksums=self._checksums
+        )
         return self._socket.open(name, self._query.options(self._voice, message.voice_settings), encoder)
 
     def _close_context(self, name: str) -> None:
@@ -405,10 +415,11 @@ def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         try:
             hub.voices.get(voice)  # an unknown voice rejects the handshake with 404
             query = vendor.parse_query(websocket.query_params)
+            checksums = wants_checksums(websocket.query_params)
         except TTSWorkerError as error:
             await websocket.send_denial_response(vendor.error_response(error.info))
             return
-        make_protocol = partial(_ElevenLabsProtocol, voice=voice, query=query, single=single)
+        make_protocol = partial(_ElevenLabsProtocol, voice=voice, query=query, single=single, checksums=checksums)
         await ContextSocket(websocket, hub, limits, make_protocol).run()
 
     @routes.websocket(f"{_SPEECH_PATH}/multi-stream-input", "Text to speech for ElevenLabs clients, several contexts")
