@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,6 +75,7 @@ async def test_client_continues_broken_downloads() -> None:
         assert [(each.index, each.id) for each in results] == [(0, "00001"), (1, "bad"), (2, "00003"), (3, "00004")]
         assert [each.error and each.error.code for each in results] == [None, ErrorCode.UNKNOWN_VOICE, None, None]
         for each in results[2:]:
+            assert each.audio[4:8] == struct.pack("<I", len(each.audio) - 8), "the header knows the size of the file"
             info = soundfile.info(io.BytesIO(each.audio))
             assert each.duration_s == pytest.approx(info.frames / info.samplerate, abs=0.001)
         assert [each.index async for each in batches.results(batch.id, start=3)] == [3]

@@ -15,7 +15,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import anyio
 import anyio.lowlevel
 
-from tts_worker.audio.encoders import open_encoder
+from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_header
 from tts_worker.callers import ApiScope, Caller, acting_as, current_caller
 from tts_worker.errors import (
     ErrorCode,
@@ -31,7 +31,7 @@ from tts_worker.server.batch.store import BatchFolder, ItemResult, StoredBatch, 
 from tts_worker.server.compat.rendering import synthesize
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import BatchSettings
-from tts_worker.types import PcmFrame
+from tts_worker.types import BYTES_PER_SAMPLE, PcmFrame
 
 log = logging.getLogger(__name__)
 
@@ -361,6 +361,9 @@ class BatchRunner:
                             await self._make_room(size)
             pending += encoder.finish()
             size += await _write(stream, pending)
+            if batch.request.response_format is AudioFormat.WAV:  # a stream's header does not know the size
+                header = wav_header(batch.request.rate_hz, samples * BYTES_PER_SAMPLE)
+                await asyncio.to_thread(_write_start, stream, header)
         finally:
             await asyncio.to_thread(stream.close)
         await self._make_room(size)
@@ -467,3 +470,8 @@ async def _write(stream: BinaryIO, pending: bytearray) -> int:
     await asyncio.to_thread(stream.write, data)
     await anyio.lowlevel.checkpoint()
     return len(data)
+
+
+def _write_start(stream: BinaryIO, data: bytes) -> None:
+    stream.seek(0)
+    stream.write(data)
