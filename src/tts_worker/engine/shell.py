@@ -287,8 +287,8 @@ class EngineShell(ABC, Generic[S]):
         """Block until other threads have finished what they do for the engine. Returns False if they do nothing."""
         return False
 
-    def can_start(self, need: Need) -> bool:
-        """Whether what runs ``need`` is free. While False, utterances that need it give the engine nothing to do."""
+    def can_start(self, sequence: S) -> bool:
+        """Whether what runs the need of ``sequence`` is free. While False, it gives the engine nothing to do."""
         return True
 
     def is_active(self, sequence: S) -> bool:
@@ -399,8 +399,7 @@ class EngineShell(ABC, Generic[S]):
         return sequence.output.has_chunk(self._min_chunk_samples) or sequence.is_finished
 
     def _can_step(self, sequence: S) -> bool:
-        needs = sequence.needs
-        return needs is not Need.NONE and self.can_start(needs)
+        return sequence.needs is not Need.NONE and self.can_start(sequence)
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events."""

@@ -13,7 +13,7 @@ from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Boundary, Cancel, Done, Failed, Hold, Release, SynthesisParams, UtteranceKey
+from tts_worker.types import Boundary, Cancel, Done, Failed, Hold, Open, Release, SynthesisParams, UtteranceKey
 
 KEY = UtteranceKey("s", 1)
 OTHER = UtteranceKey("other", 1)
@@ -22,13 +22,14 @@ LIMIT_S = 60.0
 
 
 class GatedModel:
-    """A model whose runs wait for ``gate``."""
+    """A model whose runs wait for ``gate``; the first one with an ``error`` raises it."""
 
     def __init__(self, model: HibariModel) -> None:
         self._model = model
         self.gate = threading.Event()
         self.threads: list[str] = []
         self.error: Exception | None = None
+        self.runs_ended = threading.Semaphore(0)
 
     @property
     def phonemizer(self) -> Phonemizer:
@@ -38,8 +39,11 @@ class GatedModel:
         self.threads.append(threading.current_thread().name)
         assert self.gate.wait(LIMIT_S)
         if self.error is not None:
-            raise self.error
-        return self._model.predict(ids, speed)
+            error, self.error = self.error, None
+            raise error
+        spectra = self._model.predict(ids, speed)
+        self.runs_ended.release()
+        return spectra
 
 
 class Subject:
@@ -97,6 +101,38 @@ def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> 
     assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER)] == [pcm, pcm]
 
 
+def test_second_run_begins_without_the_engine_thread(subject: Subject, pcm: bytes) -> None:
+    third = UtteranceKey("third", 1)
+    for key in (KEY, OTHER, third):
+        subject.speak(key)
+    subject.model.gate.set()
+    assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
+    assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
+    assert len(subject.model.threads) == 2, "the third call may still be overtaken by a more urgent one"
+    subject.open_gate()
+    assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER, third)] == [pcm] * 3
+
+
+def test_second_run_of_a_cancelled_call_is_collected(subject: Subject, pcm: bytes) -> None:
+    subject.speak(KEY)
+    subject.speak(OTHER)
+    subject.driver.send(Cancel(KEY))
+    subject.open_gate()
+    assert subject.driver.outputs[OTHER].pcm == pcm
+
+
+@pytest.mark.parametrize("paced", [True, False])
+def test_second_run_is_for_calls_with_little_audio(subject: Subject, paced: bool) -> None:
+    subject.speak(KEY)
+    subject.driver.send(Open(OTHER, SynthesisParams(VOICE), 10**6, paced=paced))
+    subject.driver.send_text(OTHER, TEXT)
+    subject.driver.drain()
+    subject.model.gate.set()
+    for _ in range(2 if paced else 1):
+        assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
+    assert len(subject.model.threads) == (2 if paced else 1)
+
+
 def test_cancelled_utterance_drops_its_spectra(subject: Subject, pcm: bytes) -> None:
     subject.speak(KEY)
     subject.driver.send(Cancel(KEY))
@@ -127,11 +163,6 @@ def test_error_on_the_thread_fails_its_utterance(subject: Subject, pcm: bytes) -
     subject.speak(KEY)
     subject.speak(OTHER)
     subject.model.error = RuntimeError("said: secret words")
-    subject.model.gate.set()
-    subject.engine.wait_for_work()
-    subject.model.gate.clear()
-    subject.driver.drain()
-    subject.model.error = None
     subject.open_gate()
     (end,) = subject.driver.outputs[KEY].ends
     assert isinstance(end, Failed)

@@ -114,6 +114,7 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
 
     MAX_RUN_S = 20.0
     SHARES_THREAD = False
+    MAX_RUNS = 1  # a new call must not wait for two of them
 
     def __init__(self, settings: KokoroSettings | None = None, model: KokoroModel | None = None) -> None:
         settings = settings or KokoroSettings()

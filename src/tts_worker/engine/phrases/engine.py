@@ -312,6 +312,10 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         MAX_RUN_S: The engine waits for a longer run of the network, so that it counts as hanging.
         SHARES_THREAD: Whether a single utterance runs the network on the engine thread: it has nothing to overlap
             with, and its first audio is earlier without a change of threads. Only for a network of milliseconds.
+        MAX_RUNS: Runs that the network's thread has at a time. The second one begins when the first one ends, without
+            waiting for the engine thread, which renders or waits for the interpreter lock.
+        QUEUED_LEAD_SAMPLES: A second run is chosen only beside a call that waits with less audio ahead. Otherwise the
+            choice can wait: a new call may arrive.
     """
 
     WORKS_IN_SUBMIT = True
@@ -319,13 +323,15 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     MAX_UNPACED_SPECTRA_FRAMES: ClassVar[int] = 4_000
     MAX_RUN_S: ClassVar[float] = 2.0
     SHARES_THREAD: ClassVar[bool] = True
+    MAX_RUNS: ClassVar[int] = 2
+    QUEUED_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
 
     def __init__(self, info: EngineInfo, network: PhraseNetwork[P]) -> None:
         self._network = network
         self._network_thread: WorkerThread | None = None
         self._wake: Callable[[], None] | None = None
-        self._in_flight: tuple[PhraseSequence[P], StreamFuture[_Run[P]]] | None = None
-        self._started_s = 0.0  # start of the run in flight
+        self._in_flight: deque[tuple[PhraseSequence[P], StreamFuture[_Run[P]]]] = deque()
+        self._started_s = 0.0  # of the first run in flight
         super().__init__(info)
 
     def open_sequence(self, command: Open) -> PhraseSequence[P]:
@@ -353,18 +359,20 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             self._network_thread = WorkerThread("tts-network")
 
     def wait_for_work(self) -> bool:
-        if self._in_flight is None:
+        if not self._in_flight:
             return False
-        self._in_flight[1].finished_event.wait()
+        self._in_flight[0][1].finished_event.wait()
         return True
 
     @property
     def is_busy(self) -> bool:
         """Whether an utterance can go on with the spectra of a finished run, or a run takes too long."""
-        if self._in_flight is None:
+        if not self._in_flight:
             return False
-        sequence, future = self._in_flight
-        return self.is_active(sequence) if future.is_done else self._takes_too_long
+        sequence, future = self._in_flight[0]
+        if not future.is_done:
+            return self._takes_too_long
+        return len(self._in_flight) > 1 or self.is_active(sequence)
 
     @property
     def _takes_too_long(self) -> bool:
@@ -373,28 +381,44 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     @property
     def wait_limit_s(self) -> float | None:
         """When the run in flight takes too long, the engine waits for it in a step, which the watchdog sees."""
-        if self._in_flight is None or self._in_flight[1].is_done:
+        if not self._in_flight or self._in_flight[0][1].is_done:
             return None
         return max(0.0, self._started_s + self.MAX_RUN_S - perf_counter())
 
-    def can_start(self, need: Need) -> bool:
-        return need is not Need.PREDICT or self._in_flight is None or self._in_flight[1].is_done
+    def can_start(self, sequence: PhraseSequence[P]) -> bool:
+        if sequence.needs is not Need.PREDICT:
+            return True
+        runs = sum(not future.is_done for _, future in self._in_flight)
+        return runs == 0 or (runs < self.MAX_RUNS and self._may_queue(sequence))
+
+    def _may_queue(self, sequence: PhraseSequence[P]) -> bool:
+        """Whether its run may be chosen before the one in flight has ended."""
+        output = sequence.output
+        return self._network_thread is not None and output.paced and output.lead_samples < self.QUEUED_LEAD_SAMPLES
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
-        is_threaded = self._network_thread is not None
-        return Budgets(token_batch=1 if self._in_flight is None else 0, concurrent=is_threaded)
+        may_predict = not self._in_flight
+        if not may_predict and len(self._in_flight) < self.MAX_RUNS:
+            waiting = (self.sequences[c.key] for c in candidates if c.needs is Need.PREDICT)
+            may_predict = any(map(self._may_queue, waiting))
+        return Budgets(token_batch=1 if may_predict else 0, concurrent=self._network_thread is not None)
 
     def collect(self) -> bool:
-        """Take over the spectra of a finished run, unless its utterance was cancelled or is held."""
-        if self._in_flight is not None and (self._in_flight[1].is_done or self._takes_too_long):
-            sequence, future = self._in_flight
+        """Take over the spectra of finished runs, unless their utterances were cancelled or are held."""
+        while self._in_flight and (self._in_flight[0][1].is_done or self._takes_too_long):
+            sequence, future = self._in_flight[0]
             future.finished_event.wait()
-            self._in_flight = None
+            self._in_flight.popleft()
+            self._started_s = perf_counter()  # the next one began when this one ended
             sequence.is_predicting = False
             if self.is_active(sequence):
-                self._isolate(sequence, lambda: sequence.end_prediction(future.result()))
+                self._isolate(sequence, partial(self._end_prediction, sequence, future))
                 self.mark_ready(sequence)
         return True
+
+    @staticmethod
+    def _end_prediction(sequence: PhraseSequence[P], future: StreamFuture[_Run[P]]) -> None:
+        sequence.end_prediction(future.result())
 
     def submit(self, plan: Plan) -> None:
         """Start the network and do one unit of work. An error of either fails only its utterance."""
@@ -405,17 +429,19 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         sequence = self.sequences[plan.audio.members[0]]
         self._isolate(sequence, sequence.advance)
         # The network of a call starts at once. After a download has been phonemized, a call may have arrived.
-        goes_on = sequence.output.paced and self._in_flight is None
+        goes_on = sequence.output.paced and not self._in_flight
         if goes_on and self.is_active(sequence) and sequence.needs is Need.PREDICT:
             self._start_prediction(sequence)
 
     def _start_prediction(self, sequence: PhraseSequence[P]) -> None:
         work = sequence.start_prediction()
-        self._started_s = perf_counter()
-        if self._network_thread is None or (self.SHARES_THREAD and len(self.sequences) == 1):
-            self._in_flight = sequence, StreamFuture(work).run()
+        is_first = not self._in_flight
+        if is_first:
+            self._started_s = perf_counter()
+        if self._network_thread is None or (self.SHARES_THREAD and is_first and len(self.sequences) == 1):
+            self._in_flight.append((sequence, StreamFuture(work).run()))
             return
-        self._in_flight = sequence, self._network_thread.submit(work)
+        self._in_flight.append((sequence, self._network_thread.submit(work)))
         if self._wake is not None:
             self._network_thread.call(self._wake)
 
@@ -433,7 +459,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
 
     def close(self) -> None:
         super().close()
-        self._in_flight = None
+        self._in_flight.clear()
         if self._network_thread is not None:
             self._network_thread.close()
 
