@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
 import json
 import threading
@@ -55,6 +56,12 @@ async def test_results_are_those_of_single_requests() -> None:
         archive = zipfile.ZipFile(io.BytesIO((await client.get(f"{batch}/results?format=zip")).content))
         assert archive.testzip() is None
         assert [archive.read(f"{name}.pcm") for name in ("first", "00002", "00003")] == single
+        sums = [hashlib.sha256(pcm).hexdigest() for pcm in single]
+        assert [result["sha256"] for result in await lines(client, batch, "?checksums=true")] == sums
+        answer = await client.get(f"{batch}/results?format=zip&checksums=true")
+        records = json.loads(zipfile.ZipFile(io.BytesIO(answer.content)).read("results.json"))["results"]
+        assert [record["sha256"] for record in records] == sums
+        assert not any("sha256" in result for result in results)
         progress = (await client.get(batch)).json()
         assert (progress["state"], progress["finished"], progress["failed"]) == ("done", 3, 0)
         assert [each["id"] for each in (await client.get("/v1/batch")).json()["batches"]] == [progress["id"]]

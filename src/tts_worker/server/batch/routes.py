@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import re
 import zipfile
@@ -22,6 +23,7 @@ from tts_worker.protocol.messages import error_fields
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch, BatchRunner
 from tts_worker.server.batch.store import ItemResult
+from tts_worker.server.checksums import checksum_field
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, SafeJSONResponse
 from tts_worker.server.routing import Routes
@@ -41,6 +43,7 @@ class ResultsQuery(BaseModel):
     format: Literal["jsonl", "zip"] = Field("jsonl", description="JSON lines, or a ZIP file with results.json")
     start: int = Field(0, ge=0, description="Number of the first item, from 0: continues a download")
     wait: bool = Field(True, description="Wait for unfinished items; false leaves them out")
+    checksums: bool = Field(False, description="Add the SHA-256 of the audio to each item")
 
 
 _KEY_PARAMETER: dict[str, Any] = {
@@ -102,11 +105,11 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
         if query.start > len(batch.request.items):
             raise InvalidRequest(f"start: the batch has {len(batch.request.items)} items")
         if query.format == "zip":
-            body = _zip(batches, batch, query.start, wait=query.wait)
+            body = _zip(batches, batch, query)
             media_type = "application/zip"
             headers = {"content-disposition": f'attachment; filename="{name}.zip"'}
         else:
-            body, media_type, headers = _lines(batches, batch, query.start, wait=query.wait), "application/jsonl", {}
+            body, media_type, headers = _lines(batches, batch, query), "application/jsonl", {}
         return LiveStream(body, media_type, {**headers, "x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
     return routes
@@ -152,22 +155,23 @@ def _record(batch: Batch, result: ItemResult) -> dict[str, Any]:
     return {**record, "duration_s": round(result.samples / batch.request.rate_hz, 3), "bytes": result.size}
 
 
-async def _finished(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) -> AsyncGenerator[ItemResult, None]:
-    for index in range(start, len(batch.request.items)):
-        result = await batches.wait(batch, index) if wait else batch.results.get(index)
+async def _finished(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> AsyncGenerator[ItemResult, None]:
+    for index in range(query.start, len(batch.request.items)):
+        result = await batches.wait(batch, index) if query.wait else batch.results.get(index)
         if result is not None:
             yield result
-        elif wait:
+        elif query.wait:
             raise InvalidRequest("the batch was deleted")
 
 
-async def _lines(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) -> AsyncGenerator[bytes, None]:
+async def _lines(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> AsyncGenerator[bytes, None]:
     yield b""  # the head of the response, before the first item is finished
-    async for result in _finished(batches, batch, start, wait=wait):
+    async for result in _finished(batches, batch, query):
         record = _record(batch, result)
         if result.error is None:
             audio = await asyncio.to_thread(batch.folder.audio(result.index).read_bytes)
             record["audio"] = await asyncio.to_thread(lambda data: base64.b64encode(data).decode(), audio)
+            record |= await asyncio.to_thread(checksum_field, audio, wanted=query.checksums)
         yield json.dumps(record).encode() + b"\n"
 
 
@@ -193,14 +197,14 @@ class _Sink:
         return data
 
 
-async def _zip(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) -> AsyncGenerator[bytes, None]:
+async def _zip(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> AsyncGenerator[bytes, None]:
     """Yield a ZIP file without compression: audio hardly compresses."""
     yield b""
     sink = _Sink()
     records = []
     when = datetime.fromtimestamp(max(batch.stored.created_at_s, 315_532_800), timezone.utc).timetuple()[:6]
     with zipfile.ZipFile(sink, "w") as archive:
-        async for result in _finished(batches, batch, start, wait=wait):
+        async for result in _finished(batches, batch, query):
             record = _record(batch, result)
             records.append(record)
             if result.error is not None:
@@ -209,10 +213,14 @@ async def _zip(batches: BatchRunner, batch: Batch, start: int, *, wait: bool) ->
             info = zipfile.ZipInfo(record["file"], (when[0], *when[1:]))
             info.external_attr = 0o644 << 16
             stream = await asyncio.to_thread(open, batch.folder.audio(result.index), "rb")
+            digest = hashlib.sha256()
             with stream, archive.open(info, "w") as entry:
                 while block := await asyncio.to_thread(stream.read, _READ_BYTES):
                     entry.write(block)
+                    digest.update(block)
                     yield sink.take()
+            if query.checksums:
+                record["sha256"] = digest.hexdigest()
             yield sink.take()
         archive.writestr("results.json", json.dumps({"id": batch.stored.id, "results": records}, indent=1))
     yield sink.take()
