@@ -137,7 +137,7 @@ class TextPipeline:
         if self._ended:
             self._reject()
         self._unread = unread = self._unread + self._decoder.feed(delta)
-        if len(unread) <= self._room and self._has_speech and not self._stirs.search(unread, self._searched):
+        if len(unread) <= self._room and not self._stirs.search(unread, self._searched):
             self._searched = len(unread)
             return []
         if not self._may_complete(unread):
@@ -224,21 +224,18 @@ class TextPipeline:
                 self._room = min(self._most, _room(unread, self._left))
             if length > self._room:
                 return True
-        if not self._has_speech:
-            speech = _SPEECH.search(unread)
-            if speech is None:
-                return False
-            self._has_speech = True
-            self._searched = speech.end()
         while found := self._stirs.search(unread, self._searched):
             self._searched = found.start()
             found = self._ends.search(unread, self._searched)
             if found is None:
                 return False
-            is_clause = found[0][0] in _CLAUSE_MARKS
-            if not is_clause or _room(unread[: found.end()], self._clause_left - 1) < found.end():
-                return True
-            self._searched = found.start() + 1
+            first, end = found.span()
+            self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
+            if self._has_speech:
+                is_clause = unread[first] in _CLAUSE_MARKS
+                if not is_clause or _room(unread[:end], self._clause_left - 1) < end:
+                    return True
+            self._searched = first + 1
         self._searched = length
         return False
 
