@@ -213,7 +213,7 @@ class TextFilter:
         if char == BREAK:
             self._out.silence(self._source.offset(place))
         else:
-            self._out.gap(char, self._source.offset(place))
+            self._out.line_end(char, self._source.offset(place))
         self._at_line_start = True
 
     def _end_line(self, char: str, place: int) -> int:
@@ -226,10 +226,13 @@ class TextFilter:
 
     def _line_start(self, at: int) -> int:
         """Read the mark of a heading, list item, block quote, rule or table."""
-        if self._text[at].isalpha():
+        char = self._text[at]
+        if char.isalpha():
             self._mode = None
             return at
-        if self._text[at] in _INDENT:
+        if char == "\n":
+            return self._end_line(PARAGRAPH, at)
+        if char in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._after_bullet else markup.INDENT).match(self._text, at)
             if indent:
                 return indent.end()
@@ -241,7 +244,7 @@ class TextFilter:
                 return _WAIT
             self._mode = None
             return at if kind == "cut" or self._text[at:] in ("-", "+") else end
-        if kind in ("empty", "rule"):
+        if kind == "rule":
             return self._end_line(PARAGRAPH, self._text.index("\n", end - 1))
         if kind == "bullet":
             self._break(PARAGRAPH, at)

@@ -34,7 +34,7 @@ INDENT_AFTER_BULLET = re.compile(f"{_BLANK}+")
 _RULE = rf"(?P<mark>[-+*•‣⁃_=])(?P=mark){{0,63}}{_BLANK}{{0,64}}"
 _TABLE_BORDER = r"-[- ]{1,64}[|:][-:| ]{0,200}|\|[-:| ]{0,200}"
 LINE_MARK = re.compile(
-    rf"(?P<empty>\n)|(?P<heading>#{{1,6}} )|(?P<bullet>[-+*•‣⁃]{_BLANK})|(?P<item>[0-9]{{1,9}}[.)] )"
+    rf"(?P<heading>#{{1,6}} )|(?P<bullet>[-+*•‣⁃]{_BLANK})|(?P<item>[0-9]{{1,9}}[.)] )"
     rf"|(?P<rule>(?:#{{1,6}}|{_RULE}|{_TABLE_BORDER})(?=\n|\Z))|(?P<row>\|)"
     r"|(?P<dot>[•‣⁃])|(?P<checkbox>\[[ xX]\] )|(?P<cut>(?:[0-9]{1,9}[.)]?|\[(?:[ xX]\]?)?)\Z)"
 )

@@ -19,7 +19,7 @@ WRAP_CHARS = 40
 
 _STOPS = frozenset(".!?…:;。！？：；።؟۔)\"'”»")
 _CLOSE_UP = ".,;:!?)。，；：！？、"
-GAPS = f" \n{SOFT_SPACE}{PARAGRAPH}"
+GAPS = f" \n{SOFT_SPACE}"
 # Within a run. A single space between two words needs no decision.
 _GAP = re.compile(f" (?=[{re.escape(_CLOSE_UP)} ]) *")
 _NONE = -1
@@ -103,23 +103,26 @@ class WhitespaceFilter:
         self._line_chars = 0
 
     def gap(self, char: str, offset: int) -> None:
-        """Take a space, a line break, or ``SOFT_SPACE``."""
+        """Take a space, a line feed, or ``SOFT_SPACE``."""
+        if char == "\n":
+            self.line_end(char, offset)
+            return
         self._holds_gap = True
         if char == SOFT_SPACE:
             if self._dropped == _NONE:
                 self._dropped = offset
-        elif char != " ":
-            self._line_end(char, offset)
         elif self._space == self._wrap == _NONE:
             self._space = offset
             if self._last_char not in " \n":
                 self._space_follows()
 
-    def _line_end(self, char: str, offset: int) -> None:
+    def line_end(self, char: str, offset: int) -> None:
+        """Take a line feed, or the end of a ``PARAGRAPH``."""
         if self._wrap != _NONE:
             offset = self._wrap
         elif char != PARAGRAPH and self._line_chars >= WRAP_CHARS and self._last_char not in _STOPS:
             self._wrap = offset
+            self._holds_gap = True
             if self._last_char not in " \n":
                 self._space_follows()
             return
@@ -127,7 +130,8 @@ class WhitespaceFilter:
             self._out.append("\n", offset)
             self._last_char = "\n"
         self._line_chars = 0
-        self._forget_gap()
+        if self._holds_gap:
+            self._forget_gap()
 
     def flush(self) -> None:
         """Decide the gap as if the text ended here."""
