@@ -75,7 +75,7 @@ class _Mark:
 
     first: int
     end: int
-    boundary: Boundary
+    is_sentence: bool
     text: str  # without closing quotes and brackets
 
     @property
@@ -172,7 +172,7 @@ class Segmenter:
             self._mark_flush()
             return
         mark = self._waiting
-        ends_sentence = mark is not None and mark.end <= length and mark.boundary is Boundary.SENTENCE
+        ends_sentence = mark is not None and mark.end <= length and mark.is_sentence
         self._emit(length, Boundary.SENTENCE if ends_sentence else Boundary.FLUSH)
         self.run()
 
@@ -273,7 +273,7 @@ class Segmenter:
         char = text[place]
         following = text[place + 1 : place + 2] or " " * self._space_follows
         if following == " " and (char not in _UNSURE or (char == "." and not self._is_abbreviation(place))):
-            self._end_clause(place + 1, Boundary.SENTENCE if char in _SENTENCE else Boundary.CLAUSE)
+            self._end_clause(place + 1, is_sentence=char in _SENTENCE)
             return True
         mark = self._read_mark(place)
         ends = self._ends_segment(mark)
@@ -281,19 +281,19 @@ class Segmenter:
             self._waiting = mark
             return False
         if ends:
-            self._end_clause(mark.end, mark.boundary)
+            self._end_clause(mark.end, is_sentence=mark.is_sentence)
         else:
             self._at = mark.end
         return True
 
-    def _end_clause(self, length: int, boundary: Boundary) -> None:
+    def _end_clause(self, length: int, *, is_sentence: bool) -> None:
         """Emit the clause, unless it is too short to be a segment."""
-        if boundary is Boundary.CLAUSE:
+        if not is_sentence:
             minimum = self._clause_minimum
             if length < minimum and self._size_of(0, length) < minimum:
                 self._last_clause = self._at = length
                 return
-        self._emit(length, boundary)
+        self._emit(length, Boundary.SENTENCE if is_sentence else Boundary.CLAUSE)
 
     def _end_line(self, place: int) -> None:
         """End the segment with the line, or with the silence of a break."""
@@ -314,8 +314,7 @@ class Segmenter:
             if not is_closer(text[end]):
                 mark += text[end]
             end += 1
-        is_sentence = not _SENTENCE.isdisjoint(mark)
-        return _Mark(place, end, Boundary.SENTENCE if is_sentence else Boundary.CLAUSE, mark)
+        return _Mark(place, end, not _SENTENCE.isdisjoint(mark), mark)
 
     def _extends_mark(self, mark: str, char: str) -> bool:
         if mark[0] in "-–":
@@ -361,7 +360,7 @@ class Segmenter:
         """Return whether a mark that depends on the next word ends the segment before that word."""
         if mark.is_ellipsis:
             if following.islower():
-                mark.boundary = Boundary.CLAUSE
+                mark.is_sentence = False
             return True
         if mark.is_dash:
             return not following.isdigit()  # "15 - 3"
@@ -369,7 +368,7 @@ class Segmenter:
             at_start = not self._has_speech_before(self.source.text.rfind(" ", 0, mark.first) + 1)
             word = self._word_before(mark.first) or ""
             return not self._rules.sentence_continues(word, following, at_start=at_start)
-        return mark.boundary is Boundary.CLAUSE or not following.islower()  # "Yes!" he said.
+        return not (mark.is_sentence and following.islower())  # "Yes!" he said.
 
     def _word_before(self, length: int) -> str | None:
         """Return the last word of the first ``length`` characters, without opening marks.
@@ -461,7 +460,7 @@ class Segmenter:
         return has_speech
 
     def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
-        pause_ms = self._pauses_ms.pop(end - 1, 0) if boundary is Boundary.BREAK else 0
+        pause_ms = self._pauses_ms.pop(end - 1, 0) if self._pauses_ms else 0
         self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
         self._limit = self._options.max_chars
