@@ -1,4 +1,4 @@
-"""The engine contract with real networks: both model families, both text modes."""
+"""The engine contract with real networks: all model families, both text modes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ CLAUSES = segments(("Yes, ", Boundary.CLAUSE), ("it.", Boundary.SENTENCE), (" �
 SILENT = segments(("...", Boundary.SENTENCE), ("— 😀", Boundary.END))
 
 CASES = {
+    "v1": EngineCase(lambda: engine("cosyvoice1"), PROMPTED, CLAUSES, SILENT),
     "v2-clause": EngineCase(lambda: engine("cosyvoice2"), PROMPTED, CLAUSES, SILENT),
     "v2-overlap": EngineCase(lambda: engine("cosyvoice2", settings(overlap=True)), PROMPTED, CLAUSES, SILENT),
     "v3-interleaved": EngineCase(
