@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tests.fakes.enroller import serving_worker
 from tts_worker.app import Worker
 from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.server import PortConfig, running_server, worker_services
+from tts_worker.server.grpc.server import PortConfig, cosyvoice_service, running_server, worker_services
 from tts_worker.server.grpc.service import ServiceConfig
+from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
 
 
@@ -23,6 +24,7 @@ class ThreadedWorker:
     worker: Worker
     address: str
     grpc_address: str
+    cosyvoice_address: str
     loop: asyncio.AbstractEventLoop
 
 
@@ -38,11 +40,14 @@ def worker_in_thread(settings: Settings) -> Iterator[ThreadedWorker]:
             worker = Worker(settings)
             catalog = ModelCatalog(worker, {name: each.kind for name, each in settings.engines.items()}, {})
             services = worker_services(worker.hub, catalog, ServiceConfig())
+            cosyvoice = cosyvoice_service(worker.hub, ApiLimits.of(settings))
+            port = PortConfig(port=0, keys=worker.keys)
             async with (
                 serving_worker(worker) as where,
-                running_server(worker.hub, services, PortConfig(port=0, keys=worker.keys)) as grpc_server,
+                running_server(worker.hub, services, port) as grpc_server,
+                running_server(worker.hub, cosyvoice, port) as cosyvoice_server,
             ):
-                started.append(ThreadedWorker(worker, where, grpc_server.address, loop))
+                started.append(ThreadedWorker(worker, where, grpc_server.address, cosyvoice_server.address, loop))
                 ready.set()
                 await done.wait()
         finally:
