@@ -116,9 +116,15 @@ _WHISPER_VOCABULARY = ModelFile(
 )
 
 
-def _cosyvoice_300m(name: str, folder: str, sizes_bytes: dict[str, int]) -> PublishedModel:
-    """Return a model of the first generation; ``sizes_bytes`` has those sizes of its files that are recorded."""
-    own = ("cosyvoice.yaml", "spk2info.pt", "hift.pt", "flow.pt", "llm.pt")
+def _cosyvoice_300m(name: str, folder: str, own: tuple[ModelFile, ...], tokenizer_sha256: str | None) -> PublishedModel:
+    """Return a model of the first generation.
+
+    Args:
+        name: Its name.
+        folder: Its folder.
+        own: Its configuration, speakers and weights.
+        tokenizer_sha256: Hash of its speech tokenizer, if recorded.
+    """
     return PublishedModel(
         name=name,
         folder=folder,
@@ -127,13 +133,19 @@ def _cosyvoice_300m(name: str, folder: str, sizes_bytes: dict[str, int]) -> Publ
             "modelscope": f"https://www.modelscope.cn/models/iic/{folder}/resolve/master/{{path}}",
         },
         files=(
-            *(ModelFile(path, sizes_bytes.get(path)) for path in own),
+            *own,
             _WHISPER_VOCABULARY,
             _CAMPPLUS,
-            ModelFile("speech_tokenizer_v1.onnx", 522624269),
+            ModelFile("speech_tokenizer_v1.onnx", 522624269, tokenizer_sha256),
         ),
     )
 
+
+_V1_UNRECORDED = tuple(
+    ModelFile(path, None) for path in ("cosyvoice.yaml", "spk2info.pt", "hift.pt", "flow.pt", "llm.pt")
+)
+# As the package s3tokenizer checks it.
+_V1_TOKENIZER_SHA256 = "23b5a723ed9143aebfd9ffda14ac4c21231f31c35ef837b6a13bb9e5488abb1e"
 
 PUBLISHED = (
     PublishedModel(
@@ -186,17 +198,18 @@ PUBLISHED = (
             ),
         ),
     ),
-    _cosyvoice_300m("cosyvoice-300m", "CosyVoice-300M", {}),
+    _cosyvoice_300m("cosyvoice-300m", "CosyVoice-300M", _V1_UNRECORDED, _V1_TOKENIZER_SHA256),
     _cosyvoice_300m(
         "cosyvoice-300m-sft",
         "CosyVoice-300M-SFT",
-        {
-            "cosyvoice.yaml": 6421,
-            "spk2info.pt": 7772,
-            "hift.pt": 81896716,
-            "flow.pt": 419900943,
-            "llm.pt": 1242994835,
-        },
+        (
+            ModelFile("cosyvoice.yaml", 6421),
+            ModelFile("spk2info.pt", 7772),
+            ModelFile("hift.pt", 81896716, "91e679b6ca1eff71187ffb4f3ab0444935594cdcc20a9bd12afad111ef8d6012"),
+            ModelFile("flow.pt", 419900943, "21eae78c105b5e1c6c337b04f667843377651b4bcfb2d43247ed3ad7fd0a3470"),
+            ModelFile("llm.pt", 1242994835, "d198ce56636e1eb1c9d0cb0d6e3529de8fdfd3fd45075c346296b0d6dcfc54ea"),
+        ),
+        _V1_TOKENIZER_SHA256,
     ),
-    _cosyvoice_300m("cosyvoice-300m-instruct", "CosyVoice-300M-Instruct", {}),
+    _cosyvoice_300m("cosyvoice-300m-instruct", "CosyVoice-300M-Instruct", _V1_UNRECORDED, None),
 )

@@ -424,8 +424,14 @@ def test_manifest_is_consistent(published_model: PublishedModel) -> None:
         assert ".." not in Path(file.path).parts
         assert file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16) >= 0)
         assert file.url is None or (file.url.startswith("https://") and file.sha256)
-    is_first = published_model.name.startswith("cosyvoice-300m")  # whose hashes are not recorded
-    assert is_first or all(file.sha256 for file in published_model.weights)
+    unrecorded = {file.path for file in published_model.weights if not file.sha256}
+    networks = {"spk2info.pt", "hift.pt", "flow.pt", "llm.pt"}
+    assert unrecorded == {
+        "cosyvoice-300m": networks,
+        "cosyvoice-300m-sft": {"spk2info.pt"},
+        "cosyvoice-300m-instruct": {*networks, "speech_tokenizer_v1.onnx"},
+    }.get(published_model.name, set())
+    is_first = published_model.name.startswith("cosyvoice-300m")
     assert is_first == ("multilingual.tiktoken" in paths)
     assert {"llm.pt", "flow.pt", "hift.pt", "campplus.onnx"} <= set(paths)
 
