@@ -111,6 +111,21 @@ def test_pace_changes_the_length(engine: CosyVoiceEngine) -> None:
     assert words[-1].end_sample <= samples
 
 
+def test_model_of_25_hz_speaks(tmp_path: Path) -> None:
+    """The published CosyVoice-300M-25Hz: half the tokens, and another vocabulary."""
+    path = write_random_bundle(tmp_path / "x", "cosyvoice1", prompt_models=False).path
+    yaml = path / "cosyvoice.yaml"
+    text = yaml.read_text("utf-8").replace("input_frame_rate: 50", "input_frame_rate: 25")
+    yaml.write_text(text.replace("whisper.tokenizer.", "cosyvoice.tokenizer.tokenizer."), "utf-8")
+    (path / "multilingual.tiktoken").rename(path / "multilingual_zh_ja_yue_char_del.tiktoken")
+    subject = load_engine(LoadOptions(path, device="cpu", max_utterances=2, smooth_start=False), script)
+    pcm, words = speak(subject, {LONG: (SynthesisParams("random"), "Hello 世界.")})[LONG]
+    samples = sum(map(len, pcm)) // 2
+    subject.close()
+    assert samples / 24_000 == pytest.approx(len(LONG_TOKENS) / 25, abs=0.1)
+    assert words[-1].end_sample <= samples
+
+
 def test_modes_tell_the_language_model_what_the_reference_tells(bundle: Bundle) -> None:
     tokenizer = TextTokenizer.from_bundle(bundle)
     anna = Speaker(voice(bundle, "Hello."), bundle.config, tokenizer)

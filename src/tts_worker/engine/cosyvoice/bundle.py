@@ -34,6 +34,8 @@ from tts_worker.voicepack.onnx_file import check_onnx
 from tts_worker.voicepack.report import Problem, Report
 
 TEXT_MODEL_DIR = "CosyVoice-BlankEN"
+WHISPER_VOCABULARY = "multilingual.tiktoken"
+CHARACTER_VOCABULARY = "multilingual_zh_ja_yue_char_del.tiktoken"
 _GENERATIONS = {V1: "v1", V2: "v2", V3: "v3"}
 RANDOM_WEIGHTS_MARKER = "RANDOM_WEIGHTS.txt"
 MAX_TEXT_BYTES = 1 << 20
@@ -94,7 +96,7 @@ class Bundle:
     def whisper_vocabulary(self) -> Path:
         """Text tokens of CosyVoice-300M, which the official directories lack."""
         is_whisper = self.config.tokenizer_version == WHISPER
-        return self.path / ("multilingual.tiktoken" if is_whisper else "multilingual_zh_ja_yue_char_del.tiktoken")
+        return self.path / (WHISPER_VOCABULARY if is_whisper else CHARACTER_VOCABULARY)
 
     @property
     def speaker_info(self) -> Path:
@@ -149,8 +151,8 @@ class Bundle:
     def _text_problems(self) -> Iterator[Problem]:
         if self.config.family == V1:
             if not self.whisper_vocabulary.is_file():
-                how = "tts-worker voicepack pull cosyvoice-300m"
-                yield Problem(self.whisper_vocabulary.name, f"is missing: no text can be read; get it with {how}")
+                source = vocabulary_source(self.whisper_vocabulary)
+                yield Problem(self.whisper_vocabulary.name, f"is missing: no text can be read; get it {source}")
             return
         for name in ("vocab.json", "merges.txt"):
             if not (self.text_model_dir / name).is_file():
@@ -182,3 +184,12 @@ def _read_text(file: Path) -> str:
     if len(raw) > MAX_TEXT_BYTES:
         raise BundleError(f"{file}: is larger than {MAX_TEXT_BYTES} bytes, so it is not a configuration")
     return text
+
+
+def vocabulary_source(file: Path) -> str:
+    """Say where to get the vocabulary with the name of ``file``."""
+    if file.name == WHISPER_VOCABULARY:
+        return (
+            "with tts-worker voicepack pull cosyvoice-300m, or from the Python package openai-whisper (whisper/assets)"
+        )
+    return "from the repository FunAudioLLM/CosyVoice (cosyvoice/tokenizer/assets)"

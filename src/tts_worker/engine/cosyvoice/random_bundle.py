@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, Bundle
+from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, WHISPER_VOCABULARY, Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3, YAML_NAMES
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, WhisperMel
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
@@ -96,7 +96,7 @@ def write_random_bundle(
         path.mkdir(parents=True, exist_ok=True)
         (path / RANDOM_WEIGHTS_MARKER).write_text("The weights in this directory are random: the output is noise.\n")
         if family == V1:
-            write_whisper_vocabulary(path / "multilingual.tiktoken")
+            write_whisper_vocabulary(path / WHISPER_VOCABULARY)
         else:
             _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
         yaml_name = next(name for name, named in YAML_NAMES.items() if named == family)

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tts_worker.engine.cosyvoice.bundle import vocabulary_source
 from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
 from tts_worker.engine.cosyvoice.tokenizer import TAG_PATTERN, TextTokenizer
 from tts_worker.errors import BundleError, MissingExtra
@@ -111,8 +112,8 @@ def read_ranks(file: Path) -> dict[bytes, int]:
             raw = stream.read(MAX_VOCABULARY_BYTES + 1)
     except FileNotFoundError:
         raise BundleError(
-            f"{file}: is missing: no text can be read. It is no part of the official model directory: get it with "
-            "tts-worker voicepack pull cosyvoice-300m, or from the Python package openai-whisper (whisper/assets)"
+            f"{file}: is missing: no text can be read. It is no part of the official model directory: get it "
+            f"{vocabulary_source(file)}"
         ) from None
     except OSError:
         raise BundleError(f"{file}: is not readable") from None
