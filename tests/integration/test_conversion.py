@@ -408,7 +408,7 @@ def test_bench_measures_conversions(bundle: Path, capsys: pytest.CaptureFixture[
     engine = ["--engine", "cosyvoice", "--set", f"engines.cosyvoice.bundle={bundle}"]
     options = ["--set", "engines.cosyvoice.device=cpu", "--set", "engines.cosyvoice.memory_gb=0.1"]
     capsys.readouterr()
-    command = ["bench", "latency", "--source", source, "--voice", "anna", "--turns", "2", "--json"]
+    command = ["bench", "latency", "--source", source, "--voice", "anna", "--turns", "2", "--live", "--json"]
     assert main([*command, *engine, *options]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert 0 < figures["first_audio_p50_ms"] <= figures["first_audio_p95_ms"]
