@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -39,6 +40,9 @@ async def measure_stalls() -> AsyncIterator[Callable[[], float]]:
         watching.cancel()
         stalled_s += max(0.0, clock() - woke_at_s - 0.01)
         woke_at_s = float("inf")
+
+
+P = ParamSpec("P")
 
 
 class _VirtualSelector(selectors.DefaultSelector):
@@ -167,3 +171,13 @@ def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
             loop.run_until_complete(main)
     finally:
         loop.close()
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Decorates an asynchronous test, which ``run_in_virtual_time`` runs. It takes no asynchronous fixtures."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_in_virtual_time(test(*args, **kwargs))
+
+    return run

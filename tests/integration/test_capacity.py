@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings, until
-from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, running_grpc_worker, say
+from tests.integration.grpc_worker import LONG, GrpcWorker, running_grpc_worker, say
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import LONG_TIMEOUTS
 from tests.integration.test_websocket import dial as dial_socket
@@ -23,6 +23,7 @@ from tts_worker.errors import ErrorCode, OverCapacity
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.types import Outcome, State
 
+TEXT = "Hello there."
 AT_ONCE = {"slot_idle_s": 0.000001}
 """An idle session loses its slot as soon as another caller needs it."""
 NEVER = {"slot_idle_s": 600}
@@ -125,7 +126,7 @@ async def test_utterance_without_a_slot_reports_its_text() -> None:
     async with serving(**settings) as address, dial_socket(address) as silent:
         await silent.until("ready")
         async with dial_socket(address) as speaking:
-            await speaking.send(type="text", text=TEXT * 20)
+            await speaking.send(type="text", text=LONG)
             await speaking.until_audio()
             await silent.send(type="text", text="I have something ", context="a")
             refused = await silent.until("error")

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.conftest import tone_settings, until
-from tests.fakes.clock import run_in_virtual_time
+from tests.fakes.clock import in_virtual_time
 from tests.fakes.proxy import run_proxy
 from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
@@ -216,25 +216,23 @@ async def test_an_unused_session_ends() -> None:
         assert not (await server.control(pb.STOP)).success
 
 
-def test_a_speaking_session_does_not_time_out() -> None:
-    async def run() -> None:
-        async with running_worker(tone_settings()) as worker:
-            table = SessionTable(worker.hub, idle_s=1.5)
-            session = await table.start("s", "owner", SessionOptions(sample_rate=48_000), StreamFormat())
-            call = session.begin_call()
-            call.write(LONG, last=True)
-            clock = asyncio.get_running_loop().time
-            began_s = clock()
-            async for _ in call.frames():
-                assert not session.closed
-            assert clock() - began_s > 10 * 1.5, "the audio is paced"
-            session.end_call(call, "over")
-            await asyncio.sleep(1.4)
-            assert worker.hub.live_sessions == 1
-            await asyncio.sleep(1.2)  # the timer is set for at least 1 s
-            assert worker.hub.live_sessions == 0
-
-    run_in_virtual_time(run())
+@in_virtual_time
+async def test_a_speaking_session_does_not_time_out() -> None:
+    async with running_worker(tone_settings()) as worker:
+        table = SessionTable(worker.hub, idle_s=1.5)
+        session = await table.start("s", "owner", SessionOptions(sample_rate=48_000), StreamFormat())
+        call = session.begin_call()
+        call.write(LONG, last=True)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        async for _ in call.frames():
+            assert not session.closed
+        assert clock() - began_s > 10 * 1.5, "the audio is paced"
+        session.end_call(call, "over")
+        await asyncio.sleep(1.4)
+        assert worker.hub.live_sessions == 1
+        await asyncio.sleep(1.2)  # the timer is set for at least 1 s
+        assert worker.hub.live_sessions == 0
 
 
 # -- invalid requests -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import serving, tone_settings
+from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
@@ -79,6 +80,7 @@ async def test_slots_in_use_are_exported() -> None:
         silent.close()
 
 
+@in_virtual_time
 async def test_first_audio_excludes_time_without_text() -> None:
     writers_time_s = 1.0
     async with running_worker(tone_settings(session={"flush_after_ms": 0})) as worker:
@@ -93,18 +95,20 @@ async def test_first_audio_excludes_time_without_text() -> None:
         assert scraped(text, "tts_first_audio_seconds_sum") < writers_time_s
 
 
-async def test_first_audio_excludes_the_previous_utterance(worker: Worker) -> None:
-    session = worker.hub.open(SessionOptions(realtime=True))
-    session.speak("A first turn that takes a second or so to play.")
-    session.end_text()
-    session.speak("Second.")
-    session.end_text()
-    _, first = await to_end(session)
-    played_s = first.receipt.samples_sent / 24_000
-    await to_end(session)
-    text = worker.metrics.render()
-    assert scraped(text, "tts_first_audio_seconds_count") == 2
-    assert scraped(text, "tts_first_audio_seconds_sum") < played_s
+@in_virtual_time
+async def test_first_audio_excludes_the_previous_utterance() -> None:
+    async with running_worker(tone_settings()) as worker:
+        session = worker.hub.open(SessionOptions(realtime=True))
+        session.speak("A first turn that takes a second or so to play.")
+        session.end_text()
+        session.speak("Second.")
+        session.end_text()
+        _, first = await to_end(session)
+        played_s = first.receipt.samples_sent / 24_000
+        await to_end(session)
+        text = worker.metrics.render()
+        assert scraped(text, "tts_first_audio_seconds_count") == 2
+        assert scraped(text, "tts_first_audio_seconds_sum") < played_s
 
 
 async def test_unloaded_engine_has_no_counters(worker: Worker) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.conftest import tone_settings
+from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
 from tts_worker.app import Worker, running_worker
 from tts_worker.engine.loop import EngineLoop
@@ -119,31 +120,23 @@ async def test_no_old_frame_after_stop(worker: Worker) -> None:
     assert worker.engines["tone"].live_utterances == 0
 
 
-async def test_paced_audio_keeps_the_playout_lead(worker: Worker) -> None:
-    session = worker.hub.open(SessionOptions(lead_ms=40))
-    session.speak("Some words. " * 10)
-    session.end_text()
-    loop = asyncio.get_running_loop()
-    # Use the session's own clock reading of each frame: a machine stall after it does not make the next frame early.
-    sent: list[tuple[int, float]] = []
-    record_sent = session.pacer.record_sent
-
-    def record(samples: int, now_s: float) -> float:
-        sent.append((samples, now_s))
-        return record_sent(samples, now_s)
-
-    session.pacer.record_sent = record  # type: ignore[method-assign]
-    total = 0
-    while total < 24_000:
-        requested_s = loop.time()
-        item = await session.next()
-        if isinstance(item, PcmFrame):
-            sent_at_s = sent[-1][1]
-            assert requested_s <= sent_at_s <= loop.time()
-            total += item.samples
-            assert total == sum(samples for samples, _ in sent)
-            assert total / 24_000 - (sent_at_s - sent[0][1]) <= 0.040 + 0.002
-    session.close()
+@in_virtual_time
+async def test_paced_audio_keeps_the_playout_lead() -> None:
+    async with running_worker(tone_settings()) as worker:
+        session = worker.hub.open(SessionOptions(lead_ms=40))
+        session.speak("Some words. " * 10)
+        session.end_text()
+        clock = asyncio.get_running_loop().time
+        total = 0
+        first_s = None
+        while total < 24_000:
+            item = await session.next()
+            if isinstance(item, PcmFrame):
+                first_s = clock() if first_s is None else first_s
+                total += item.samples
+                lead_s = total / 24_000 - (clock() - first_s)
+                assert 0.020 - 0.002 <= lead_s <= 0.040 + 0.002
+        session.close()
 
 
 async def test_pause_timeout_ends_the_utterance(worker: Worker) -> None:

@@ -24,6 +24,8 @@ from tts_worker.server.connections import WebSocketProtocol
 from tts_worker.text.lexicon import Lexicon
 
 TEXT = "Hello there, my friend. How are you today?"
+BRISK = {"tone": {"kind": "tone", "ms_per_char": 30}}
+"""An engine with short characters, for tests that wait for the end of paced audio."""
 LONG = TEXT * 20  # long enough that commands arrive before its end, also on a slow machine
 
 LONG_TIMEOUTS: dict[str, Any] = {
@@ -81,7 +83,7 @@ async def dial(address: str, path: str = "/v1/stream", **options: Any) -> AsyncI
 
 
 async def test_utterance_from_ready_to_done() -> None:
-    async with serving() as address, dial(address) as client:
+    async with serving(engines=BRISK) as address, dial(address) as client:
         ready = await client.until("ready")
         assert (ready["sample_rate"], ready["format"], ready["channels"]) == (24_000, "pcm_s16le", 1)
         await client.send(type="text", text=TEXT, end=True)
@@ -240,7 +242,7 @@ BAD_MESSAGES: list[tuple[str | bytes, str]] = [
 
 
 async def test_bad_messages_are_rejected() -> None:
-    async with serving() as address, dial(address) as client:
+    async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
         await client.until("ready")
         for message, code in BAD_MESSAGES:
             await client.socket.send(message)
@@ -498,7 +500,8 @@ async def test_audio_is_complete_while_the_socket_is_behind(monkeypatch: pytest.
     monkeypatch.setattr(
         WebSocketProtocol, "send_now", lambda self, message: next(calls) % 3 < 2 and send_now(self, message)
     )
-    async with serving() as address, dial(address, "/v1/stream?checksums=true&lead_ms=200") as client:
+    path = "/v1/stream?checksums=true&lead_ms=200"
+    async with serving(engines=BRISK) as address, dial(address, path) as client:
         await client.send(type="text", text=TEXT, end=True)
         done = await client.until("done")
         assert len(client.pcm) == 2 * done["samples_sent"]

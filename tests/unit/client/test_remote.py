@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.behaviour.recording_client import RecordingClient
+from tests.fakes.clock import in_virtual_time
 from tests.fakes.dialogue import PARAMS, DialogueWorker
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
@@ -273,6 +274,7 @@ async def test_rejection_marks_the_link_unhealthy() -> None:
     assert wire.released == [False]
 
 
+@in_virtual_time
 async def test_missing_audio_expires_unless_paused() -> None:
     wire = Wire()
     session = remote(wire, audio_timeout_s=0.1)
