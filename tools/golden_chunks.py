@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "MKL_CBWR": "COMPATIBLE",  # MKL: the same results on all processors
     "OMP_NUM_THREADS": "1",  # sums are divided by the number of threads
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4",  # C library: functions without fused multiply-add
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",  # numpy: loops without AVX
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX2 FMA3 AVX512F",  # numpy: no AVX, in new and old names
     "OPENBLAS_CORETYPE": "Nehalem",  # its matrix products
 }
 """Without these, PyTorch and its libraries select their kernels by the processor."""
