@@ -24,7 +24,7 @@ from tests.unit.cosyvoice.bundles import copy_of
 from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
-from tts_worker.errors import InvalidRequest, QuotaExceeded, UnknownVoice
+from tts_worker.errors import InvalidRequest, QuotaExceeded, TextTooLong, UnknownVoice
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.store import RedisStore
@@ -265,6 +265,12 @@ def test_client_converts_live_audio_without_await(url: str, live: bytes) -> None
             tts.convert(iter([pcm]), live_rate_hz=16_000, voice="absent")
         with pytest.raises(InvalidRequest, match="live_rate_hz"):
             tts.convert(iter([pcm]))
+
+
+def test_client_gets_the_reason_for_a_refused_upload(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.server.grpc.conversion.MAX_AUDIO_BYTES", 100_000)
+    with TTS(f"grpc://{worker.grpc_address}", voice="anna") as tts, pytest.raises(TextTooLong):
+        tts.convert(bytes(8_000_000))
 
 
 async def test_refusal_arrives_while_the_source_goes_on(url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.errors import InvalidRequest, OverCapacity, RemoteError, TextTooLong
@@ -14,10 +14,14 @@ from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.conversion import Conversion, LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
+from tts_worker.timeouts import fail_after
 from tts_worker.types import Encoding, Ended, PcmFrame, SessionOptions
 
 _MAX_UPLOADS = 4
 """Recordings that are received at the same time; each is at most 64 MiB in memory."""
+
+_DISCARD_S = 30.0
+"""How long the rest of a refused recording is read."""
 
 
 class VoiceConversionService:
@@ -72,6 +76,7 @@ class VoiceConversionService:
         if start.live_sample_rate:
             return LiveSource(_parts(requests), start.live_sample_rate)
         if self._uploads >= _MAX_UPLOADS:
+            await _discard(requests)
             raise OverCapacity("too many recordings are being received", retry_after_s=1.0)
         self._uploads += 1
         try:
@@ -79,6 +84,8 @@ class VoiceConversionService:
             async for part in _parts(requests):
                 audio += part
                 if len(audio) > MAX_AUDIO_BYTES:
+                    audio.clear()
+                    await _discard(requests)
                     raise TextTooLong(f"a recording may have at most {MAX_AUDIO_BYTES >> 20} MiB")
             return RecordedSource(bytes(audio))
         finally:
@@ -91,6 +98,14 @@ async def _read_start(requests: AsyncIterator[pb.ConvertRequest]) -> pb.Conversi
             return request.start
         break
     raise InvalidRequest("the first message must be start")
+
+
+async def _discard(requests: AsyncIterator[pb.ConvertRequest]) -> None:
+    """Read the rest of a refused recording: a client of grpc.aio that is still writing would lose the reason."""
+    with suppress(TimeoutError):
+        async with fail_after(_DISCARD_S):
+            async for _ in requests:
+                pass
 
 
 async def _parts(requests: AsyncIterator[pb.ConvertRequest]) -> AsyncIterator[bytes]:
