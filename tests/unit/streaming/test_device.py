@@ -25,7 +25,7 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, FakeGraphRunner, Tensors, _CapturedGraph
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Tensors, _CapturedGraph
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStream,
     ExecutionStreams,
@@ -73,6 +73,27 @@ def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
     assert {name: each.eager_calls for name, each in counts.items()} == dict.fromkeys(counts, 0)
     assert [captured_graphs(runner) for runner in runners] == graphs, "nothing is captured while clients wait"
     expected = speak_together(engine(family, small, **shared), params)
+    for output, same in zip(outputs, expected, strict=True):
+        assert output.words == same.words
+        assert_pcm_close(output.pcm, same.pcm)
+
+
+def test_decode_steps_of_cosyvoice_300m_are_replayed() -> None:
+    """With and without a prompt, together: what a slot knows of its speaker is part of the captured state."""
+    family = "cosyvoice1"
+    small = settings(lm_tokens=512, decode_batch=2, checked=False)
+    voices = {"prompted": voice(family, 10), "plain": voice(family, 0)}
+    subject = engine(family, small, runners=(FakeGraphRunner(), EagerRunner()), voices=voices)
+    assert subject.components.capture(small)
+    assert subject.components.degraded == ()
+
+    params = [SynthesisParams(name, seed=seed) for seed, name in enumerate(voices)]
+    outputs = speak_together(subject, params)
+
+    counts = {each.name: each for each in subject.report().computations if each.captured}
+    assert set(counts) == {"prefill", "decode"}
+    assert all(each.replays and not each.eager_calls for each in counts.values())
+    expected = speak_together(engine(family, small, voices=voices), params)
     for output, same in zip(outputs, expected, strict=True):
         assert output.words == same.words
         assert_pcm_close(output.pcm, same.pcm)
