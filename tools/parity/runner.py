@@ -129,8 +129,8 @@ def _v1_stages(checks: CheckList, networks: Networks) -> tuple[Stage, ...]:
     """Return the stages of CosyVoice-300M."""
     return (
         Stage("llm", lambda g: check_v1_llm(checks, g, networks), half=Half.RELATIVE),
-        Stage("flow", lambda g: check_v1_flow(checks, g, networks), on_device=True),
-        Stage("stream", lambda g: check_v1_stream(checks, g, networks), on_device=True),
+        Stage("flow", lambda g: check_v1_flow(checks, g, networks), on_device=True, half=Half.RELATIVE),
+        Stage("stream", lambda g: check_v1_stream(checks, g, networks), on_device=True, half=Half.RELATIVE),
         Stage("speech", lambda g: check_v1_speech(checks, g, networks), half=Half.SKIPPED),
     )
 

@@ -13,6 +13,7 @@ from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -156,6 +157,15 @@ def test_modes_tell_the_language_model_what_the_reference_tells(bundle: Bundle) 
 def test_what_the_family_cannot_do_is_refused(bundle: Bundle, option: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_engine(LoadOptions(bundle.path, device="cpu", **option))  # type: ignore[arg-type]
+
+
+def test_settings_without_effect_are_logged(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Networks, "load", lambda *args, **options: pytest.fail("loaded"))
+    with pytest.raises(pytest.fail.Exception, match="loaded"):
+        load_engine(LoadOptions(bundle.path, device="cpu", stride_chunks=2, memory_gb=1.0))
+    assert "stride_chunks, memory_gb: no effect on CosyVoice-300M" in caplog.text
 
 
 def test_directory_without_vocabulary_says_how_to_get_it(bundle: Bundle, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, CompileMode, StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -38,6 +37,7 @@ CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, context
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 MIN_PAGES = 12
 MAX_PAGES = 65_536
+_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "memory_gb", "first_chunk_on_device")
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,10 @@ def _check_first(options: LoadOptions) -> None:
         raise ConfigError("text_mode: CosyVoice-300M reads whole clauses only, as it encodes a text before it speaks")
     if options.backend != Backend.TORCH.value:
         raise ConfigError("backend: CosyVoice-300M runs on torch only")
+    defaults = LoadOptions(options.bundle)
+    unused = [name for name in _UNUSED_BY_V1 if getattr(options, name) != getattr(defaults, name)]
+    if unused:
+        log.warning("%s: no effect on CosyVoice-300M, which renders overlapping parts of one size", ", ".join(unused))
 
 
 def check_torch(version: str) -> None:
@@ -225,10 +229,8 @@ def halve_flow(networks: Networks) -> None:
     """Convert the flow estimator to bfloat16 (in place).
 
     Sums of norms, rotary angles, scores, solver state, encoder and vocoder stay in float32, the pitch in float64.
-    CosyVoice-300M's flow stays in float32.
     """
-    if isinstance(networks.flow, Flow):
-        networks.flow.use_dtype(torch.bfloat16)
+    networks.flow.use_dtype(torch.bfloat16)
 
 
 def bundle_voices(bundle: Bundle) -> dict[str, Voice]:

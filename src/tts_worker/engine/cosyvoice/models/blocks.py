@@ -110,6 +110,13 @@ class Estimator(nn.Module, ABC):
         return self.velocity(inputs, self.positions(start, inputs), table, mask, past)
 
 
+def use_product_dtype(network: nn.Module, dtype: torch.dtype) -> None:
+    """Compute the products of ``network`` in ``dtype``. The weights of norms stay float32."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d):
+            module.to(dtype)
+
+
 class FusedAttention(nn.Module):
     """Attention whose query, key and value projections are separate in the file and fused by ``prepare``."""
 

@@ -25,6 +25,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     Lookahead,
     Sites,
     chunk_mask,
+    use_product_dtype,
 )
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, UnetDims
 from tts_worker.engine.cosyvoice.models.dit import Dit
@@ -139,9 +140,7 @@ class Flow(nn.Module):
 
     def use_dtype(self, dtype: torch.dtype) -> None:
         """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
-        for module in self.estimator.modules():
-            if isinstance(module, nn.Linear | nn.Conv1d):
-                module.to(dtype)
+        use_product_dtype(self.estimator, dtype)
         self.dtype = dtype
 
     def speaker(self, embedding: Tensor) -> Tensor:

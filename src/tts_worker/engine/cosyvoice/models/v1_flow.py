@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.models.blocks import FusedAttention
+from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, use_product_dtype
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import initial_noise, solver_times
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, relative_sinusoids
@@ -99,6 +99,7 @@ class V1Flow(nn.Module):
         self.length_regulator = LengthRegulator(dims.mel, dims.regulator_layers)
         self.decoder = _Decoder(V1Unet(dims.unet))
         self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
+        self.dtype = torch.float32  # of the estimator's products
 
     @property
     def estimator(self) -> V1Unet:
@@ -107,10 +108,6 @@ class V1Flow(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.spk_embed_affine_layer.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.spk_embed_affine_layer.weight.dtype
 
     @torch.inference_mode()
     def prepare(self, tokens: int) -> V1Flow:
@@ -125,6 +122,11 @@ class V1Flow(nn.Module):
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, stages, C]
         self.encoder.prepare(tokens)
         return self
+
+    def use_dtype(self, dtype: torch.dtype) -> None:
+        """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
+        use_product_dtype(self.estimator, dtype)
+        self.dtype = dtype
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""

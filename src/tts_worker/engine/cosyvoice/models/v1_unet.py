@@ -20,6 +20,12 @@ from tts_worker.engine.cosyvoice.models.unet import TimeMlp, TransformerBlock
 GROUPS = 8
 
 
+def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+    """Run ``conv`` in the dtype of its weights, and return float32."""
+    weight: Tensor = conv.weight  # type: ignore[assignment]
+    return conv(x.to(weight.dtype)).float()
+
+
 class Block(nn.Module):
     """Convolution, group norm, Mish: ``[N, C, T] -> [N, C', T]``."""
 
@@ -29,7 +35,8 @@ class Block(nn.Module):
         self.block = nn.Sequential(conv, nn.GroupNorm(GROUPS, out_channels), nn.Mish())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.block(x)
+        conv, norm, mish = self.block
+        return mish(norm(convolve(conv, x)))
 
 
 class Residual(nn.Module):
@@ -44,7 +51,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         """``x [N, C, T] -> [N, C', T]``; ``time [C']`` is already projected by ``mlp``."""
-        return self.block2(self.block1(x) + time[:, None]) + self.res_conv(x)
+        return self.block2(self.block1(x) + time[:, None]) + convolve(self.res_conv, x)
 
 
 class _Sampler(nn.Module):
@@ -55,7 +62,14 @@ class _Sampler(nn.Module):
         self.conv = conv
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
+        return convolve(self.conv, x)
+
+
+class _LastSampler(nn.Conv1d):
+    """Keeps the rate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).float()
 
 
 class V1Unet(nn.Module):
@@ -74,12 +88,12 @@ class V1Unet(nn.Module):
 
         def down(i: int) -> nn.Module:
             if i == dims.stages - 1:
-                return nn.Conv1d(width, width, 3, padding=1)
+                return _LastSampler(width, width, 3, padding=1)
             return _Sampler(nn.Conv1d(width, width, 3, stride=2, padding=1))
 
         def up(i: int) -> nn.Module:
             if i == dims.stages - 1:
-                return nn.Conv1d(width, width, 3, padding=1)
+                return _LastSampler(width, width, 3, padding=1)
             return _Sampler(nn.ConvTranspose1d(width, width, 4, stride=2, padding=1))
 
         self.time_mlp = TimeMlp(dims.in_channels, time)
@@ -118,7 +132,7 @@ class V1Unet(nn.Module):
             skip = skips.pop()
             x = torch.cat([x[:, :, : skip.shape[2]], skip], dim=1)  # an odd length was rounded up
             x = sampler(self._run(residual, blocks, x, next(times)))
-        return self.final_proj(self.final_block(x)).transpose(1, 2)
+        return convolve(self.final_proj, self.final_block(x)).transpose(1, 2)
 
     @staticmethod
     def _stages(stages: nn.ModuleList) -> Sequence[Any]:
