@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tts_worker.engine.cosyvoice import v1_random
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
@@ -112,8 +114,9 @@ def test_pace_changes_the_length(engine: CosyVoiceEngine) -> None:
     assert words[-1].end_sample <= samples
 
 
-def test_model_of_25_hz_speaks(tmp_path: Path) -> None:
+def test_model_of_25_hz_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The published CosyVoice-300M-25Hz: half the tokens, and another vocabulary."""
+    monkeypatch.setattr(v1_random, "WHISPER", WHISPER_CHARACTERS)  # for the rows of its special tokens
     path = write_random_bundle(tmp_path / "x", "cosyvoice1", prompt_models=False).path
     yaml = path / "cosyvoice.yaml"
     text = yaml.read_text("utf-8").replace("input_frame_rate: 50", "input_frame_rate: 25")

@@ -6,13 +6,13 @@ import base64
 from dataclasses import dataclass
 from pathlib import Path
 
-from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.config import WHISPER
 from tts_worker.engine.cosyvoice.whisper_tokenizer import whisper_special_tokens
 
 
 @dataclass(frozen=True)
 class V1LmSize:
-    """Widths and depths of the language model. ``text_rows``: None for what the small vocabulary needs at most."""
+    """Widths and depths of the language model. ``text_rows``: None for as many as the small vocabulary needs."""
 
     text: int
     hidden: int
@@ -67,7 +67,7 @@ def v1_yaml(
     """
     width, encoder_heads, encoder_ffn, encoder_layers = encoder
     channels, heads, head_size, blocks, mid = unet
-    rows = size.text_rows or len(whisper_tokens()) + len(whisper_special_tokens(WHISPER_CHARACTERS))
+    rows = size.text_rows or len(whisper_tokens()) + len(whisper_special_tokens(WHISPER))
     return f"""# Random weights in the official layout.
 sample_rate: 22050
 text_encoder_input_size: {size.text}
