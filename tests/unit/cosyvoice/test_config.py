@@ -75,6 +75,16 @@ def test_bundle_of_fewer_languages_speaks_only_those() -> None:
             config_of("cosyvoice2", ("sample_rate: 24000", f"languages: {bad}\nsample_rate: 24000"))
 
 
+def test_bundle_may_limit_the_context() -> None:
+    assert config_of("cosyvoice2").context_tokens is None
+    for given in (0, 50):
+        changed = config_of("cosyvoice2", ("sample_rate: 24000", f"context_tokens: {given}\nsample_rate: 24000"))
+        assert changed.context_tokens == given
+    for bad in ("-1", "few", "0.5"):
+        with pytest.raises(BundleError, match="context_tokens"):
+            config_of("cosyvoice2", ("sample_rate: 24000", f"context_tokens: {bad}\nsample_rate: 24000"))
+
+
 def test_bundle_says_the_pace_of_voices_without_prompt() -> None:
     assert config_of("cosyvoice2").pace == DEFAULT_TOKENS_PER_WEIGHT
     assert config_of("cosyvoice2", ("sample_rate: 24000", "pace: 1.2\nsample_rate: 24000")).pace == 1.2

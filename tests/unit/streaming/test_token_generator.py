@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -33,8 +34,11 @@ def components():  # type: ignore[no-untyped-def]
     return engine(FAMILY).components
 
 
-def generator_for(components, texts: Sequence[Segment], **changes: object) -> TokenGenerator:  # type: ignore[no-untyped-def]
-    model = Model(bundle(FAMILY).config, tokenizer(FAMILY), settings(**changes))
+def generator_for(  # type: ignore[no-untyped-def]
+    components, texts: Sequence[Segment], *, limit: int | None = None, **changes: object
+) -> TokenGenerator:
+    config = replace(bundle(FAMILY).config, context_tokens=limit)
+    model = Model(config, tokenizer(FAMILY), settings(**changes))
     generator = TokenGenerator(KEY, SynthesisParams("prompted", seed=5), model)
     voice = components.voice_cache.acquire("prompted")
     generator.set_voice(voice, voice.request(None))
@@ -194,6 +198,20 @@ def test_old_context_is_dropped(components) -> None:  # type: ignore[no-untyped-
     assert carried[0] == 0
     assert max(carried) <= 30
     assert carried[-1] >= 15
+
+
+@pytest.mark.parametrize(("limit", "setting"), [(0, 250), (250, 0), (None, 0)])
+def test_clause_without_context_is_spoken_as_if_alone(components, limit: int | None, setting: int) -> None:  # type: ignore[no-untyped-def]
+    texts = segments(("Hello,", Boundary.CLAUSE), (" world.", Boundary.SENTENCE))
+    generator = generator_for(components, texts, limit=limit, context_tokens=setting)
+    alone = generator_for(components, segments(("world.", Boundary.SENTENCE)))
+    generator.begin_run()
+    generator.process_ids([*distinct_ids(12), EOS])
+    for each in (generator, alone):
+        each.begin_run()
+    assert generator.run is not None
+    assert alone.run is not None
+    assert generator.run.pending_items == alone.run.pending_items
 
 
 def test_unpunctuated_interleaved_text_is_split(components) -> None:  # type: ignore[no-untyped-def]

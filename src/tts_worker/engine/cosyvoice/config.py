@@ -81,6 +81,8 @@ class CosyVoiceConfig:
         mix_ratio: Text and speech tokens per group in interleaved mode.
         languages: What the model speaks; fewer than its family by the key ``languages``, an extension.
         pace: Speech tokens per unit of text weight of voices without a prompt, by the key ``pace``, an extension.
+        context_tokens: Most speech tokens of earlier clauses that the language model continues, by the key
+            ``context_tokens``, an extension; ``None`` leaves it to the settings of the engine.
     """
 
     family: str
@@ -95,6 +97,7 @@ class CosyVoiceConfig:
     mel: MelDims
     languages: tuple[str, ...]
     pace: float
+    context_tokens: int | None = None
 
     @property
     def qwen(self) -> LmDims:
@@ -161,6 +164,7 @@ class CosyVoiceConfig:
             mel=mel,
             languages=root.words("languages", LANGUAGES[family]),
             pace=_pace(root),
+            context_tokens=root.integer("context_tokens", least=0) if root.has("context_tokens") else None,
         )
         config._check_fit(root)
         return config

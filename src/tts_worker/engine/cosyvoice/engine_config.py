@@ -37,7 +37,7 @@ class StreamingConfig:
         overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
-        context_tokens: Speech tokens of earlier clauses that a clause continues.
+        context_tokens: Speech tokens of earlier clauses that a clause continues; fewer if the bundle says so.
         max_segment_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
             chunk more expensive than an early one.
         lm_tokens: Longest sequence of the language model.

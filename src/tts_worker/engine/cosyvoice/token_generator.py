@@ -277,6 +277,7 @@ class TokenGenerator:
         self._words = []
         self._run_text = []
         self._run_closes_segment = False
+        self._needs_space = self._needs_space and self._context_limit > 0
         audio_segment.aligner.start_run(self._run_start)
         if not self._interleaved:
             segment = self._text_segments.popleft()
@@ -394,6 +395,13 @@ class TokenGenerator:
             run.end()
         return run
 
+    @property
+    def _context_limit(self) -> int:
+        """Most speech tokens of earlier runs that a run continues."""
+        limit = self._model.config.context_tokens
+        setting = self._model.settings.context_tokens
+        return setting if limit is None else min(limit, setting)
+
     def _trim_context(self) -> None:
         """Drop the oldest runs until the context fits."""
         settings = self._model.settings
@@ -406,7 +414,7 @@ class TokenGenerator:
             return sum(len(speech) for _, speech in self._context)
 
         while self._context and (
-            context_tokens() > settings.context_tokens
+            context_tokens() > self._context_limit
             or context_tokens() + sum(len(text) for text, _ in self._context) > available
         ):
             self._context.popleft()
