@@ -134,6 +134,8 @@ async def test_client_shows_its_certificate(tmp_path: Path, monkeypatch: pytest.
             assert (await client.open()).session.id
             with pytest.raises(InvalidRequest, match="speech_tokens"):  # the worker answers: its voice cannot convert
                 await anext(client.convert(b"RIFF"))
+            with pytest.raises(InvalidRequest, match="speech_tokens"):
+                await anext(client.convert([bytes(64_000)], live_rate_hz=16_000))
         async with tts_worker.connect(url, ClientSettings(tls_certificate=tmp_path / "none")) as client:
             with pytest.raises(ConfigError, match="tls_certificate"):
                 await client.open()

@@ -75,7 +75,7 @@ class StreamedRequest:
             self._sending.cancel()
             await asyncio.wait({self._sending})
         if self._writer is not None:
-            self._writer.close()
+            self._writer.transport.abort()  # to close it would first send what is buffered
             with suppress(OSError):
                 await self._writer.wait_closed()
 
