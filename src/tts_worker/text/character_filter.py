@@ -68,13 +68,14 @@ class CharacterFilter:
         if self.held:
             text = self.held + text
             start -= 1
+            self.held = ""
         begin = 1 if self._after_return and text[0] == "\n" else 0  # of the run that is not passed on yet
-        self._after_return = text[-1] == "\r"
         end = len(text)
-        self.held = ""
-        if text[-1] in _MAY_BECOME_EMOJI:
+        last_char = text[-1]
+        self._after_return = last_char == "\r"
+        if last_char in _MAY_BECOME_EMOJI:
             end -= 1
-            self.held = text[-1]
+            self.held = last_char
             self._held_at = start + end
         for match in _UNUSUAL.finditer(text, begin, end):
             place = match.start()

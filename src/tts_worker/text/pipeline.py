@@ -28,10 +28,10 @@ _BLOCK_CHARS = 1024
 # Other text only does so if it grows too long. A clause mark completes no segment that is too short.
 _CLAUSE_MARKS = ",;:|-"
 _STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
-_CALM = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
-_STIR = re.compile(f"[^{_CALM}]")
+_PLAIN = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
+_END_START = re.compile(f"[^{_PLAIN}]")
 _CLAUSE_END = re.compile(
-    f"[^{_CALM}](?:(?<=[^{_CALM}{_STOPS}])|(?<=-).*-|(?<=[{_STOPS}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
+    f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=[{_STOPS}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
 )
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
@@ -110,7 +110,7 @@ class TextPipeline:
         self._most = 0  # the largest room
         self._left = self._clause_left = 0  # spoken size that fits the segment, or completes none before a clause mark
         self._has_speech = False  # whether the segment has text to speak
-        self._stirs = self._ends = _WORD_END  # what may begin such an end, and the end
+        self._starts = self._ends = _WORD_END  # what may begin such an end, and the end
         self._searched = 0  # the length of the unread text without both
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
@@ -137,8 +137,9 @@ class TextPipeline:
         if self._ended:
             self._reject()
         self._unread = unread = self._unread + self._decoder.feed(delta)
-        if len(unread) <= self._room and not self._stirs.search(unread, self._searched):
-            self._searched = len(unread)
+        length = len(unread)
+        if length <= self._room and not self._starts.search(unread, self._searched):  # as for most deltas
+            self._searched = length
             return []
         if not self._may_complete(unread):
             return []
@@ -224,7 +225,7 @@ class TextPipeline:
                 self._room = min(self._most, _room(unread, self._left))
             if length > self._room:
                 return True
-        while found := self._stirs.search(unread, self._searched):
+        while found := self._starts.search(unread, self._searched):
             self._searched = found.start()
             found = self._ends.search(unread, self._searched)
             if found is None:
@@ -247,19 +248,22 @@ class TextPipeline:
             if self._filter.skips_line:
                 self._room = self._most = _BLOCK_CHARS
                 self._has_speech = True
-                self._stirs = self._ends = _LINE_END
+                self._starts = self._ends = _LINE_END
             return
         self._left, self._clause_left = self._segmenter.size_left()
         self._has_speech = self._segmenter.has_speech
-        self._stirs = _STIR
+        self._starts = _END_START
         self._ends = _CLAUSE_END
         self._most = _BLOCK_CHARS
         if self._by_word:
-            self._stirs = self._ends = _WORD_END
+            self._starts = self._ends = _WORD_END
             self._left -= self._margin
             self._clause_left = 0
         held = undecided if self._lexicon is None else undecided + self._lexicon.source.text
-        if held:
+        if held == " ":
+            self._left -= 1
+            self._clause_left -= 1
+        elif held:
             self._hold(held, undecided)
         self._room = min(self._most, self._left // MAX_SIZE)
 
@@ -275,7 +279,7 @@ class TextPipeline:
         elif _TABLE_MARKS.fullmatch(undecided):
             self._left = self._clause_left
         elif undecided[0] == "[" and undecided[-1] != "]":
-            self._stirs = self._ends = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
+            self._starts = self._ends = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
             self._most = BRACKET_LIMIT - 1 - len(undecided)
         else:
             self._most = 0
