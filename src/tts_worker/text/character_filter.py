@@ -22,7 +22,7 @@ PARAGRAPH = "\u2029"
 BREAK = "\ufdd0"
 """A silence of given length. The character is never in text: it is filtered."""
 
-_LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _KEYCAP = "\u20e3"
 _EMOJI_SELECTOR = "\ufe0f"
 _MAY_BECOME_EMOJI = frozenset("0123456789#*©®‼⁉™ℹ↔↕↖↗↘↙↩↪Ⓜ")
@@ -104,7 +104,7 @@ class CharacterFilter:
 
 def _replacement(char: str) -> str:
     """Return what an unusual character is replaced by. A line feed after a carriage return belongs to it."""
-    if char in _LINE_BREAKS:
+    if char in LINE_BREAKS:
         return "" if char == "\n" else "\n"
     if char.isspace() or char == "\u2800":
         return " "

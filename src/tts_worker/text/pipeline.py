@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
+from tts_worker.text.character_filter import LINE_BREAKS
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
@@ -27,18 +28,20 @@ _BLOCK_CHARS = 1024
 # What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
 # Other text only does so if it grows too long. A clause mark completes no segment that is too short.
 _CLAUSE_MARKS = ",;:|-"
+_LETTERS = "A-EGI-LN-VX-Za-egi-ln-vx-z0-9"  # A mark before them is part of a word; the others may begin a URL.
 _STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
 _PLAIN = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
 _END_START = re.compile(f"[^{_PLAIN}]")
 _CLAUSE_END = re.compile(
-    f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=[{_STOPS}])[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
+    f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=&)[A-Za-z0-9#]{{1,10}};"
+    f"|(?<=[{_STOPS}])(?:(?<=&)|(?![{_LETTERS}]))[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
 )
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
 _SPEECH = re.compile(r"[^\W_]")
-_LINE_END = re.compile("\n")
-_LINK_TEXT_END = re.compile("[\n\\]]")
-_LINK_TARGET_END = re.compile("[\n <\\[\\])]")
+_LINE_END = re.compile(f"[{LINE_BREAKS}]")
+_LINK_TEXT_END = re.compile(rf"[{LINE_BREAKS}\]]")
+_LINK_TARGET_END = re.compile(rf"[{LINE_BREAKS} <\[\])]")
 _TABLE_MARKS = re.compile("[-|: ]+")
 
 
@@ -244,7 +247,7 @@ class TextPipeline:
         """Find which text may be added without completing a segment."""
         self._room = self._most = self._searched = 0
         undecided = self._filter.undecided
-        if undecided is None:
+        if undecided is None or (self._lexicon is not None and self._lexicon.is_matching):
             if self._filter.skips_line:
                 self._room = self._most = _BLOCK_CHARS
                 self._has_speech = True
@@ -259,19 +262,18 @@ class TextPipeline:
             self._starts = self._ends = _WORD_END
             self._left -= self._margin
             self._clause_left = 0
-        held = undecided if self._lexicon is None else undecided + self._lexicon.source.text
-        if held == " ":
+        if undecided == " ":
             self._left -= 1
             self._clause_left -= 1
-        elif held:
-            self._hold(held, undecided)
+        elif undecided:
+            self._hold(undecided)
         self._room = min(self._most, self._left // MAX_SIZE)
 
-    def _hold(self, held: str, undecided: str) -> None:
-        """Take into account the text that a stage has not passed on."""
-        self._left -= MAX_SIZE * len(held)
-        self._clause_left -= MAX_SIZE * len(held)
-        self._has_speech = self._has_speech or _SPEECH.search(held) is not None
+    def _hold(self, undecided: str) -> None:
+        """Take into account the text that the filter has not passed on."""
+        self._left -= MAX_SIZE * len(undecided)
+        self._clause_left -= MAX_SIZE * len(undecided)
+        self._has_speech = self._has_speech or _SPEECH.search(undecided) is not None
         if not _MARK.search(undecided):
             return
         if self._by_word:
@@ -281,6 +283,7 @@ class TextPipeline:
         elif undecided[0] == "[" and undecided[-1] != "]":
             self._starts = self._ends = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
             self._most = BRACKET_LIMIT - 1 - len(undecided)
+            self._has_speech = True  # other text follows the link
         else:
             self._most = 0
 
