@@ -25,6 +25,7 @@ from tests.conftest import serving, until
 from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 from tts_worker.errors import TextTooLong
+from tts_worker.server.connections import HttpProtocol
 from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
 
@@ -176,30 +177,27 @@ async def test_slow_body_is_answered_408() -> None:
         assert await closed(address, "body_timeout") == 1
 
 
-async def test_answered_body_may_go_on_while_it_arrives() -> None:
+async def test_answered_body_may_go_on_while_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     def add_echo(routes: Routes, *_: object) -> None:
         @routes.post("/echo")
         async def echo(request: Request) -> Response:
             upload = Upload()
+            return LiveStream(upload.parts(), "audio/pcm", {}, upload=upload)
 
-            async def slowly() -> AsyncGenerator[bytes, None]:
-                async for part in upload.parts():
-                    await asyncio.sleep(0.02)
-                    yield part
-
-            return LiveStream(slowly(), "audio/pcm", {}, upload=upload)
-
+    timers: list[HttpProtocol] = []
+    monkeypatch.setattr(HttpProtocol, "_arm_body_timeout", lambda self: timers.append(self))
     head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
-    async with (
-        serving(server={"body_timeout_s": 0.4}, extension=add_echo) as address,
-        open_tcp(address, head) as client,
-    ):
-        ends_at_s = asyncio.get_running_loop().time() + 1.0
-        while asyncio.get_running_loop().time() < ends_at_s:
-            await client.send(b"x")
-            assert await client.reader.readuntil(b"\r\nx\r\n")
-        await client.read_all()
-        assert await closed(address, "body_timeout") == 1
+    async with serving(extension=add_echo) as address, open_tcp(address, head + b"x") as client:
+        assert await client.reader.readuntil(b"\r\nx\r\n")
+        timers.pop()._on_body_timeout()
+        timers[0]._body_progress = False  # as arming does
+        await client.send(b"y")
+        assert await client.reader.readuntil(b"\r\ny\r\n")
+        timers.pop()._on_body_timeout()
+        timers[0]._body_progress = False
+        timers.pop()._on_body_timeout()
+        assert await client.read_all() == b""
+        assert (await closed(address, "body_timeout"), timers) == (1, [])
 
 
 async def test_answer_that_fails_while_the_body_arrives_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:

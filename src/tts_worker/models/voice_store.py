@@ -144,7 +144,7 @@ class VoiceStore:
                 stamp = folder / "voice.json"
                 if deleted.name in in_use:
                     with suppress(OSError):  # removed, if this process was suspended for long
-                        os.utime(stamp)
+                        os.utime(stamp, ns=(time.time_ns(),) * 2)  # the file system's own clock is coarse
                 status = _stat_of(stamp)
                 now_s = self._clock()
                 if status is not None and status[0] != deleted.stamp_ns:
