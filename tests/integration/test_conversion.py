@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
 from tts_worker.errors import InvalidRequest, QuotaExceeded, TextTooLong, UnknownVoice
+from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.store import RedisStore
@@ -246,6 +251,25 @@ def live(worker: ThreadedWorker) -> bytes:
 async def test_live_audio_is_converted_however_it_is_split(worker: ThreadedWorker, live: bytes) -> None:
     assert b"".join(await live_audio(worker, 4_801)) == live
     assert len(live) // 2 == pytest.approx(3 * 24_000, abs=SAMPLES_PER_TOKEN)
+
+
+async def test_converted_audio_has_checksums_on_request(worker: ThreadedWorker, live: bytes) -> None:
+    async def requests() -> AsyncIterator[pb.ConvertRequest]:
+        start = pb.ConversionStart(voice="anna", live_sample_rate=16_000, checksums=True)
+        yield pb.ConvertRequest(start=start)
+        yield pb.ConvertRequest(audio=live_pcm())
+
+    async with grpc.aio.insecure_channel(worker.grpc_address) as channel:
+        call = tts_worker_pb2_grpc.VoiceConversionStub(channel).Convert(requests())
+        responses = [response async for response in call]
+    audio = b""
+    for before, response in itertools.pairwise(responses):
+        if response.WhichOneof("part") == "audio":
+            chunk = before.chunk
+            assert chunk.sha256 == hashlib.sha256(response.audio).hexdigest()
+            assert (chunk.start_sample, chunk.samples) == (len(audio) // 2, len(response.audio) // 2)
+            audio += response.audio
+    assert audio == live
 
 
 async def both_sources(url: str) -> tuple[bytes, bytes]:

@@ -663,7 +663,7 @@ class ConvertRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[ConversionStart, _Mapping]] = ..., audio: _Optional[bytes] = ...) -> None: ...
 
 class ConversionStart(_message.Message):
-    __slots__ = ("voice", "model", "speed", "seed", "sample_rate", "encoding", "realtime", "live_sample_rate")
+    __slots__ = ("voice", "model", "speed", "seed", "sample_rate", "encoding", "realtime", "live_sample_rate", "checksums")
     VOICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
@@ -672,6 +672,7 @@ class ConversionStart(_message.Message):
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     REALTIME_FIELD_NUMBER: _ClassVar[int]
     LIVE_SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     voice: str
     model: str
     speed: float
@@ -680,17 +681,20 @@ class ConversionStart(_message.Message):
     encoding: str
     realtime: bool
     live_sample_rate: int
-    def __init__(self, voice: _Optional[str] = ..., model: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., realtime: bool = ..., live_sample_rate: _Optional[int] = ...) -> None: ...
+    checksums: bool
+    def __init__(self, voice: _Optional[str] = ..., model: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., realtime: bool = ..., live_sample_rate: _Optional[int] = ..., checksums: bool = ...) -> None: ...
 
 class ConvertResponse(_message.Message):
-    __slots__ = ("ready", "audio", "receipt")
+    __slots__ = ("ready", "audio", "receipt", "chunk")
     READY_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     ready: ConversionReady
     audio: bytes
     receipt: Receipt
-    def __init__(self, ready: _Optional[_Union[ConversionReady, _Mapping]] = ..., audio: _Optional[bytes] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    chunk: ConverseResponse.Chunk
+    def __init__(self, ready: _Optional[_Union[ConversionReady, _Mapping]] = ..., audio: _Optional[bytes] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., chunk: _Optional[_Union[ConverseResponse.Chunk, _Mapping]] = ...) -> None: ...
 
 class ConversionReady(_message.Message):
     __slots__ = ("sample_rate", "format", "voice", "model")

@@ -8,7 +8,8 @@ from contextlib import aclosing, suppress
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.errors import InvalidRequest, OverCapacity, RemoteError, TextTooLong
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.protocol.proto_codec import encode_receipt
+from tts_worker.protocol.messages import ChunkMessage
+from tts_worker.protocol.proto_codec import encode_receipt, encode_worker_message
 from tts_worker.server.compat.rendering import failure
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
@@ -58,6 +59,9 @@ class VoiceConversionService:
             async with aclosing(conversion.outputs()) as items:
                 async for item in items:
                     if isinstance(item, PcmFrame):
+                        if start.checksums:
+                            chunk = encode_worker_message(ChunkMessage.of(item)).chunk
+                            await writer.write(pb.ConvertResponse(chunk=chunk))
                         await writer.write(pb.ConvertResponse(audio=item.pcm))
                     elif isinstance(item, Ended):
                         if (error := failure(item)) is not None:
