@@ -43,8 +43,8 @@ class Subject:
     eos: int
 
     @classmethod
-    def of(cls, family: str) -> Subject:
-        networks = fake_networks(family)
+    def of(cls, family: str, *, tiny: bool = False) -> Subject:
+        networks = fake_networks(family, tiny=tiny)
         runner = FakeCudaRunner()
         decoder = Decoder(networks, slots=64, max_tokens=3072, stream=FakeCudaStream(), runner=runner)
         return cls(decoder, runner, networks.config.lm.eos_id)
@@ -80,6 +80,20 @@ def test_decode_step_runs_without_kernels() -> None:
         counter = Subject.of("cosyvoice3").step(2, 200)
 
     assert counter.launches <= MAX_STEP_LAUNCHES_WITHOUT_KERNELS, counter.operators
+
+
+@pytest.mark.parametrize("fused", [False, True])  # another model of the process may have switched them on
+def test_steps_of_cosyvoice_300m_leave_the_host_alone(fused: bool) -> None:
+    items: list[Item] = [(Kind.SOS, 0), (Kind.SPEAKER, 0), *[(Kind.TEXT, 5)] * 20, (Kind.TASK, 0)]
+    with fake_cuda(fused=fused):
+        subject = Subject.of("cosyvoice1", tiny=True)
+        step = subject.step(2, 200)
+        (row,) = subject.rows(1)
+        subject.runner.clear()
+        subject.decoder.prefill([row], [items])
+        (prefill,) = subject.runner.counts.values()
+
+    assert 0 < step.launches < prefill.launches, step.operators
 
 
 def test_two_contexts_suffice_with_the_kernel() -> None:
