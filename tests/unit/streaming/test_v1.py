@@ -167,8 +167,8 @@ def test_settings_without_effect_are_logged(
 ) -> None:
     monkeypatch.setattr(Networks, "load", lambda *args, **options: pytest.fail("loaded"))
     with pytest.raises(pytest.fail.Exception, match="loaded"):
-        load_engine(LoadOptions(bundle.path, device="cpu", stride_chunks=2, memory_gb=1.0))
-    assert "stride_chunks, memory_gb: no effect on CosyVoice-300M" in caplog.text
+        load_engine(LoadOptions(bundle.path, device="cpu", stride_chunks=2, first_tokens=4))
+    assert "stride_chunks, first_tokens: no effect on CosyVoice-300M" in caplog.text
 
 
 def test_directory_without_vocabulary_says_how_to_get_it(bundle: Bundle, tmp_path: Path) -> None:

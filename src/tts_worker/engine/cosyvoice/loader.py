@@ -37,7 +37,7 @@ CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, context
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 MIN_PAGES = 12
 MAX_PAGES = 65_536
-_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "memory_gb", "first_chunk_on_device")
+_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device")
 
 
 @dataclass(frozen=True)
