@@ -85,7 +85,7 @@ class Loudspeaker:
             os.close(pipe)
 
     async def heard(self, seconds: float) -> None:
-        """Wait until about that much sound was played from now on."""
+        """Wait until about that much speech was played from now on."""
         enough = self._loud_samples + seconds * RATE_HZ / 2  # a wave passes zero
         await self._until(lambda: self._loud_samples >= enough)
 
@@ -111,7 +111,7 @@ class Loudspeaker:
 
 
 class Firefox:
-    """A headless browser with a profile of its own. Problems of its pages are collected in ``problems``."""
+    """A headless browser with a new profile. Problems of its pages are collected in ``problems``."""
 
     def __init__(self, connection: ClientConnection, speaker: Loudspeaker) -> None:
         self.problems: list[str] = []
