@@ -96,7 +96,7 @@ LATENCIES = [
     ("Good morning to you, ", "Good morning to you,"),
     ("Hello there\n", "Hello there"),
     ("Hello there.\n", "Hello there."),
-    ("Hello [there\u2028", "Hello [there"),
+    ("Hello [for $5\u2028", "Hello [for $5"),
     ("Visit https://x.com/a. ", "Visit."),
     ("It is **done.** ", "It is done."),
     ("See [this](x). ", "See this."),
