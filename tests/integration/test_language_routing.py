@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.test_models import ManyWorker, fast, many
-from tts_worker.errors import IllegalCommand
+from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Outcome, SessionOptions, Started
 
@@ -61,16 +61,31 @@ async def test_each_utterance_goes_to_a_voice_that_speaks_it(worker: ManyWorker)
         (fast(language="en"), CHINESE, "a-one"),
         (fast(model="b"), CHINESE, "b-one"),
         (fast(), "Guten Tag, wie geht es Ihnen?", "a-one"),
+        (fast(language="de"), "Guten Tag, wie geht es Ihnen?", "b-one"),
         (fast(), "안녕하세요.", "a-one"),
         (fast(voice="c-one"), "Hello.", "c-one"),
         (fast(), "**" + CHINESE + "**", "c-one"),
     ],
-    ids=["voice", "language", "model", "same script", "no voice speaks it", "other voice", "markup"],
+    ids=[
+        "voice",
+        "language",
+        "model",
+        "same script",
+        "same script, named",
+        "no voice speaks it",
+        "other voice",
+        "markup",
+    ],
 )
 async def test_what_the_client_names_is_kept(
     worker: ManyWorker, options: SessionOptions, text: str, voice: str
 ) -> None:
     assert await spoken_by(worker, options, text) == [voice]
+
+
+async def test_language_that_no_voice_speaks_is_refused(worker: ManyWorker) -> None:
+    with pytest.raises(InvalidRequest, match="does not speak 'fr'"):
+        await worker.hub.admit(fast(language="fr"))
 
 
 async def test_routing_follows_a_configured_session(worker: ManyWorker) -> None:
