@@ -125,6 +125,37 @@ def test_first_audio_is_the_sum_of_its_stages() -> None:
     assert run.engine.active_utterances == 0
 
 
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 5_000), st.integers(0, 5_000), st.integers(1, 3))
+def test_first_chunk_on_device_saves_what_the_host_adds(launch_us: int, step_us: int, calls: int) -> None:
+    """The device works as long in both cases, but fewer steps of the host come between."""
+    times = StageTimes(
+        Execution.STREAMS,
+        prefill=StageTime.linear(7_000),
+        decode=StageTime.linear(1_000),
+        flow=StageTime.linear(0, 20_000),
+        vocoder=StageTime.linear(0, 10_000),
+        launch_prefill=StageTime.linear(launch_us),
+        launch_decode=StageTime.linear(launch_us),
+        launch_flow=StageTime.linear(launch_us),
+        launch_vocoder=StageTime.linear(launch_us),
+        step=StageTime.linear(step_us),
+    )
+
+    def run(on_device: bool, tokens: int) -> Run:
+        config = replace(CONFIG, smooth_start=False, first_chunk_on_device=on_device, render_batch=calls)
+        return simulate(times, [SimulatedCall(key(n), 0, sentences(tokens)) for n in range(calls)], config=config)
+
+    first_s = [run(on_device, 100).of(0).received[0][0] for on_device in (True, False)]
+    device_s = (7_000 + 10 * 1_000 + 20_000 * calls + 10_000 * calls * 8 // 25) / SECOND_US
+    assert device_s <= first_s[0] <= first_s[1]
+    if step_us and calls == 1:
+        assert first_s[0] < first_s[1]
+    assert [run(True, 100).of(n).samples for n in range(calls)] == [100 * SAMPLES_PER_TOKEN] * calls
+    # Speech that may end within its first chunk takes the other way.
+    assert run(True, 10).of(0).received == run(False, 10).of(0).received
+
+
 # -- fairness ----------------------------------------------------------------------------------------------------------
 
 

@@ -218,6 +218,7 @@ def simulated_settings(engine: CosyVoiceEngine, prompt_tokens: int) -> Simulatio
         render_batch=settings.render_batch,
         burst_tokens=settings.burst_tokens,
         smooth_start=settings.smooth_start,
+        first_chunk_on_device=settings.first_chunk_on_device,
         vocoder_context_tokens=context_frames // networks.config.flow.frames_per_token,
         prompt_tokens=prompt_tokens,
     )

@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--smooth-start", action=argparse.BooleanOptionalAction, default=True, help="delay a short first chunk"
     )
+    parser.add_argument(
+        "--first-chunk-on-device",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="submit the first chunk of a call as one piece of work, where stages run on a device",
+    )
     parser.add_argument("--measure", action="store_true", help="--bundle: also run the calls on the real engine")
     parser.add_argument("--batches", default="1,2,4,8", help="--bundle: batches to measure (default 1,2,4,8)")
     parser.add_argument("--repeats", type=int, default=3, help="--bundle: how often each is measured (default 3)")
@@ -72,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             render_batch=args.render_batch or 8,
             stride_chunks=args.stride_chunks or 1,
             smooth_start=args.smooth_start,
+            first_chunk_on_device=args.first_chunk_on_device,
             prompt_tokens=PROMPT_TOKENS,
         )
         figures = _predicted(read_stage_times(args.times), config, loads, goal if args.find else None, arrivals)
@@ -154,6 +161,7 @@ def _measured(
         render_batch=args.render_batch,
         stride_chunks=args.stride_chunks,
         smooth_start=args.smooth_start,
+        first_chunk_on_device=args.first_chunk_on_device,
     )
     bench = Bench(options, PROMPT_TOKENS)
     times = measure_stage_times(bench, _numbers(args.batches, "--batches"), repeats=args.repeats)

@@ -172,6 +172,7 @@ class SimulationConfig:
         prompt_tokens: Speech tokens of the prompt of every voice.
         voices: Names of the voices.
         prepared: Whether the prompts are in memory at the start.
+        first_chunk_on_device: With ``STREAMS``, submit the first chunk of a call as one piece of work.
     """
 
     max_utterances: int = 16
@@ -187,6 +188,7 @@ class SimulationConfig:
     prompt_tokens: int = 125
     voices: tuple[str, ...] = ("simulated",)
     prepared: bool = True
+    first_chunk_on_device: bool = True
 
 
 @dataclass
@@ -291,7 +293,15 @@ class SimulatedSequence(EngineSequence):
         rendered_chunks: Chunks rendered so far.
     """
 
-    def __init__(self, command: Open, voice: _Voice, config: SimulationConfig, tokens_of: TokensOf) -> None:
+    def __init__(
+        self,
+        command: Open,
+        voice: _Voice,
+        config: SimulationConfig,
+        tokens_of: TokensOf,
+        *,
+        first_chunk_on_device: bool = False,
+    ) -> None:
         super().__init__(command)
         self.voice = voice
         self.segments: deque[_Segment] = deque()
@@ -307,6 +317,7 @@ class SimulatedSequence(EngineSequence):
         self._text: deque[tuple[int, int, bool]] = deque()  # text tokens, speech tokens, whether it closes a segment
         self._runs = 0
         self._context_inputs = 0
+        self._first_chunk_on_device = first_chunk_on_device and command.paced
 
     # -- text and tokens ----------------------------------------------------------------------------------------------
 
@@ -337,9 +348,11 @@ class SimulatedSequence(EngineSequence):
         self.run = _Run(2 + text_tokens + self.voice.prompt_tokens + context, tokens, closes)
         self._context_inputs += text_tokens + tokens
         if not self.segments or self.segments[-1].is_closed:
-            plan = GridPlan(self.voice.prompt_tokens, CHUNK_TOKENS, LOOKAHEAD_TOKENS, self._config.stride_chunks)
-            self.segments.append(_Segment(plan, self.voice.shared_chunks * CHUNK_TOKENS))
+            self.segments.append(_Segment(self._new_plan(), self.voice.shared_chunks * CHUNK_TOKENS))
         self.segments[-1].expected_tokens += tokens
+
+    def _new_plan(self) -> GridPlan:
+        return GridPlan(self.voice.prompt_tokens, CHUNK_TOKENS, LOOKAHEAD_TOKENS, self._config.stride_chunks)
 
     def draw(self, draws: int) -> None:
         """Take the result of a pass that draws up to ``draws`` ids; the one after the last token ends the run."""
@@ -434,14 +447,39 @@ class SimulatedSequence(EngineSequence):
         elif needs is Need.RENDER:
             pages = self.next_pages
             starts = not self.segments[0].pages
+        pages_ahead = pages + self.pages_ahead if starts else 0
+        draws = 0
+        if needs is Need.PREFILL and self._may_render_unread:
+            draws, pages, pages_ahead = self._first_chunk_needs()
+            starts = True
         return candidate._replace(
             inputs=self.next_inputs if Need.PREFILL in (needs, candidate.joins) else 1,
             tokens_until_due=self._tokens_until_due,
+            on_device_draws=draws,
             pages=pages,
-            pages_ahead=pages + self.pages_ahead if starts else 0,
+            pages_ahead=pages_ahead,
             starts=starts,
             runs_alone=self.runs_alone,
         )
+
+    @property
+    def _may_render_unread(self) -> bool:
+        """Whether its first chunk may be rendered from ids that the host has not read."""
+        is_first = not self.output.rendered_samples and not self.segments and self.run is None
+        return self._first_chunk_on_device and is_first and not self.runs_alone
+
+    def _first_chunk_needs(self) -> tuple[int, int, int]:
+        """Return the tokens and pages of the first chunk, and the estimated pages of its audio segment."""
+        chunk = self._new_plan().first_chunk
+        computed = self.voice.shared_chunks * CHUNK_TOKENS
+        pages = -(-(self.voice.prompt_tokens + chunk.end - computed) // CHUNK_TOKENS)
+        _, expected_tokens, _ = self._text[0]
+        return chunk.known, pages, max(pages, -(-expected_tokens // CHUNK_TOKENS))
+
+    def begin_first_chunk(self) -> None:
+        """Render the first chunk next, although its tokens are not drawn yet."""
+        segment = self.segments[0]
+        segment.due = segment.plan.next(segment.plan.first_chunk.known, False)
 
     @property
     def _tokens_until_due(self) -> int:
@@ -594,7 +632,9 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         if voice is None:
             raise UnknownVoice(f"the simulated engine has the voices {', '.join(self._voices)}")
         voice.users += 1
-        return SimulatedSequence(command, voice, self.config, self._tokens_of)
+        is_asynchronous = self._times.execution is Execution.STREAMS
+        on_device = self.config.first_chunk_on_device and is_asynchronous
+        return SimulatedSequence(command, voice, self.config, self._tokens_of, first_chunk_on_device=on_device)
 
     def close_sequence(self, sequence: SimulatedSequence) -> None:
         sequence.is_closed = True
@@ -728,25 +768,37 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         if not members:
             return
         times = self._times
+        goes_on = False  # to the audio of the first chunks
         if operation is Need.PREFILL:
             for sequence in members:
                 if sequence.run is None:
                     sequence.begin_run()
-            steps = 1
-            duration_us = times.prefill.us(sum(sequence.next_inputs for sequence in members))
+            goes_on = steps > 0 and all(sequence.draws_left > steps for sequence in members)
+            steps = steps if goes_on else 1
+            prefill_us = times.prefill.us(sum(sequence.next_inputs for sequence in members))
+            decode_us = (steps - 1) * times.decode.us(len(members))
             launch_us = times.launch_prefill.us(len(members))
-            self.usage.prefill_us += duration_us
+            if goes_on:
+                launch_us += times.launch_decode.us(steps - 1)
         else:
             steps = min(steps, max(sequence.draws_left for sequence in members))
-            duration_us = steps * times.decode.us(len(members))
+            prefill_us = 0.0
+            decode_us = steps * times.decode.us(len(members))
             launch_us = times.launch_decode.us(steps)
-            self.usage.decode_us += duration_us
+        self.usage.prefill_us += prefill_us
+        self.usage.decode_us += decode_us
+        duration_us = prefill_us + decode_us
         for sequence in members:
             sequence.is_decoding = True
         fails = self._pass_fails(operation, tuple(sequence.key for sequence in members))
         self.usage.count(operation, len(members))
         self._tokens_free_us = self._start(self._tokens_free_us, launch_us, duration_us)
         self._tokens = _Pass(operation, tuple(members), self._tokens_free_us, duration_us, fails, steps)
+        if goes_on and not fails:
+            for sequence in members:
+                sequence.begin_first_chunk()
+            self._audio_free_us = max(self._audio_free_us, self._tokens_free_us)
+            self._render(members)
 
     def _collect_tokens(self) -> None:
         assert self._tokens is not None
