@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tts_worker.benchmarks import fairness
 from tts_worker.benchmarks.control_websocket import server_process
 from tts_worker.benchmarks.fairness import jain_index, measure_fairness
 
@@ -14,7 +15,8 @@ def test_share_index_is_one_for_equal_shares() -> None:
     assert jain_index([0, 0]) == 0.0
 
 
-async def test_calls_and_downloads_are_measured() -> None:
+async def test_calls_and_downloads_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "_ALONE_S", 0.5)
     async with server_process(["--engine", "tone", "--set", "log_level=warning"]) as (address, _):
         figures = await measure_fairness(
             address, downloads=2, characters=19_000, callers=1, tries=2, rounds=2, lead_s=0.02

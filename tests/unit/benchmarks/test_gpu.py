@@ -112,7 +112,7 @@ def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.
 def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
     names = ["variant_no_smooth_start", "variant_no_kernels", "variant_no_graphs"]
 
-    figures = run_sections(only(plan, *names, speed_seconds=1.0), Results(None)).figures
+    figures = run_sections(only(plan, *names, speed_seconds=0.4), Results(None)).figures
 
     assert figures["variant_no_kernels"] == figures["variant_no_graphs"] == {"skipped": "needs a CUDA device"}
     assert figures["variant_no_smooth_start"]["smooth_start"] is False
