@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,8 +122,11 @@ def tone_settings(**sections: Any) -> Settings:
 async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Run the event loop until ``condition`` holds; fail at the time limit."""
     with anyio.fail_after(timeout_s):
-        while not condition():  # noqa: ASYNC110  (other threads change the condition without a signal)
-            await asyncio.sleep(0)
+        for turn in count():
+            if condition():
+                return
+            # Other threads change the condition without a signal. A long wait leaves the processor to them.
+            await asyncio.sleep(0 if turn < 500 else 0.001)
 
 
 class _ModuleOfAnExtra(pytest.Module):

@@ -263,7 +263,7 @@ async def until_connections(address: str, state: str, count: int) -> None:
         return await metric(address, f'tts_connections{{state="{state}"}}') == count
 
     while not await reached():  # noqa: ASYNC110  (the server's counters can only be polled)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
 
 
 # -- a full worker ----------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ async def test_rate_limited_client_cannot_keep_the_socket(reads: bool) -> None:
             client.reader._transport.pause_reading()  # type: ignore[attr-defined]
             await client.send(frame(1, json.dumps({"type": "text", "text": "many words " * 5_000}).encode()))
             while await metric(address, "tts_buffered_seconds") < 1:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
         await client.send(frame(1, b'{"type":"flush"}') * 5_000)
         begun_s = asyncio.get_running_loop().time()
         if reads:

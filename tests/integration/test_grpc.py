@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import tone_settings, until
+from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, SAMPLES_PER_CHAR_48K, TEXT, GrpcWorker, running_grpc_worker, say
 from tts_worker.app import running_worker
@@ -324,6 +325,7 @@ async def test_end_session_ends_its_utterances() -> None:
         assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@in_virtual_time
 async def test_a_text_gap_does_not_extend_the_playout_lead() -> None:
     """After an underrun, the shaper's 20 ms count toward the lead; otherwise a STOP would take effect 20 ms later."""
     stream_format = StreamFormat()
