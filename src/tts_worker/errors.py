@@ -118,6 +118,12 @@ class QuotaExceeded(TTSWorkerError):
     retryable = True
 
 
+class VoiceQuotaExceeded(TTSWorkerError):
+    """The API key has all the voices it may store; waiting does not help, deleting one does."""
+
+    code = ErrorCode.QUOTA_EXCEEDED
+
+
 class Draining(TTSWorkerError):
     code = ErrorCode.DRAINING
     retryable = True

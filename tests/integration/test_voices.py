@@ -171,6 +171,7 @@ def test_quotas_of_a_key_bound_its_voices(served: Served) -> None:
     assert served.add("one", as_key="small").status_code == 201
     full = served.add("two", as_key="small")
     assert (full.status_code, "all of its 1 voices" in message(full)) == (429, True)
+    assert full.json()["error"]["retryable"] is False
     assert served.http.delete("/v1/voices/one", headers=key("reader")).status_code == 403
     other = served.http.delete("/v1/voices/one")
     assert (other.status_code, "did not add" in message(other)) == (403, True)

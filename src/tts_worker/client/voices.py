@@ -50,7 +50,7 @@ class WorkerVoices:
         Raises:
             InvalidRequest: The recording or a field is unsuitable; says why.
             IllegalCommand: The name is taken.
-            Forbidden, QuotaExceeded: The API key may not add a voice, or no further one.
+            Forbidden, VoiceQuotaExceeded: The API key may not add a voice, or no further one.
             TTSWorkerError: As ``Client.open`` does.
         """
         content = audio if isinstance(audio, bytes) else await asyncio.to_thread(_read, Path(audio))

@@ -26,9 +26,9 @@ from tts_worker.errors import (
     IllegalCommand,
     InvalidRequest,
     OverCapacity,
-    QuotaExceeded,
     TextTooLong,
     TTSWorkerError,
+    VoiceQuotaExceeded,
 )
 from tts_worker.models.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
 from tts_worker.models.voice_store import VoiceStore
@@ -218,7 +218,7 @@ class VoiceLibrary:
             Forbidden: The API key may not add voices.
             InvalidRequest: A field is invalid, no engine stores voices, or the recording is unsuitable; says why.
             IllegalCommand: The name is taken, or the directory is full.
-            QuotaExceeded: The API key has all of its voices.
+            VoiceQuotaExceeded: The API key has all of its voices.
             TextTooLong: The recording is too large.
             UnknownVoice: A style is added to a voice that does not exist.
             OverCapacity, NotReady: Too many recordings are waiting, the directory cannot be written, or the engine is
@@ -348,7 +348,9 @@ class VoiceLibrary:
             every = [details.owner for voices in self._stored.values() for details in voices.values()]
             owned = [*every, *self._adding.values()].count(caller.key)
             if owned >= caller.max_voices:
-                raise QuotaExceeded(f'the API key "{caller.key}" has all of its {caller.max_voices} voices')
+                raise VoiceQuotaExceeded(
+                    f'the API key "{caller.key}" has all of its {caller.max_voices} voices: delete one first'
+                )
         return self._reserved((engine, name), caller.key)
 
     @contextmanager
