@@ -35,18 +35,18 @@ class _Ending:
     Attributes:
         letters: What it is written with.
         dropped: What the word ends in without it.
-        sounds: Its spellings, each with the last characters of the word's spelling that it fits; "": any.
+        forms: Its spellings, each with the last characters of the word's spelling that it fits; "": any.
     """
 
     letters: str
     dropped: str
-    sounds: tuple[tuple[str, str], ...]
+    forms: tuple[tuple[str, str], ...]
 
     @classmethod
     def parse(cls, key: str, value: str) -> _Ending:
         letters, _, dropped = key.removeprefix(ENDING).partition("=")
-        sounds = (sound.partition("/") for sound in value.split())
-        return cls(letters, dropped, tuple((sound, last) for sound, _, last in sounds))
+        forms = (form.partition("/") for form in value.split())
+        return cls(letters, dropped, tuple((form, last) for form, _, last in forms))
 
     def spell(self, word: str, spellings: Mapping[str, str]) -> str | None:
         """Return the spelling of ``word`` if it is a word of ``spellings`` with this ending."""
@@ -54,7 +54,7 @@ class _Ending:
         known = spellings.get(stem)
         if known is None or len(stem) < _LEAST_LETTERS or not word.endswith(self.letters):
             return None
-        return next((known + sound for sound, last in self.sounds if not last or known[-1] in last), None)
+        return next((known + form for form, last in self.forms if not last or known[-1] in last), None)
 
 
 class Respelling:
