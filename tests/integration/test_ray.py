@@ -188,12 +188,14 @@ async def calls_per_replica(
                 own = AsyncExitStack()
                 call = await own.enter_async_context(open_call(cluster))
             except (OSError, ConnectionClosed):
-                continue  # a replica is starting or stopping
+                await asyncio.sleep(0.05)  # a replica is starting or stopping
+                continue
             if len(found.setdefault(call.replica, [])) < each:
                 found[call.replica].append(call)
                 stack.push_async_callback(own.aclose)
             else:
                 await own.aclose()
+                await asyncio.sleep(0.05)  # a starting replica needs the processor
     return found
 
 
