@@ -126,10 +126,12 @@ class Firefox:
         (profile := folder / "profile").mkdir()
         preferences = "".join(f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in PREFERENCES)
         (profile / "user.js").write_text(preferences)
+        # As root it refuses to start in the home folder of another user.
+        environment = {"HOME": str(folder), "PULSE_SERVER": f"unix:{folder}/socket"}
         options = ("--headless", "--no-remote", "--remote-debugging-port=0", "--profile", str(profile), "about:blank")
         async with (
             Loudspeaker.open(folder) as speaker,
-            _process("firefox-esr", *options, PULSE_SERVER=f"unix:{folder}/socket") as printed,
+            _process("firefox-esr", *options, **environment) as printed,
         ):
             with anyio.fail_after(PATIENCE_S):
                 while b"BiDi listening on" not in (line := await printed.readline()):
