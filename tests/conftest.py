@@ -58,6 +58,7 @@ SLOW = (
     "integration/test_client.py",
     "integration/test_connections.py",
     "integration/test_conversion.py",
+    "integration/test_cosyvoice_300m.py",
     "integration/test_cosyvoice_http.py",
     "integration/test_elevenlabs.py",
     "integration/test_first_request.py",
