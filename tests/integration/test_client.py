@@ -151,6 +151,20 @@ async def test_stop_and_close_do_not_wait_for_the_worker() -> None:
         assert ended.outcome is Outcome.STOPPED, "a lost worker does not turn a STOP into an error"
 
 
+async def test_closed_client_has_no_open_connection() -> None:
+    """Also none that it gave up shortly before, which waits for the worker's part of the closing handshake."""
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
+        connector: Any = client._connector
+        recorder = await open_recorder(client, SessionOptions())
+        (connection,) = connector._connections
+        proxy.stall()
+        connection.close()
+        await recorder.drain()
+        assert connector._connections == set()
+        await client.aclose()
+        assert connection._socket.transport.is_closing()
+
+
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 

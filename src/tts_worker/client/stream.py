@@ -44,7 +44,7 @@ class MessageStream(ABC):
         self._disconnect(ConnectionLost("the connection was closed").info)
 
     async def wait_closed(self) -> None:
-        """Wait until both tasks have ended."""
+        """Wait until reading and writing have ended and, if the stream is closed, its connection is closed."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -65,7 +65,7 @@ class MessageStream(ABC):
 
     @abstractmethod
     async def _close_transport(self) -> None:
-        """Close the connection at the end of reading."""
+        """Close the connection. Called once, in a separate task."""
 
     @abstractmethod
     def _on_disconnect(self, error: ErrorInfo) -> None:
@@ -89,6 +89,8 @@ class MessageStream(ABC):
         if receiver is not None:
             receiver.on_lost(error)
         self._on_disconnect(error)
+        # Not at the end of reading: a task that is cancelled before it has begun never runs.
+        self._tasks.add(asyncio.create_task(self._close_transport(), name="tts-client-closing"))
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
@@ -129,4 +131,3 @@ class MessageStream(ABC):
             lost = error
         finally:
             self._disconnect(lost.info)
-            await self._close_transport()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.batches import BatchAccess, HttpBatches
@@ -41,6 +42,7 @@ class WebSocketConnector:
         self._settings = settings
         self._connections: set[WorkerConnection] = set()
         self._idle: list[WorkerConnection] = []
+        self._closing: WeakSet[WorkerConnection] = WeakSet()  # until their tasks have ended
         self._closed = False
 
     async def prewarm(self) -> None:
@@ -122,11 +124,11 @@ class WebSocketConnector:
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+        self._closing.add(connection)
 
     async def aclose(self) -> None:
         self._closed = True
-        connections = list(self._connections)
-        for connection in connections:
+        for connection in list(self._connections):
             connection.close()
-        for connection in connections:
+        for connection in list(self._closing):
             await connection.wait_closed()
