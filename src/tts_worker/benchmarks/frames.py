@@ -24,8 +24,8 @@ from tts_worker.benchmarks.stall_monitor import StallMonitor
 from tts_worker.benchmarks.stats import Figure, Track, rounded_ms, untracked
 from tts_worker.errors import EngineFault
 
-_STAGGER_S = 0.03
-"""Time between the beginnings of two calls."""
+START_OVER_S = 2.0
+"""Default time over which the calls begin."""
 
 _SETTLE_S = 1.0
 """From the last beginning until the measurement."""
@@ -56,7 +56,13 @@ class FrameCost:
 
 
 async def measure_frames(
-    arguments: list[str], sessions: int, seconds: float, *, lead_s: float, source: str | None = None
+    arguments: list[str],
+    sessions: int,
+    seconds: float,
+    *,
+    lead_s: float,
+    start_over_s: float = START_OVER_S,
+    source: str | None = None,
 ) -> FrameCost:
     """Run a server with ``sessions`` calls and measure it for ``seconds``.
 
@@ -65,6 +71,7 @@ async def measure_frames(
         sessions: Number of calls.
         seconds: Length of the measurement.
         lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
+        start_over_s: Time over which the calls begin, one after the other; the measurement follows.
         source: Folder of the package of the server, to measure another version; None is this one.
 
     Raises:
@@ -74,10 +81,11 @@ async def measure_frames(
     async with server_process(arguments, source=source) as (address, pid), contextlib.AsyncExitStack() as stack:
         monitor = await stack.enter_async_context(StallMonitor())
         tasks = [
-            asyncio.create_task(SpeakingCall(address, seed, calls, _STAGGER_S * seed).run()) for seed in range(sessions)
+            asyncio.create_task(SpeakingCall(address, seed, calls, start_over_s * seed / sessions).run())
+            for seed in range(sessions)
         ]
         stack.push_async_callback(_cancel, tasks)
-        await asyncio.sleep(_STAGGER_S * sessions + _SETTLE_S)
+        await asyncio.sleep(start_over_s + _SETTLE_S)
         calls.underruns.clear()
         calls.frames = 0
         calls.audio_s = 0.0
@@ -105,15 +113,22 @@ async def compare_frames(
     *,
     lead_s: float,
     baseline: str | None,
+    start_over_s: float = START_OVER_S,
     track: Track = untracked,
 ) -> dict[str, Figure]:
     """Measure this version, and ``baseline`` in turn with it; the figures are medians over ``repeats``."""
     costs: list[FrameCost] = []
     baselines: list[FrameCost] = []
+
+    async def measure(source: str | None) -> FrameCost:
+        return await measure_frames(
+            arguments, sessions, seconds, lead_s=lead_s, start_over_s=start_over_s, source=source
+        )
+
     for _ in track(range(repeats)):
         if baseline is not None:
-            baselines.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s, source=baseline))
-        costs.append(await measure_frames(arguments, sessions, seconds, lead_s=lead_s))
+            baselines.append(await measure(baseline))
+        costs.append(await measure(None))
     figures = _figures(costs)
     if baselines:
         figures |= {f"baseline_{name}": value for name, value in _figures(baselines).items()}

@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("tone", "cpu"), default="tone")
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a measurement (default 10)")
+    parser.add_argument(
+        "--start-over", type=float, default=2.0, metavar="SECONDS", help="the calls begin within this time (default 2)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each version (default 3)")
     parser.add_argument(
         "--baseline", type=Path, metavar="DIR", help="source folder of another version, measured in turn"
@@ -28,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from tts_worker.benchmarks.frames import compare_frames
 
     quiet_logs()
-    if args.sessions < 1 or args.repeats < 1 or args.seconds <= 0:
-        raise InvalidRequest("--sessions and --repeats must be at least 1, --seconds above 0")
+    if args.sessions < 1 or args.repeats < 1 or args.seconds <= 0 or args.start_over < 0:
+        raise InvalidRequest("--sessions and --repeats must be at least 1, --seconds above 0, --start-over at least 0")
     if args.baseline is not None and not (args.baseline / "tts_worker").is_dir():
         raise InvalidRequest(f"{args.baseline} does not contain the package tts_worker")
     kind = "hibari" if args.engine == "cpu" else "tone"
@@ -44,9 +47,10 @@ def run(args: argparse.Namespace) -> int:
             args.repeats,
             lead_s=max(0.0, defaults.lead_ms - defaults.frame_ms) / 1000,
             baseline=None if args.baseline is None else str(args.baseline.resolve()),
+            start_over_s=args.start_over,
             track=lambda repeats: measured(repeats, "repeats"),
         )
     )
     options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}
-    show(options | figures, args.json)
+    show(options | {"start_over_s": args.start_over} | figures, args.json)
     return 0

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tts_worker
 from tts_worker.benchmarks.frames import compare_frames
+from tts_worker.cli import main
 
 
 async def test_version_is_compared_with_a_baseline() -> None:
     arguments = ["--engine", "tone", "--set", "log_level=warning"]
     source = str(Path(tts_worker.__file__).parents[1])
-    figures = await compare_frames(arguments, 2, 1.0, 1, lead_s=0.02, baseline=source)
+    figures = await compare_frames(arguments, 2, 1.0, 1, lead_s=0.02, baseline=source, start_over_s=0.1)
     assert isinstance(figures["frames"], int)
     assert 50 < figures["frames"] < 150  # two calls of 50 frames/s; the machine may stall
     for name in ("frame_us", "baseline_frame_us", "frame_ratio"):
         value = figures[name]
         assert isinstance(value, float)
         assert value > 0
+
+
+def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "frames", "--start-over", "-1"]) == 2
+    assert "--start-over at least 0" in capsys.readouterr().err
