@@ -108,13 +108,19 @@ def simulate(
     return Run(simulation.listeners, passes, engine)
 
 
+STAGES = {
+    "prefill": StageTime.linear(7_000),
+    "decode": StageTime.linear(1_000),
+    "flow": StageTime.linear(0, 20_000),
+    "vocoder": StageTime.linear(0, 10_000),
+}
+"""In microseconds. The sums that the tests expect follow from them."""
+
+
 def test_first_audio_is_the_sum_of_its_stages() -> None:
     times = StageTimes(
         Execution.SERIAL,
-        prefill=StageTime.linear(7_000),
-        decode=StageTime.linear(1_000),
-        flow=StageTime.linear(0, 20_000),
-        vocoder=StageTime.linear(0, 10_000),
+        **STAGES,
     )
     run = simulate(times, [SimulatedCall(key(0), 0, sentences(100))], config=replace(CONFIG, smooth_start=False))
     listener = run.of(0)
@@ -131,10 +137,7 @@ def test_first_chunk_on_device_saves_what_the_host_adds(launch_us: int, step_us:
     """The device works as long in both cases, but fewer steps of the host come between."""
     times = StageTimes(
         Execution.STREAMS,
-        prefill=StageTime.linear(7_000),
-        decode=StageTime.linear(1_000),
-        flow=StageTime.linear(0, 20_000),
-        vocoder=StageTime.linear(0, 10_000),
+        **STAGES,
         launch_prefill=StageTime.linear(launch_us),
         launch_decode=StageTime.linear(launch_us),
         launch_flow=StageTime.linear(launch_us),

@@ -26,7 +26,7 @@ from tts_worker.engine.cosyvoice.models.dims import (
     UnetDims,
 )
 from tts_worker.engine.cosyvoice.sampler import SampleRule
-from tts_worker.engine.cosyvoice.v1_config import v1_flow, v1_lm
+from tts_worker.engine.cosyvoice.v1_config import solver_of, v1_flow, v1_lm
 from tts_worker.voicepack.hyperyaml import load_hyperyaml
 from tts_worker.voicepack.section import Section
 
@@ -237,10 +237,7 @@ def _lm(llm: Section, qwen: Section, v3: bool) -> LmDims:
 def _flow(root: Section, flow: Section, v3: bool) -> FlowDims:
     decoder = flow.section("decoder")
     decoder.kind("CausalConditionalCFM")
-    solver = decoder.section("cfm_params")
-    solver = solver.section("content") if solver.has("content") else solver
-    solver.word("t_scheduler", ("cosine",), "cosine")
-    solver.word("solver", ("euler",), "euler")
+    solver = solver_of(decoder)
     estimator = decoder.section("estimator")
     ahead = flow.integer("pre_lookahead_len", 3)
     size = flow.integer("input_size")

@@ -19,6 +19,7 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, WHISPER_VOCABULARY, Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3, YAML_NAMES
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, WhisperMel
+from tts_worker.engine.cosyvoice.random_yaml import SAMPLING, SOLVER
 from tts_worker.engine.cosyvoice.tokenizer import special_tokens
 from tts_worker.engine.cosyvoice.v1_random import V1_LM_SIZES, v1_yaml, write_whisper_vocabulary
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
@@ -308,11 +309,7 @@ llm: !new:cosyvoice.llm.llm.{llm}
     mix_ratio: [5, 15]
     llm: !new:cosyvoice.llm.llm.Qwen2Encoder
         pretrain_path: !ref <qwen_pretrain_path>
-    sampling: !name:cosyvoice.utils.common.ras_sampling
-        top_p: 0.8
-        top_k: 25
-        win_size: 10
-        tau_r: 0.1
+{SAMPLING}
 
 flow: !new:cosyvoice.flow.flow.{flow}
     input_size: {80 if causal else size.encoder[0]}
@@ -326,17 +323,7 @@ flow: !new:cosyvoice.flow.flow.{flow}
     pre_lookahead_len: 3
 {_yaml_v3_front(size) if causal else _yaml_v2_encoder(size)}
     decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: 0.7
-                reg_loss_type: 'l1'
+{SOLVER}
 {_yaml_v3_dit(size) if causal else _yaml_v2_unet(size)}
             static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
             num_decoding_left_chunks: !ref <num_decoding_left_chunks>

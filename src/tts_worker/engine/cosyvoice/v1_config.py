@@ -6,6 +6,19 @@ from tts_worker.engine.cosyvoice.models.dims import ConformerDims, TransformerLm
 from tts_worker.voicepack.section import Section
 
 
+def solver_of(decoder: Section) -> Section:
+    """Return the solver's part of a flow's decoder, of any family.
+
+    Raises:
+        BundleError: It is another solver than the networks implement.
+    """
+    solver = decoder.section("cfm_params")
+    solver = solver.section("content") if solver.has("content") else solver
+    solver.word("t_scheduler", ("cosine",), "cosine")
+    solver.word("solver", ("euler",), "euler")
+    return solver
+
+
 def v1_lm(llm: Section) -> TransformerLmDims:
     """Return the dimensions of the language model.
 
@@ -54,10 +67,7 @@ def v1_flow(flow: Section, sample_rate_hz: int, hop_samples: int, steps: int) ->
     """
     decoder = flow.section("decoder")
     decoder.kind("ConditionalCFM")
-    solver = decoder.section("cfm_params")
-    solver = solver.section("content") if solver.has("content") else solver
-    solver.word("t_scheduler", ("cosine",), "cosine")
-    solver.word("solver", ("euler",), "euler")
+    solver = solver_of(decoder)
     regulator = flow.section("length_regulator")
     regulator.kind("InterpolateRegulator")
     mel = flow.integer("output_size")

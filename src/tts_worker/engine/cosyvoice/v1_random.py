@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tts_worker.engine.cosyvoice.config import WHISPER
+from tts_worker.engine.cosyvoice.random_yaml import SAMPLING, SOLVER
 from tts_worker.engine.cosyvoice.whisper_tokenizer import whisper_special_tokens
 
 
@@ -107,11 +108,7 @@ llm: !new:cosyvoice.llm.llm.TransformerLM
         pos_enc_layer_type: 'rel_pos_espnet'
         selfattention_layer_type: 'rel_selfattn'
         static_chunk_size: 1
-    sampling: !name:cosyvoice.utils.common.ras_sampling
-        top_p: 0.8
-        top_k: 25
-        win_size: 10
-        tau_r: 0.1
+{SAMPLING}
 
 flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
     input_size: {width}
@@ -137,17 +134,7 @@ flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
         channels: 80
         sampling_ratios: [1, 1, 1, 1]
     decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: 0.7
-                reg_loss_type: 'l1'
+{SOLVER}
         estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
             in_channels: 320
             out_channels: 80

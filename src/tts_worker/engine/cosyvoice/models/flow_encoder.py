@@ -112,6 +112,19 @@ def relative_sinusoids(length: int, dim: int) -> Tensor:
     return torch.stack([(position * rates).sin(), (position * rates).cos()], dim=-1).flatten(1)
 
 
+def prepare_layers(layers: nn.ModuleList, length: int, norm: nn.LayerNorm) -> None:
+    """Give the attention of ``layers`` the position vectors of distances below ``length``.
+
+    Args:
+        layers: Each is a ``Layer``.
+        length: Vectors of a sequence.
+        norm: The norm after the layers, which has their width and device.
+    """
+    table = relative_sinusoids(length, norm.normalized_shape[0]).to(norm.weight.device)
+    for layer in cast("list[Layer]", layers):
+        layer.self_attn.prepare(table)
+
+
 @dataclass(frozen=True)
 class EncoderPast:
     """The past of the layers before and after upsampling."""
@@ -143,9 +156,7 @@ class Encoder(nn.Module):
             return
         self.reach_tokens = max(tokens, 2 * self.reach_tokens)
         for layers, reach in ((self.encoders, 1), (self.up_encoders, self.dims.upsample)):
-            table = relative_sinusoids(self.reach_tokens * reach, self.dims.output_size)
-            for layer in cast("list[Layer]", layers):
-                layer.self_attn.prepare(table.to(self.after_norm.weight.device))
+            prepare_layers(layers, self.reach_tokens * reach, self.after_norm)
 
     def _run(self, layers: nn.ModuleList, x: Tensor, at: tuple[Tensor, Tensor, int, int], memory: Memory) -> Tensor:
         start, total, context, chunk = at

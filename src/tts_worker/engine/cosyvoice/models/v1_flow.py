@@ -8,8 +8,6 @@ Flow matching: https://arxiv.org/abs/2210.02747; guidance: https://arxiv.org/abs
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, use_product_dtype
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import initial_noise, solver_times
-from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, relative_sinusoids
+from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, prepare_layers
 from tts_worker.engine.cosyvoice.models.qwen2 import embedding
 from tts_worker.engine.cosyvoice.models.v1_unet import V1Unet
 
@@ -38,9 +36,7 @@ class TokenEncoder(nn.Module):
         if tokens <= self.reach_tokens:
             return
         self.reach_tokens = max(tokens, 2 * self.reach_tokens)
-        table = relative_sinusoids(self.reach_tokens, self.after_norm.normalized_shape[0])
-        for layer in cast("list[Layer]", self.encoders):
-            layer.self_attn.prepare(table.to(self.after_norm.weight.device))
+        prepare_layers(self.encoders, self.reach_tokens, self.after_norm)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, C] -> [B, T, D]
         tokens = x.shape[1]

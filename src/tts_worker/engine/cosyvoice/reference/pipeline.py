@@ -114,6 +114,68 @@ def chunks_of(
             return
 
 
+@dataclass(frozen=True)
+class MelPart:
+    """Mel of one chunk.
+
+    Attributes:
+        mel: ``[1, mel, frames]``, all that the flow returned.
+        new_frames: How many of them, at the end, are to be heard.
+        flow_tokens: Tokens that were passed to the flow.
+        chunked: Whether the flow used the chunk mask.
+    """
+
+    mel: Tensor
+    new_frames: int
+    flow_tokens: int
+    chunked: bool = False
+
+
+def render_chunks(
+    chunks: Iterable[tuple[Chunk, list[int]]],
+    flow: Callable[[Chunk, list[int]], MelPart],
+    vocode: Callable[[Chunk, Tensor], Tensor],
+    truncated: Callable[[], bool],
+    progress: Progress | None = None,
+) -> Iterator[AudioChunk]:
+    """Render chunks one after the other and time their stages.
+
+    Args:
+        chunks: What ``chunks_of`` yields; the language model runs in it.
+        flow: Returns the mel of a chunk, given all tokens received so far.
+        vocode: Converts the new frames of its mel, ``[1, mel, new_frames]``, to samples ``[1, n]``.
+        truncated: Whether the speech ended before the text.
+        progress: Called after each chunk.
+    """
+    samples = 0
+    began = time.perf_counter()
+    for index, (chunk, received) in enumerate(chunks):
+        decoded = time.perf_counter()
+        part = flow(chunk, received)
+        flowed = time.perf_counter()
+        audio = vocode(chunk, part.mel[:, :, part.mel.shape[2] - part.new_frames :])[0].cpu()
+        vocoded = time.perf_counter()
+        stages = (("lm", decoded - began), ("flow", flowed - decoded), ("vocoder", vocoded - flowed))
+        yield AudioChunk(
+            index,
+            audio,
+            samples,
+            chunk.begin,
+            chunk.end,
+            part.flow_tokens,
+            part.mel.shape[2],
+            part.chunked,
+            chunk.final,
+            chunk.final and truncated(),
+            tuple((name, s * 1000) for name, s in stages),
+            part.mel[0],
+        )
+        samples += len(audio)
+        began = time.perf_counter()
+        if progress is not None:
+            progress(len(received), samples)
+
+
 class TokenDecoder:
     """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
 
@@ -318,40 +380,18 @@ class OfflinePipeline:
         check_speed(stream, speed)
         flow = self.networks.config.flow
         vocode = self._vocoder(seed, stream, speed)
-        index = 0
-        samples = 0
         plan: GridPlan | ReferencePlan = GridPlan(len(request.flow_prompt), flow.chunk_tokens, flow.lookahead_tokens)
         if self.compat.growing_hop:
             hop = self._hop if self.compat.hop_shared_by_requests else Hop()
             plan = ReferencePlan(len(request.flow_prompt), hop, flow.lookahead_tokens)
-        began = time.perf_counter()
-        for chunk, received in chunks_of(tokens, plan.next if stream else None):
-            decoded = time.perf_counter()
+
+        def mel_of(chunk: Chunk, received: list[int]) -> MelPart:
             chunked = stream and not (chunk.final and self.compat.full_mask_in_last_chunk)
             mel = self._mel(request, received[: chunk.known], chunk.final, chunked)
-            flowed = time.perf_counter()
-            audio = vocode(mel[:, :, chunk.begin * flow.frames_per_token :], chunk.final)[0].cpu()
-            done = time.perf_counter()
-            stages = (("lm", decoded - began), ("flow", flowed - decoded), ("vocoder", done - flowed))
-            yield AudioChunk(
-                index,
-                audio,
-                samples,
-                chunk.begin,
-                chunk.end,
-                chunk.known,
-                mel.shape[2],
-                chunked,
-                chunk.final,
-                chunk.final and truncated(),
-                tuple((name, s * 1000) for name, s in stages),
-                mel[0],
-            )
-            index = index + 1
-            samples = samples + len(audio)
-            began = time.perf_counter()
-            if progress is not None:
-                progress(len(received), samples)
+            return MelPart(mel, mel.shape[2] - chunk.begin * flow.frames_per_token, chunk.known, chunked)
+
+        chunks = chunks_of(tokens, plan.next if stream else None)
+        yield from render_chunks(chunks, mel_of, lambda chunk, mel: vocode(mel, chunk.final), truncated, progress)
 
     def _mel(self, request: Request, generated: list[int], final: bool, chunked: bool) -> Tensor:
         """Mel of all ``generated`` tokens, without the prompt: ``[1, mel, T]``."""

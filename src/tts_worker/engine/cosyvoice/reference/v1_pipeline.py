@@ -5,7 +5,6 @@ Reproduces the reference's numbers from a seed of torch's default CPU generator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,14 @@ from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, V1Draws, reference_fade
 from tts_worker.engine.cosyvoice.reference.compat import Compat
-from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, TokenDecoder, check_speed, chunks_of
+from tts_worker.engine.cosyvoice.reference.pipeline import (
+    AudioChunk,
+    MelPart,
+    TokenDecoder,
+    check_speed,
+    chunks_of,
+    render_chunks,
+)
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, start_items
 
@@ -99,36 +105,22 @@ class V1Pipeline:
         """
         check_speed(stream, speed)
         dims = self._flow.dims
-        done = samples = index = 0
+        done = 0
         state = _Stream()
 
         def plan(received: int, ended: bool) -> Chunk | None:
             return next_chunk(done, received, ended, dims.chunk_tokens, dims.lookahead_tokens)
 
-        began = time.perf_counter()
-        for chunk, received in chunks_of(tokens, plan if stream else None):
-            decoded = time.perf_counter()
+        def mel_of(chunk: Chunk, received: list[int]) -> MelPart:
+            nonlocal done
+            done = chunk.end
             mel = self._part(request, received[chunk.begin : chunk.known], state, chunk.final)
-            flowed = time.perf_counter()
-            audio = self._vocode(mel.transpose(1, 2), state, chunk.final, speed)[0].cpu()
-            vocoded = time.perf_counter()
-            stages = (("lm", decoded - began), ("flow", flowed - decoded), ("vocoder", vocoded - flowed))
-            yield AudioChunk(
-                index,
-                audio,
-                samples,
-                chunk.begin,
-                chunk.end,
-                chunk.known - chunk.begin,
-                mel.shape[1],
-                False,
-                chunk.final,
-                chunk.final and truncated(),
-                tuple((name, s * 1000) for name, s in stages),
-                mel[0].T,
-            )
-            index, samples, done = index + 1, samples + len(audio), chunk.end
-            began = time.perf_counter()
+            return MelPart(mel.transpose(1, 2), mel.shape[1], chunk.known - chunk.begin)
+
+        def vocode(chunk: Chunk, mel: Tensor) -> Tensor:
+            return self._vocode(mel, state, chunk.final, speed)
+
+        yield from render_chunks(chunks_of(tokens, plan if stream else None), mel_of, vocode, truncated)
 
     def _part(self, request: Request, tokens: list[int], state: _Stream, final: bool) -> Tensor:
         """Return the new mel frames ``[1, n, mel]`` of a part and change ``state``."""
