@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
         print(text, end="") if args.action == "print" else args.file.write_text(text)
         return 0
     recorded = json.loads(args.file.read_text())
-    if (reason := why_not_comparable(recorded, made_on(), functions())) is not None:
+    # The functions only on the recorded system: another one has no library of that name.
+    reason = why_not_comparable(recorded, made_on()) or why_not_comparable(recorded, made_on(), functions())
+    if reason is not None:
         raise ConfigError(reason)
     differences = compare(recorded["families"], speak_all())
     print("\n".join([*differences, HOW_TO_RECORD] if differences else ["the chunks are the recorded ones"]))
@@ -235,12 +237,13 @@ def _voice(bundle: Bundle) -> Voice:
     """Return a voice with a prompt. Its values are quotients of small integers, the same everywhere."""
     import numpy as np
 
+    from tts_worker.engine.cosyvoice.config import V3
     from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
     from tts_worker.voicepack.voice_file import Voice
 
     config = bundle.config
     tokenizer = TextTokenizer.from_bundle(bundle)
-    system = [tokenizer.end_of_prompt_id] if config.family == "cosyvoice3" else []
+    system = [tokenizer.end_of_prompt_id] if config.family == V3 else []
     seconds = PROMPT_TOKENS / config.token_rate_hz
     frames = round(seconds * config.mel.sample_rate_hz / config.mel.hop_samples)
     values = np.arange(frames * config.mel.bins) * 7919 % 1009 / 1009  # in [0, 1), without a visible pattern

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import grpc
 import httpx
 import numpy as np
@@ -409,6 +410,16 @@ async def test_failing_live_source_ends_its_conversion(url: str, http: httpx.Cli
         with pytest.raises(ValueError, match="microphone"):
             [part async for part in tts.convert(parts(), live_rate_hz=16_000)]
     wait_until_idle(http)
+
+
+@pytest.mark.parametrize("scheme", ["ws", "grpc"])
+async def test_source_of_text_is_an_error_at_once(worker: ThreadedWorker, url: str, scheme: str) -> None:
+    async def parts() -> AsyncIterator[Any]:
+        yield "not audio"
+
+    async with AsyncTTS(url if scheme == "ws" else f"grpc://{worker.grpc_address}", voice="anna") as tts:
+        with anyio.fail_after(30.0), pytest.raises(TypeError):
+            [part async for part in tts.convert(parts(), live_rate_hz=16_000)]
 
 
 def test_elevenlabs_route_converts(http: httpx.Client, offline: bytes) -> None:

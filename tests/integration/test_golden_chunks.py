@@ -52,6 +52,7 @@ def test_chunks_have_the_recorded_hashes(process: subprocess.CompletedProcess[st
 
 
 def test_engines_start_without_the_compiler(process: subprocess.CompletedProcess[str]) -> None:
+    assert process.returncode == 0, process.stderr
     assert process.stdout.rpartition("}")[2].split() == [], "importing PyTorch's compiler takes a second"
 
 

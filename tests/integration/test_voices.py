@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,7 +127,9 @@ def test_voice_is_added_spoken_and_deleted(served: Served) -> None:
     assert served.http.delete("/v1/voices/anna").json() == {"id": "anna", "deleted": True, "status": "ok"}
     assert served.names() == []
     assert served.speak("anna").status_code == 404
+    limit_s = time.monotonic() + 60
     while list(served.voices.iterdir()):  # until no worker with this folder can need it
+        assert time.monotonic() < limit_s, "the files of a deleted voice remain"
         served.names()
 
 

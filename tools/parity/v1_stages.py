@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tools.parity.compare import FEATURES, MEL, PITCH_HZ, SCORES, CheckList, Golden
+from tools.parity.compare import FEATURES, MEL, NETWORK, PITCH_HZ, SCORES, CheckList, Golden
 from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
@@ -76,7 +76,7 @@ def check_v1_estimator(checks: CheckList, golden: Golden, networks: Networks) ->
         x, mu, spk, cond, time = (golden[f"{name}.{key}"] for key in ("x", "mu", "spk", "cond", "time"))
         inputs = torch.cat([x, mu, spk[:, :, None].expand(-1, -1, x.shape[2]), cond], dim=1).transpose(1, 2)
         velocity = estimator(inputs, estimator.tables(time)[0])
-        checks.close(golden, f"{name}.out", velocity.transpose(1, 2), MEL)
+        checks.close(golden, f"{name}.out", velocity.transpose(1, 2), NETWORK)
 
 
 def check_v1_stream(checks: CheckList, golden: Golden, networks: Networks) -> None:
@@ -95,9 +95,9 @@ def check_v1_stream(checks: CheckList, golden: Golden, networks: Networks) -> No
         begin = HOP_TOKENS * part
         tokens = golden["tokens"][:, begin : begin + HOP_TOKENS + flow.dims.lookahead_tokens]
         heard = torch.cat([golden["prompt"], tokens], dim=1)
-        checks.close(golden, f"encoded_{part}", flow.encoder(flow.input_embedding(heard)), FEATURES)
+        checks.close(golden, f"encoded_{part}", flow.encoder(flow.input_embedding(heard)), NETWORK)
         mu = flow.mu(tokens, golden["prompt"], prompt_frames)
-        checks.close(golden, f"regulated_{part}", mu, FEATURES)
+        checks.close(golden, f"regulated_{part}", mu, NETWORK)
         noise = flow.noise_at(prompt_frames, start, flow.dims.frames(tokens.shape[1]))
         mel, known = flow.part(tokens, golden["prompt"], prompt_mel, spk, noise, known)
         checks.close(golden, f"mel_{part}", mel.transpose(1, 2), MEL)

@@ -56,7 +56,7 @@ PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
 REPLAYS = 200
-SHORT_TURN_S = (1.6, 3.6)
+SHORT_TURNS_S = (1.6, 3.6)
 PROFILE_ROWS = 30
 
 
@@ -310,7 +310,7 @@ class GpuBench:
         slowest: list[tuple[float, int, int]] = []
         for words in _text_lengths(self._plan.texts, rng):
             text = _words(words, rng)
-            tokens = forced_tokens(int(rng.uniform(*SHORT_TURN_S) * self._config.token_rate_hz), words)
+            tokens = forced_tokens(int(rng.uniform(*SHORT_TURNS_S) * self._config.token_rate_hz), words)
             spoken = bench.speak(tokens, (_one_segment(text),))
             firsts_ms.append(1000 * spoken.first_s)
             slowest.append((round(firsts_ms[-1], 2), words, len(tokens)))

@@ -94,8 +94,9 @@ class StreamedRequest:
     async def _body_parts(self, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
         try:
             async for part in self._body:
-                if part:  # an empty chunk would end the body
-                    yield part
+                data = bytes(memoryview(part))  # raises for anything but bytes, as an error of the source
+                if data:  # an empty chunk would end the body
+                    yield data
         except Exception as error:
             self._body_error = error
             writer.transport.abort()

@@ -50,8 +50,8 @@ class _Deleted:
     """A hidden voice: when this process saw its last renewal. Clocks of other machines are not compared."""
 
     name: str
-    renewed_at_s: float
     stamp_ns: int | None = None
+    renewed_at_s: float = 0.0
 
 
 class VoiceStore:
@@ -93,7 +93,7 @@ class VoiceStore:
                 self._is_clean = True
                 remove_remnants(self.folder, _REMNANT_S, datetime.now(timezone.utc).timestamp())
             hidden = hidden_voices(self.folder)
-            self._deleted = {path: self._deleted.get(path) or _Deleted(name, now_s) for path, name in hidden.items()}
+            self._deleted = {path: self._deleted.get(path) or _Deleted(name) for path, name in hidden.items()}
             entries = {}
             for name in stored_voices(self.folder):
                 # A voice is stored in a new folder, so its folder's number and time tell whether it is the same voice.
@@ -126,7 +126,7 @@ class VoiceStore:
         for each in (*styles, name):
             hidden = hide_voice(self.folder, each)
             with self._lock:
-                self._deleted[hidden] = _Deleted(each, self._clock())
+                self._deleted[hidden] = _Deleted(each)
 
     @property
     def has_deleted(self) -> bool:

@@ -318,7 +318,7 @@ def _write_eof(transport: asyncio.Transport) -> None:
 
 
 class _ResponseTransport:
-    """What uvicorn writes the response to a request with a body to; it closes it without reading the rest of the body.
+    """The transport that uvicorn gets for a request with a body, since it would close without reading the rest.
 
     Args:
         transport: The transport of the connection.

@@ -145,7 +145,7 @@ def _add_page(routes: Routes) -> None:
 
     @routes.get("/static/pages.json", include_in_schema=False)
     async def pages() -> Response:
-        """List the pages to which this one may link. To ask for each would log an error in the browser's console."""
+        """List the pages that a page may link to; asking for each would log errors in the browser's console."""
         paths = {route.path for route in routes.routes if isinstance(route, Route)}
         return JSONResponse([path for path in _LINKED_PAGES if path in paths])
 

@@ -36,7 +36,7 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
     """Add the routes. Clients for which ``is_elevenlabs`` is true get the responses of that API."""
 
     @routes.get(PATH, summary="List the voices")
-    @routes.get("/v1/audio/voices", summary="The same, for clients that ask here")
+    @routes.get("/v1/audio/voices", summary="The same as /v1/voices, for clients that ask here")
     async def voices(request: Request) -> Response:
         await hub.refresh_voices()
         if is_elevenlabs(request):

@@ -17,7 +17,7 @@ from tts_worker.text.mapped_text import MappedText, Replacement
 WRAP_CHARS = 40
 """A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
 
-_STOPS = frozenset(".!?…:;。！？：；።؟۔)\"'”»")
+_STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = ".,;:!?)。，；：！？、"
 GAPS = f" \n{SOFT_SPACE}"
 # Within a run. A single space between two words needs no decision.

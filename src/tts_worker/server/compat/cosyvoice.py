@@ -211,7 +211,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         add_speech(path, kind)
     add(_CONVERSION, InferenceVcRequest, _conversion(hub, limits))
 
-    @routes.post(_HEALTH, summary="The same")
+    @routes.post(_HEALTH, summary="As GET")
     @routes.get(_HEALTH, summary="Whether the worker accepts sessions")
     async def healthcheck() -> Response:
         return JSONResponse({"status": "healthy" if hub.ready else "unhealthy"}, 200 if hub.ready else 503)

@@ -364,7 +364,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
     @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
-    @routes.post(f"{_SPEECH_PATH}/stream", summary="The same", openapi_extra=_BODY)
+    @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_BODY)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
         return streamed(download(hub, options, text, encoder), encoder.content_type)
