@@ -117,7 +117,7 @@ _WHISPER_VOCABULARY = ModelFile(
 
 
 def _cosyvoice_300m(name: str, folder: str, own: tuple[ModelFile, ...], tokenizer_sha256: str | None) -> PublishedModel:
-    """Return a model of the first generation.
+    """Return a CosyVoice-300M model.
 
     Args:
         name: Its name.

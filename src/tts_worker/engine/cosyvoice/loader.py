@@ -121,7 +121,7 @@ def load_engine(
     half = cuda if options.half is None else options.half
     is_first = bundle.config.family == V1
     if is_first:
-        _check_first(options)
+        _check_v1(options)
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
     overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
@@ -169,7 +169,7 @@ def load_engine(
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
 
 
-def _check_first(options: LoadOptions) -> None:
+def _check_v1(options: LoadOptions) -> None:
     """Refuse what CosyVoice-300M cannot do. Raises ConfigError."""
     if options.text_mode != TextMode.CLAUSE.value:
         raise ConfigError("text_mode: CosyVoice-300M reads whole clauses only, as it encodes a text before it speaks")

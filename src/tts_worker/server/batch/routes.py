@@ -217,7 +217,8 @@ async def _zip(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> Async
             with stream, archive.open(info, "w") as entry:
                 while block := await asyncio.to_thread(stream.read, _READ_BYTES):
                     entry.write(block)
-                    digest.update(block)
+                    if query.checksums:
+                        digest.update(block)
                     yield sink.take()
             if query.checksums:
                 record["sha256"] = digest.hexdigest()

@@ -126,7 +126,7 @@ class ReferenceSpeech:
         """
         options = self._options
         if self._bundle.config.family == V1:
-            yield from self._speak_first(networks)
+            yield from self._speak_v1(networks)
             return
         pipeline = OfflinePipeline(networks, self._compat)
         prefix_end = self._speaker.tokenizer.end_of_prompt_id if self._bundle.config.family == V3 else None
@@ -140,7 +140,7 @@ class ReferenceSpeech:
             for chunk in chunks:
                 yield i, chunk
 
-    def _speak_first(self, networks: Networks) -> Iterator[tuple[int, AudioChunk]]:
+    def _speak_v1(self, networks: Networks) -> Iterator[tuple[int, AudioChunk]]:
         """``speak`` with CosyVoice-300M."""
         options = self._options
         pipeline = V1Pipeline(networks)
