@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
+from tts_worker.benchmarks.engine import MAX_LENGTH_S
 from tts_worker.benchmarks.gpu import Plan, Results, run_sections, sections
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
-from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.random_bundle import SIZES, write_random_bundle
 from tts_worker.errors import ConfigError, InvalidRequest
+
+MAX_BUDGET_S = 24 * 3600
+MAX_CALLS = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,52 +50,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began_s = perf_counter()
-    if args.minutes is not None:
-        args.budget_s = 60 * args.minutes
+    plan = plan_from(args)  # before random weights are written, which takes time
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        bundle = args.bundle
-        if bundle is None:
+        if args.bundle is None:
             bundle = Path(folder) / args.random
             write_random_bundle(bundle, args.random, args.size)
-        plan = plan_from(args, bundle)
+            plan = replace(plan, options=replace(plan.options, bundle=bundle))
         plan = replace(plan, budget_s=plan.budget_s - (perf_counter() - began_s))  # random weights take time, too
         results = run_sections(plan, Results(args.output))
     print(json.dumps(results.figures))
     return 1 if any("error" in figures for figures in results.figures.values()) else 0
 
 
-def plan_from(args: argparse.Namespace, bundle: Path) -> Plan:
-    """Return the plan that the arguments describe.
+def plan_from(args: argparse.Namespace) -> Plan:
+    """Return the plan that the arguments describe. With ``--random`` its model directory is missing.
 
     Raises:
         InvalidRequest: A value is out of range, or a section does not exist.
-        ConfigError: The directory of the output file does not exist.
+        ConfigError: The output file cannot be written, or the device does not exist.
     """
-    try:
-        loads = tuple(int(part) for part in args.loads.split(",") if part.strip())
-    except ValueError:
-        raise InvalidRequest("--loads takes numbers separated by commas, such as 16,64") from None
-    if any(calls < 1 for calls in loads) or args.texts < 2 or args.cancels < 0:
-        raise InvalidRequest("--loads must be at least 1, --texts at least 2, --cancels at least 0")
-    if args.budget_s <= 0 or args.load_seconds <= 0 or args.speed_seconds < 2 or args.growth_seconds < 12:
-        raise InvalidRequest(
-            "--budget-s and --load-seconds must be positive, --speed-seconds at least 2, --growth-seconds at least 12"
-        )
-    if args.output is not None and not args.output.resolve().parent.is_dir():
-        raise ConfigError(f"--output: the directory {args.output.resolve().parent} does not exist")
+    _check_range("--texts", args.texts, 2, 100_000)
+    _check_range("--cancels", args.cancels, 0, 1_000_000)
+    _check_range("--minutes", args.minutes, 0.01, MAX_BUDGET_S // 60)
+    _check_range("--budget-s", args.budget_s, 1, MAX_BUDGET_S)
+    _check_range("--load-seconds", args.load_seconds, 0.1, 3600)
+    _check_range("--speed-seconds", args.speed_seconds, 2, MAX_LENGTH_S)
+    _check_range("--growth-seconds", args.growth_seconds, 12, MAX_LENGTH_S)
+    _check_range("--memory-gb", args.memory_gb, 0.01, 10_000)
+    _check_range("--threads", args.threads, 1, 1024)
+    if args.output is not None:
+        check_output(args.output)
+    resolve_device(args.device)
     plan = Plan(
-        LoadOptions(bundle, device=args.device, threads=args.threads, memory_gb=args.memory_gb),
-        loads=loads,
+        LoadOptions(args.bundle or Path(), device=args.device, threads=args.threads, memory_gb=args.memory_gb),
+        loads=_loads(args.loads),
         load_seconds=args.load_seconds,
         texts=args.texts,
         speed_seconds=args.speed_seconds,
         growth_seconds=args.growth_seconds,
         cancels=args.cancels,
-        budget_s=args.budget_s,
+        budget_s=args.budget_s if args.minutes is None else 60 * args.minutes,
         sections=tuple(part.strip() for part in (args.sections or "").split(",") if part.strip()),
     )
-    known = [section.name for section in sections(Plan(plan.options, loads=loads))]
+    known = [section.name for section in sections(replace(plan, sections=()))]
     unknown = [name for name in plan.sections if name not in known]
     if unknown:
         raise InvalidRequest(f"--sections: {unknown[0]} does not exist; there are {', '.join(known)}")
     return plan
+
+
+def _loads(text: str) -> tuple[int, ...]:
+    try:
+        loads = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InvalidRequest("--loads takes numbers separated by commas, such as 16,64") from None
+    for calls in loads:
+        _check_range("--loads", calls, 1, MAX_CALLS)
+    return loads
+
+
+def _check_range(option: str, value: float | None, least: float, most: float) -> None:
+    """Raise InvalidRequest unless ``value`` is from ``least`` to ``most``, or not given."""
+    if value is not None and not least <= value <= most:  # NaN is not
+        raise InvalidRequest(f"{option} must be {least:,} to {most:,}, not {value:g}")
+
+
+def check_output(path: Path) -> None:
+    """Raise ConfigError if a file cannot be written at ``path``."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--output: the directory {folder} does not exist")
+    if path.is_dir():
+        raise ConfigError(f"--output: {path} is a directory; give the name of a file")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--output: no file can be written in {folder}")

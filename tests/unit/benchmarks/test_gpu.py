@@ -15,9 +15,11 @@ from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
+from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tts_worker.errors import ConfigError
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -153,18 +155,41 @@ def test_load_counts_every_measured_call(plan: Plan) -> None:
     [
         (["--sections", "nothing"], "--sections: nothing does not exist"),
         (["--loads", "some"], "--loads takes numbers"),
-        (["--loads", "0"], "--loads must be at least 1"),
-        (["--minutes", "0"], "--budget-s and --load-seconds must be positive"),
+        (["--loads", "0"], "--loads must be 1 to 4,096, not 0"),
+        (["--minutes", "0"], "--minutes must be 0.01 to 1,440, not 0"),
+        (["--minutes", "nan"], "--minutes must be 0.01 to 1,440, not nan"),
+        (["--budget-s", "inf"], "--budget-s must be"),
+        (["--load-seconds", "nan"], "--load-seconds must be"),
+        (["--texts", "1"], "--texts must be 2 to"),
+        (["--cancels", "-1"], "--cancels must be"),
+        (["--speed-seconds", "1e9"], "--speed-seconds must be 2 to 100"),
+        (["--growth-seconds", "nan"], "--growth-seconds must be 12 to 100"),
+        (["--memory-gb", "0"], "--memory-gb must be"),
+        (["--threads", "0"], "--threads must be"),
         (["--output", "/nonexistent/folder/gpu.json"], "--output: the directory"),
+        (["--output", "/"], "--output: / is a directory"),
+        (["--device", "gpu0"], "device: must be auto, cpu, cuda or cuda:N, not 'gpu0'"),
+        (["--device", "mps"], "device: must be"),
         (["--device", "cuda"], "no CUDA device is available"),
     ],
 )
 def test_bad_arguments_are_refused(
-    arguments: list[str], message: str, plan: Plan, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "--device" in arguments and gpu.torch.cuda.is_available():
+    """Before weights are written, which takes minutes at the official size."""
+    if arguments == ["--device", "cuda"] and gpu.torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
+    monkeypatch.setattr(bench_gpu, "write_random_bundle", lambda *_: pytest.fail("weights were written"))
 
-    assert main(["bench", "gpu", "--bundle", str(plan.options.bundle), *arguments]) == 2
+    assert main(["bench", "gpu", "--random", "cosyvoice3", *arguments]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_device_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu.torch.cuda, "device_count", lambda: 2)
+
+    assert str(gpu.resolve_device("cuda:1")) == "cuda:1"
+    with pytest.raises(ConfigError, match="there is no cuda:2"):
+        gpu.resolve_device("cuda:2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -202,9 +203,13 @@ def resolve_device(name: str) -> torch.device:
     """Return the device called ``name``. Raises ConfigError if it is unavailable."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise ConfigError(f"device: must be auto, cpu, cuda or cuda:N, not {name[:32]!r}")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: no CUDA device is available; use auto or cpu")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(f"device: there is no {name}; the number of CUDA devices is {torch.cuda.device_count()}")
     return device
 
 
