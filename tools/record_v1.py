@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tools.parity.v1_stages import HOP_TOKENS, SAMPLE_STRIDE, SPEECH_SEED
 from tts_worker.engine.cosyvoice.models.flow import initial_noise
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise
 
@@ -30,10 +31,8 @@ HARMONICS = 9
 PROMPT_TOKENS = 8
 PROMPT_FRAMES = 14
 STREAM_TOKENS = 95
-HOP_TOKENS = 30
 PITCH_HZ = 180.0
 SOURCE_TOKENS = 130  # two parts
-SPEECH_SEED = 11
 FLOW_PROMPT = ("flow_prompt_speech_token", "prompt_speech_feat")
 
 
@@ -297,7 +296,7 @@ def record_speech(networks: dict[str, Any]) -> dict[str, Tensor]:
             parts = [part["tts_speech"] for part in model.tts(flow_embedding=embedding, **options)]
         found[f"{name}.tokens"] = torch.tensor(spoken)
         found[f"{name}.part_samples"] = torch.tensor([part.shape[1] for part in parts])
-        found[f"{name}.every_fifth_sample"] = torch.cat(parts, dim=1)[:, ::5]
+        found[f"{name}.every_fifth_sample"] = torch.cat(parts, dim=1)[:, ::SAMPLE_STRIDE]
     return found
 
 

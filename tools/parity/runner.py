@@ -94,10 +94,12 @@ def run_parity(
     bundle = Bundle.open(bundle_dir)
     networks = load_networks(bundle, where, half=half, float32_phase=True)
     checks = CheckList(networks.config.sample_rate_hz)
-    tokenizer = None if bundle.config.family == V1 else TextTokenizer.from_bundle(bundle)
-    if tokenizer is None:
+    if networks.config.family == V1:
         stages = _v1_stages(checks, networks)
+        checks.info("text", "", "there are no recorded numbers of CosyVoice-300M's tokenizer and front end")
     else:
+        tokenizer = TextTokenizer.from_bundle(bundle)
+        _check_texts(checks, folder.parent / "text", tokenizer, networks.config.tokenizer_version)
         stages = _stages(checks, networks, bundle, tokenizer, folder / "frontend.safetensors")
     for path in sorted(folder.iterdir()):
         if progress is not None:
@@ -118,10 +120,6 @@ def run_parity(
             checks.info(path.name, "", "input of another stage")
         else:
             checks.fail(path.name, "", "no stage knows this file")
-    if tokenizer is None:
-        checks.info("text", "", "there are no recorded numbers of CosyVoice-300M's tokenizer and front end")
-    else:
-        _check_texts(checks, folder.parent / "text", tokenizer, networks.config.tokenizer_version)
     return ParityReport(networks.config.family, tuple(checks.entries))
 
 

@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.request import Request
 
 HOP_TOKENS = 30  # of the recorded stream; the model's own would make long files
 SAMPLE_STRIDE = 5  # of the recorded utterances
-SPEECH_SEED = 11
+SPEECH_SEED = 11  # of the recorded draws
 
 
 def check_v1_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:

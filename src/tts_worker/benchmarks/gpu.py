@@ -102,14 +102,14 @@ class Section:
         run: Measures and returns the figures.
         expected_s: Time that must be left to start it.
         needs_cuda: Whether it makes sense only on a CUDA device.
-        needs_chunks: Whether it is about what CosyVoice-300M lacks: chunks of a fixed size, or fused kernels.
+        excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
     """
 
     name: str
     run: Callable[[GpuBench], Figures]
     expected_s: float
     needs_cuda: bool = False
-    needs_chunks: bool = False
+    excludes_v1: bool = False
 
 
 @dataclass
@@ -162,7 +162,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("start", GpuBench.start, 60.0),
         Section("first_audio", GpuBench.first_audio, 30.0),
         Section("speed", GpuBench.speed, 40.0),
-        Section("stages", GpuBench.stages, 30.0, needs_chunks=True),
+        Section("stages", GpuBench.stages, 30.0, excludes_v1=True),
         Section("correct", GpuBench.correct, 120.0),
         Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
         Section("profile", GpuBench.profile, 40.0),
@@ -177,18 +177,18 @@ def sections(plan: Plan) -> list[Section]:
 
 def _variant_sections() -> list[Section]:
     """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with."""
-    chunks = {"needs_chunks": True}
+    not_v1 = {"excludes_v1": True}
     cuda = {"needs_cuda": True}
     variants: dict[str, tuple[Figures, dict[str, bool]]] = {
         "as_served": ({}, {}),
         "no_graphs": ({"graphs": False}, cuda),
-        "no_kernels": ({"kernels": False, "compile": "off"}, cuda | chunks),
+        "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
         "compiled": ({"kernels": False, "compile": "on"}, cuda),
-        "kernels_compiled": ({"compile": "on"}, cuda | chunks),
-        "first_chunk_by_host": ({"first_chunk_on_device": False}, cuda | chunks),
+        "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
+        "first_chunk_by_host": ({"first_chunk_on_device": False}, cuda | not_v1),
         "float32": ({"half": False}, {}),
         "no_smooth_start": ({"smooth_start": False}, {}),
-        "stride_2": ({"stride_chunks": 2}, chunks),
+        "stride_2": ({"stride_chunks": 2}, not_v1),
     }
     return [
         Section(f"variant_{name}", _variant_of(changes), 40.0, **needs) for name, (changes, needs) in variants.items()
@@ -228,7 +228,7 @@ class GpuBench:
             return f"the device was lost: {self._device_lost}"
         if section.needs_cuda and self._device.type != "cuda":
             return "needs a CUDA device"
-        if section.needs_chunks and self._config.family == V1:
+        if section.excludes_v1 and self._config.family == V1:
             return "CosyVoice-300M renders overlapping parts, and has no fused kernels"
         if left_s < section.expected_s:
             return f"{max(0.0, left_s):.0f} s of the time budget are left, about {section.expected_s:.0f} s are needed"

@@ -11,6 +11,9 @@ from tts_worker.server.validation import flag
 CHECKSUMS = "checksums"
 """Query parameter."""
 
+SHA256 = "sha256"
+"""Field of a message or record that carries audio: lower-case hexadecimal."""
+
 
 def wants_checksums(params: Mapping[str, str]) -> bool:
     """Whether the query parameters ask for checksums. Raises InvalidRequest."""
@@ -19,4 +22,4 @@ def wants_checksums(params: Mapping[str, str]) -> bool:
 
 def checksum_field(data: bytes, *, wanted: bool) -> dict[str, Any]:
     """Return the field of a message that carries ``data`` as base64: none unless ``wanted``."""
-    return {"sha256": hashlib.sha256(data).hexdigest()} if wanted else {}
+    return {SHA256: hashlib.sha256(data).hexdigest()} if wanted else {}

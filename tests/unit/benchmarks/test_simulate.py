@@ -120,6 +120,11 @@ def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["bench", "simulate", "--times", str(file), "--calls", "2", "--measure"]) == 2
 
 
+def test_cosyvoice_300m_is_not_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "simulate", "--bundle", str(tiny("cosyvoice1")), "--calls", "1"]) == 2
+    assert "not CosyVoice-300M's parts" in capsys.readouterr().err
+
+
 def test_measured_times_are_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--call-seconds", "0.2,0.3"]
     load = ["--calls", "2", "--seconds", "0.5", "--measure", "--json"]

@@ -431,8 +431,8 @@ def test_manifest_is_consistent(published_model: PublishedModel) -> None:
         "cosyvoice-300m-sft": {"spk2info.pt"},
         "cosyvoice-300m-instruct": {*networks, "speech_tokenizer_v1.onnx"},
     }.get(published_model.name, set())
-    is_first = published_model.name.startswith("cosyvoice-300m")
-    assert is_first == ("multilingual.tiktoken" in paths)
+    is_v1 = published_model.name.startswith("cosyvoice-300m")
+    assert is_v1 == ("multilingual.tiktoken" in paths)
     assert {"llm.pt", "flow.pt", "hift.pt", "campplus.onnx"} <= set(paths)
 
 

@@ -196,8 +196,8 @@ class AudioSegment:
     def _sample(self, token: float) -> int:
         assert self.base_sample is not None
         frames = self._flow.frame_of(token)
-        if self._speed != 1.0 or isinstance(self._flow, V1FlowDims):  # whole frames, so that no word outlasts the audio
-            frames = int(frames)
         if self._speed != 1.0:
             frames = MelResampler.output_frames(int(frames), self._speed)
+        elif isinstance(self._flow, V1FlowDims):  # its parts have whole frames, and no word may outlast them
+            frames = int(frames)
         return self.base_sample + int(frames * self._frame_samples)

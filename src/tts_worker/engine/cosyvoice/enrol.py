@@ -244,8 +244,8 @@ class Speaker:
         """
         mode = mode or (Mode.INSTRUCT if instruction else self.mode)
         voice = self.voice
-        is_first = self.config.family == V1
-        needs_prompt = mode is not Mode.SFT and not (is_first and mode is Mode.INSTRUCT)
+        is_v1 = self.config.family == V1
+        needs_prompt = mode is not Mode.SFT and not (is_v1 and mode is Mode.INSTRUCT)
         if needs_prompt and not len(voice.tokens):
             raise InvalidRequest(f"this voice has no prompt audio, so it cannot speak in {mode.value} mode")
         if mode is Mode.ZERO_SHOT and not len(voice.prompt_text_ids):
@@ -273,7 +273,7 @@ class Speaker:
             flow_prompt=tokens if has_prompt else (),
             prompt_mel=_tensor(voice.mel) if has_prompt else torch.zeros(0, self.config.mel.bins),
             # An instruction describes the speaker: the language model would rather follow the embedding.
-            tells_speaker=is_first and mode is not Mode.INSTRUCT,
+            tells_speaker=is_v1 and mode is not Mode.INSTRUCT,
         )
 
 

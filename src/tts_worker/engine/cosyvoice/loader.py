@@ -120,13 +120,13 @@ def load_engine(
     tokenizer = TextTokenizer.from_bundle(bundle)
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
-    is_first = bundle.config.family == V1
-    if is_first:
+    is_v1 = bundle.config.family == V1
+    if is_v1:
         _check_v1(options)
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
     overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
-    stride_chunks = 1 if is_first else options.stride_chunks or (1 if cuda else 2)
+    stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
     render_batch = options.render_batch or (8 if cuda else 1)
     backend = select_backend(
         networks,
@@ -141,7 +141,7 @@ def load_engine(
     )
     if half and backend.active is Backend.TORCH:
         halve_flow(networks)
-    has_graphs = backend.active is Backend.TORCH and not is_first
+    has_graphs = backend.active is Backend.TORCH and not is_v1
     max_utterances = options.max_utterances or (64 if cuda else 16)
     config = StreamingConfig(
         overlap=overlap,

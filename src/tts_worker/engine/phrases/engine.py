@@ -409,7 +409,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             sequence, future = self._in_flight[0]
             future.finished_event.wait()
             self._in_flight.popleft()
-            self._started_s = perf_counter()  # the next one began when this one ended
+            self._started_s = perf_counter()  # the next run, if any, has begun by now
             sequence.is_predicting = False
             if self.is_active(sequence):
                 self._isolate(sequence, partial(self._end_prediction, sequence, future))

@@ -23,7 +23,7 @@ from tts_worker.protocol.messages import error_fields
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch, BatchRunner
 from tts_worker.server.batch.store import ItemResult
-from tts_worker.server.checksums import checksum_field
+from tts_worker.server.checksums import SHA256, checksum_field
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, SafeJSONResponse
 from tts_worker.server.routing import Routes
@@ -167,12 +167,17 @@ async def _finished(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> 
 async def _lines(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> AsyncGenerator[bytes, None]:
     yield b""  # the head of the response, before the first item is finished
     async for result in _finished(batches, batch, query):
-        record = _record(batch, result)
-        if result.error is None:
-            audio = await asyncio.to_thread(batch.folder.audio(result.index).read_bytes)
-            record["audio"] = await asyncio.to_thread(lambda data: base64.b64encode(data).decode(), audio)
-            record |= await asyncio.to_thread(checksum_field, audio, wanted=query.checksums)
-        yield json.dumps(record).encode() + b"\n"
+        yield await asyncio.to_thread(_line, batch, result, checksum=query.checksums)
+
+
+def _line(batch: Batch, result: ItemResult, *, checksum: bool) -> bytes:
+    """Return the JSON line of an item. Blocks: it reads the audio, and encodes what may be megabytes."""
+    record = _record(batch, result)
+    if result.error is None:
+        audio = batch.folder.audio(result.index).read_bytes()
+        record["audio"] = base64.b64encode(audio).decode()
+        record |= checksum_field(audio, wanted=checksum)
+    return json.dumps(record).encode() + b"\n"
 
 
 class _Sink:
@@ -221,7 +226,7 @@ async def _zip(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> Async
                         digest.update(block)
                     yield sink.take()
             if query.checksums:
-                record["sha256"] = digest.hexdigest()
+                record[SHA256] = digest.hexdigest()
             yield sink.take()
         archive.writestr("results.json", json.dumps({"id": batch.stored.id, "results": records}, indent=1))
     yield sink.take()

@@ -1,4 +1,4 @@
-"""Building blocks of the flow networks: chunk mask, attention over a past, causal convolution, look-ahead layer.
+"""Building blocks of the networks: embedding, chunk mask, attention over a past, causal convolution, look-ahead layer.
 
 Batches are ``[N, T, C]``. ``N`` is branches x utterances, branch-major (classifier-free guidance runs two branches per
 utterance); start positions are per utterance, ``[B]``.
@@ -17,6 +17,11 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, pack
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.dims import LookaheadDims
 from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
+
+
+def embedding(rows: int, dim: int) -> nn.Embedding:
+    """An embedding without initial values: random initialization is wasted and imports torch's compiler."""
+    return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
 def chunk_mask(start: Tensor, total: Tensor, span: int, context: int, chunk: int) -> Tensor:

@@ -25,12 +25,12 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     Lookahead,
     Sites,
     chunk_mask,
+    embedding,
     use_product_dtype,
 )
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, UnetDims
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.flow_encoder import Encoder, EncoderPast
-from tts_worker.engine.cosyvoice.models.qwen2 import embedding
 from tts_worker.engine.cosyvoice.models.unet import Unet
 
 NOISE_FRAMES = 15_000  # 300 s; the reference stops there, this implementation wraps around

@@ -22,13 +22,9 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
 )
 from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
+from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
-
-
-def embedding(rows: int, dim: int) -> nn.Embedding:
-    """An embedding without initial values: random initialization is wasted and imports torch's compiler."""
-    return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
 class Attention(nn.Module):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import AttentionMemory, SlotPool
+from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, FeedForward, RelativeAttention, relative_sinusoids
-from tts_worker.engine.cosyvoice.models.qwen2 import embedding
 
 
 class CausalAttention(RelativeAttention):

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, use_product_dtype
+from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, embedding, use_product_dtype
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import initial_noise, solver_times
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, prepare_layers
-from tts_worker.engine.cosyvoice.models.qwen2 import embedding
 from tts_worker.engine.cosyvoice.models.v1_unet import V1Unet
 
 

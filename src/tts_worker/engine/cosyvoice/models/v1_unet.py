@@ -55,21 +55,11 @@ class Residual(nn.Module):
 
 
 class _Sampler(nn.Module):
-    """Namespace that matches the official key names."""
+    """Namespace that matches the official key names, which the last stage lacks."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()
         self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        return convolve(self.conv, x)
-
-
-class _LastSampler(nn.Conv1d):
-    """Keeps the rate."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).float()
 
 
 class V1Unet(nn.Module):
@@ -88,12 +78,12 @@ class V1Unet(nn.Module):
 
         def down(i: int) -> nn.Module:
             if i == dims.stages - 1:
-                return _LastSampler(width, width, 3, padding=1)
+                return nn.Conv1d(width, width, 3, padding=1)
             return _Sampler(nn.Conv1d(width, width, 3, stride=2, padding=1))
 
         def up(i: int) -> nn.Module:
             if i == dims.stages - 1:
-                return _LastSampler(width, width, 3, padding=1)
+                return nn.Conv1d(width, width, 3, padding=1)
             return _Sampler(nn.ConvTranspose1d(width, width, 4, stride=2, padding=1))
 
         self.time_mlp = TimeMlp(dims.in_channels, time)
@@ -125,18 +115,22 @@ class V1Unet(nn.Module):
         for residual, blocks, sampler in self._stages(self.down_blocks):
             x = self._run(residual, blocks, x, next(times))
             skips.append(x)
-            x = sampler(x)
+            x = self._resample(sampler, x)
         for residual, blocks in self._stages(self.mid_blocks):
             x = self._run(residual, blocks, x, next(times))
         for residual, blocks, sampler in self._stages(self.up_blocks):
             skip = skips.pop()
             x = torch.cat([x[:, :, : skip.shape[2]], skip], dim=1)  # an odd length was rounded up
-            x = sampler(self._run(residual, blocks, x, next(times)))
+            x = self._resample(sampler, self._run(residual, blocks, x, next(times)))
         return convolve(self.final_proj, self.final_block(x)).transpose(1, 2)
 
     @staticmethod
     def _stages(stages: nn.ModuleList) -> Sequence[Any]:
         return list(stages)
+
+    @staticmethod
+    def _resample(sampler: nn.Module, x: Tensor) -> Tensor:
+        return convolve(sampler.conv if isinstance(sampler, _Sampler) else sampler, x)
 
     @staticmethod
     def _run(residual: Residual, blocks: Sequence[TransformerBlock], x: Tensor, time: Tensor) -> Tensor:
