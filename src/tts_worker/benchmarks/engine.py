@@ -311,7 +311,8 @@ class Bench:
         }
 
     def _device_bytes(self) -> int:
-        return 0 if self.engine.info.device == "cpu" else int(torch.cuda.memory_allocated())
+        device = self.engine.info.device
+        return 0 if device == "cpu" else int(torch.cuda.memory_allocated(device))
 
     def cancels(self, count: int) -> dict[str, Figure]:
         """Measure memory growth after utterances that are cancelled at random points of the pipeline."""

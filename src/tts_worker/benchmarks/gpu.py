@@ -19,7 +19,8 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.profiler_util import FunctionEventAvg
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
@@ -298,6 +300,7 @@ class GpuBench:
             figures["allocated_gb"] = round(torch.cuda.memory_allocated(self._device) / 1e9, 2)
             figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
         figures["pages"] = bench.engine.settings.pages
+        figures["parts_s"] = {part: round(s, 2) for part, s in bench.engine.components.start_s.items()}
         figures["computations"] = _computations(bench.engine)
         return figures
 
@@ -305,7 +308,7 @@ class GpuBench:
         """Measure the first-audio latency of one call at a time, every text of another length."""
         bench = self.bench
         rng = random.Random(5)
-        before = _computations(bench.engine)
+        before = _Counts.of(bench.engine)
         firsts_ms = []
         slowest: list[tuple[float, int, int]] = []
         for words in _text_lengths(self._plan.texts, rng):
@@ -323,7 +326,7 @@ class GpuBench:
             "max_ms": _rounded(max(firsts_ms)),
             "min_ms": _rounded(min(firsts_ms)),
             "slowest": [{"ms": ms, "words": words, "tokens": count} for ms, words, count in slowest[:5]],
-            "computations": _since(before, bench.engine),
+            **before.since(bench.engine),
         }
 
     def speed(self) -> Figures:
@@ -351,9 +354,11 @@ class GpuBench:
     def growth(self) -> Figures:
         """Measure how the cost of a second grows within a turn and within one sentence."""
         bench = self._loaded(replace(self._plan.options, max_segment_s=int(self._plan.speed_seconds) + 12))
+        before = _Counts.of(bench.engine)
         return {
             **bench.growth(self._plan.growth_seconds, 2),
             **bench.unbroken(self._plan.speed_seconds, 2),
+            **before.since(bench.engine),
         }
 
     def correct(self) -> Figures:
@@ -394,12 +399,7 @@ class GpuBench:
             if cuda:
                 torch.cuda.synchronize(self._device)
         wall_ms = 1000 * (perf_counter() - began_s)
-        rows = []
-        for event in profiler.key_averages():
-            total_us = getattr(event, "self_device_time_total", 0) if cuda else event.self_cpu_time_total
-            if total_us:
-                rows.append((total_us / 1000, event.count, event.key))
-        rows.sort(reverse=True)
+        rows = kernel_times(profiler.key_averages(), self._device.type)
         return {
             "wall_ms": round(wall_ms, 1),
             "busy_share": round(sum(ms for ms, _, _ in rows) / wall_ms, 3),
@@ -414,7 +414,7 @@ class GpuBench:
         slots = slots_for(calls)
         bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
         engine = bench.engine
-        before = _computations(engine)
+        before = _Counts.of(engine)
         tokens: dict[UtteranceKey, CallScript] = {}
 
         def announce(key: UtteranceKey, script: CallScript) -> None:
@@ -431,7 +431,7 @@ class GpuBench:
                 announce=announce,
             )
         )
-        return {**figures, "slots": slots, "computations": _since(before, engine)}
+        return {**figures, "slots": slots, **before.since(engine)}
 
     def cancels(self) -> Figures:
         """Measure memory after cancelled utterances."""
@@ -593,12 +593,49 @@ def _computations(engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
     }
 
 
-def _since(before: dict[str, dict[str, int]], engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
-    """Return the replays and eager calls since ``before``."""
-    return {
-        name: {kind: counts[kind] - before.get(name, {}).get(kind, 0) for kind in ("replays", "eager_calls")}
-        for name, counts in _computations(engine).items()
-    }
+@dataclass(frozen=True)
+class _Counts:
+    """What an engine has computed until now.
+
+    Attributes:
+        computations: Replays and eager calls, by name.
+        eager_keys: Calls without a graph, by computation and shape.
+    """
+
+    computations: dict[str, dict[str, int]]
+    eager_keys: Counter[str]
+
+    @classmethod
+    def of(cls, engine: CosyVoiceEngine) -> _Counts:
+        return cls(_computations(engine), Counter(engine.components.eager_keys))
+
+    def since(self, engine: CosyVoiceEngine) -> Figures:
+        """Return what ``engine`` has computed since then."""
+        now = _Counts.of(engine)
+        return {
+            "computations": {
+                name: {
+                    kind: counts[kind] - self.computations.get(name, {}).get(kind, 0)
+                    for kind in ("replays", "eager_calls")
+                }
+                for name, counts in now.computations.items()
+            },
+            "without_graph": dict((now.eager_keys - self.eager_keys).most_common()),
+        }
+
+
+def kernel_times(events: Iterable[FunctionEventAvg], device: str) -> list[tuple[float, int, str]]:
+    """Return milliseconds, calls and name of what a profile recorded on ``device``, the longest first.
+
+    On CUDA these are kernels and copies. Operators are left out: they repeat the time of the kernels that they launch.
+    """
+    rows = []
+    for event in events:
+        if event.device_type.name == device.upper() and not getattr(event, "is_user_annotation", False):
+            total_us = event.self_cpu_time_total if device == "cpu" else event.self_device_time_total
+            if total_us:
+                rows.append((total_us / 1000, event.count, str(event.key)))
+    return sorted(rows, reverse=True)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

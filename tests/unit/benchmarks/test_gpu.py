@@ -6,10 +6,12 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
 from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
@@ -88,6 +90,20 @@ def test_sections_beyond_the_budget_are_skipped(plan: Plan) -> None:
 
     assert "skipped" not in figures["machine"]
     assert "time budget" in figures["start"]["skipped"]
+
+
+def test_profile_counts_every_kernel_once() -> None:
+    """An operator on the host repeats the time of the kernels that it launched."""
+    host = FunctionEvent(1, "aten::mm", 0, 0.0, 9.0, use_device="cuda", stack=[])
+    host.append_kernel("gemm", 0, 5.0)
+    on_device = partial(FunctionEvent, use_device="cuda", device_type=DeviceType.CUDA, stack=[])
+    kernels = [on_device(n, "gemm", 0, 3.0, 8.0) for n in (2, 3)]
+    label = on_device(4, "a range", 0, 3.0, 13.0, is_user_annotation=True)
+    events = EventList([host, *kernels, label], use_device="cuda")
+    events._build_tree()
+
+    assert gpu.kernel_times(events.key_averages(), "cuda") == [(0.01, 2, "gemm")]
+    assert gpu.kernel_times(events.key_averages(), "cpu") == [(0.009, 1, "aten::mm")]
 
 
 def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

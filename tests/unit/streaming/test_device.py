@@ -418,6 +418,10 @@ def test_report_names_operations_and_missing_graphs() -> None:
     audio = FakeGraphRunner()
     subject = engine("cosyvoice3", small, runners=(FakeGraphRunner(), audio))
     subject.warm_up()
+    parts = subject.components.start_s
+    assert [*parts] == ["first_sentence", "capture_tokens", "capture_flow", "capture_vocoder", "more_sentences"]
+    assert min(parts.values()) > 0
+    assert subject.components.eager_keys == {}, "the warm-up does not count"
     audio.clear()  # as if nothing had been captured
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
@@ -431,6 +435,9 @@ def test_report_names_operations_and_missing_graphs() -> None:
     counts = {each.name: each for each in subject.report().computations}
     assert counts["flow"].eager_calls > 0
     assert counts["flow"].replays == 0 < counts["decode"].replays
+    keys = subject.components.eager_keys
+    assert {key.split()[0] for key in keys} == {"flow", "null", "vocoder"}
+    assert sum(keys.values()) == sum(each.eager_calls for each in counts.values())
 
 
 class _FakeTimingEvent:

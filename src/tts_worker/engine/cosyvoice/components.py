@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -60,6 +62,7 @@ class Components:
         runners: Runner of tokens, runner of audio.
         backend: What runs flow and vocoder.
         compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
+        start_s: What the parts of the start took, by name, the warm-up included.
     """
 
     networks: Networks
@@ -71,6 +74,7 @@ class Components:
     runners: tuple[Runner, Runner]
     backend: BackendState = field(default_factory=BackendState)
     compiler: Compiler | None = None
+    start_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -98,8 +102,10 @@ class Components:
             streams: Replaces the streams of the device, for tests.
         """
         device = networks.flow.noise.device
+        start_s: dict[str, float] = {}
         if device.type == "cuda":
-            use_kernels(networks, device, config)
+            with _timed(start_s, "kernels"):
+                use_kernels(networks, device, config)
         streams = streams or streams_for(device, overlap=config.overlap)
         if runners is None:
             runners = (EagerRunner(), EagerRunner())
@@ -127,7 +133,7 @@ class Components:
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
         compiler = compiler_for(config.compile, device) if config.graphs else None
-        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners, compiler=compiler)
+        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners, compiler=compiler, start_s=start_s)
 
     def capture(self, config: StreamingConfig) -> bool:
         """Capture all computations of fixed shapes. Call it once, after one utterance has run.
@@ -137,12 +143,18 @@ class Components:
         """
         tokens, audio = self.runners
         if tokens.fixed_shapes:
-            self.decoder.capture(config.decode_batch, self.compiler)
+            with self.timed("capture_tokens"):
+                self.decoder.capture(config.decode_batch, self.compiler)
         if audio.fixed_shapes and isinstance(self.pool, FlowPool):
-            with self.streams.flow:
+            with self.timed("capture_flow"), self.streams.flow:
                 self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1), self.compiler)
-            self.renderer.capture(config.render_batch, self.compiler)
+            with self.timed("capture_vocoder"):
+                self.renderer.capture(config.render_batch, self.compiler)
         return tokens.fixed_shapes or audio.fixed_shapes
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Add the time of a ``with`` block to ``start_s``."""
+        return _timed(self.start_s, part)
 
     def reset_counts(self) -> None:
         """Start to count computations, after the warm-up."""
@@ -169,6 +181,12 @@ class Components:
         counting = [runner for runner in self.runners if isinstance(runner, CountingRunner)]
         return tuple(counts for runner in counting for counts in runner.computations)
 
+    @property
+    def eager_keys(self) -> dict[str, int]:
+        """How often each computation and shape ran without a graph, where graphs are captured."""
+        capturing = [runner for runner in self.runners if isinstance(runner, CapturingRunner)]
+        return {" ".join(map(str, key)): n for runner in capturing for key, n in runner.eager_keys.most_common()}
+
     def take_eager_names(self) -> tuple[str, ...]:
         """Return the computations that ran without their graph since the last call."""
         names: dict[str, None] = {}
@@ -184,6 +202,13 @@ class Components:
         self.voice_cache.close()
         for runner in self.runners:
             runner.clear()
+
+
+@contextmanager
+def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
+    began_s = perf_counter()
+    yield
+    parts[part] = parts.get(part, 0.0) + perf_counter() - began_s
 
 
 def _audio_parts(

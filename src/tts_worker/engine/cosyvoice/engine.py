@@ -438,14 +438,16 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             EngineFault: Synthesis failed or is silent.
         """
         voices = self.components.voice_cache.warm_up_names
-        pcm = self._speak_sentence(voices[0], 1.0)
+        with self.components.timed("first_sentence"):
+            pcm = self._speak_sentence(voices[0], 1.0)
         if not np.any(np.abs(np.frombuffer(pcm, "<i2").astype(np.int32)) > 100):
             raise EngineFault("the warm-up audio is silent: the weights are damaged or belong to another model")
         if self.components.capture(self.settings):
             # Each capture returns the unused memory to the device, so speak again to allocate what an utterance needs.
-            for voice in voices:
-                for speed in _WARM_UP_SPEEDS:
-                    self._speak_sentence(voice, speed)
+            with self.components.timed("more_sentences"):
+                for voice in voices:
+                    for speed in _WARM_UP_SPEEDS:
+                        self._speak_sentence(voice, speed)
         self.info = replace(self.info, degraded=self.components.degraded)
         self.components.reset_counts()
         self.timings.reset()  # loading and capturing do not count

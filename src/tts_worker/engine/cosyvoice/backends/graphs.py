@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -30,6 +30,7 @@ Key = tuple[Hashable, ...]
 """The name of a computation (``decode``, ``flow`` and so on) and its shape."""
 
 _RECENT_KEYS = 8  # keys without a graph that are remembered for a report
+_COUNTED_KEYS = 1000  # most keys without a graph that are counted; shapes are rounded, so that there are few
 
 
 class Runner(Protocol):
@@ -150,6 +151,7 @@ class CapturingRunner(CountingRunner, ABC):
     Attributes:
         refused: Why each failed capture failed, by key.
         recent_eager_keys: The last keys that ran without a graph, for reports; the caller clears it.
+        eager_keys: How often each key ran without a graph since ``reset_counts``.
     """
 
     fixed_shapes = True
@@ -158,6 +160,7 @@ class CapturingRunner(CountingRunner, ABC):
         super().__init__()
         self.refused: dict[Key, str] = {}
         self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
+        self.eager_keys: Counter[Key] = Counter()
         self._graphs: dict[Key, _CapturedGraph] = {}
 
     def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
@@ -165,6 +168,8 @@ class CapturingRunner(CountingRunner, ABC):
         if graph is None:
             self._counts_of(key).eager_calls += 1
             self.recent_eager_keys.append(key)
+            if key in self.eager_keys or len(self.eager_keys) < _COUNTED_KEYS:
+                self.eager_keys[key] += 1
             return compute(*inputs)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)
@@ -187,6 +192,10 @@ class CapturingRunner(CountingRunner, ABC):
         self.refused[key] = reason
         log.warning("no CUDA graph for %s, which will be slower: the capture failed (%s)", key, reason)
         self._free_memory()
+
+    def reset_counts(self) -> None:
+        super().reset_counts()
+        self.eager_keys.clear()
 
     def time_replays(self, repeats: int) -> Iterator[tuple[Key, float]]:
         """Replay each graph on its last inputs and yield its key and the mean time in ms.
