@@ -57,7 +57,9 @@ def _torch(torch: Any) -> Finding:
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     problem = _graph_problem(torch)
     graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
-    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}")
+    triton = "fused kernels" if find_spec("triton") is not None else "no fused kernels, as triton is not installed"
+    advice = "" if find_spec("triton") is not None else "pip install --force-reinstall torch"
+    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}; {triton}", advice)
 
 
 def _cosyvoice_command() -> str:

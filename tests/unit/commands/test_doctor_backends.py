@@ -241,9 +241,18 @@ def test_torch_is_described_as_it_runs(
     torch: Any, driver: bool, detail: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
+    monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object())
     finding = doctor_backends._torch(torch)
     assert (finding.status, finding.advice) == (Status.OK, advice)
     assert detail in finding.detail
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_missing_triton_is_told_on_cuda(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object() if is_installed else None)
+    finding = doctor_backends._torch(fake_torch("13.0", device=True))
+    assert ("triton is not installed" in finding.detail) is not is_installed
+    assert bool(finding.advice) is not is_installed
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator
-from tts_worker.engine.cosyvoice.components import Components, use_kernels
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
+from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -111,6 +111,30 @@ def test_missing_triton_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
     assert not kernels.enable()
     assert "triton is not installed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "config", "is_degraded"),
+    [
+        ("cosyvoice3", "cuda", StreamingConfig(), True),
+        ("cosyvoice1", "cuda:1", StreamingConfig(graphs=True), True),  # it has no fused kernels, but would be compiled
+        ("cosyvoice1", "cuda", StreamingConfig(graphs=False), False),
+        ("cosyvoice3", "cuda", StreamingConfig(kernels=False, compile=CompileMode.OFF), False),
+        ("cosyvoice3", "cpu", StreamingConfig(), False),
+    ],
+)
+def test_engine_without_triton_is_degraded(
+    family: str, device: str, config: StreamingConfig, is_degraded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = StreamingConfig(pages=12, lm_tokens=128)
+    part = Components.build(networks("cosyvoice3"), None, {}, small)  # type: ignore[arg-type]
+    assert part.degraded == ()
+    for is_installed in (True, False):
+        monkeypatch.setattr(kernels, "has_triton", lambda installed=is_installed: installed)
+        part.missing = missing_packages(family, torch.device(device), config)
+        assert any("triton is not installed" in reason for reason in part.degraded) == (
+            is_degraded and not is_installed
+        )
 
 
 @pytest.fixture

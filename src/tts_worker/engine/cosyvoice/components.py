@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.backends.selection import BackendState
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
@@ -62,6 +62,7 @@ class Components:
         runners: Runner of tokens, runner of audio.
         backend: What runs flow and vocoder.
         compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
+        missing: What is slower because a package is missing, in words.
         start_s: What the parts of the start took, by name, the warm-up included.
     """
 
@@ -74,6 +75,7 @@ class Components:
     runners: tuple[Runner, Runner]
     backend: BackendState = field(default_factory=BackendState)
     compiler: Compiler | None = None
+    missing: tuple[str, ...] = ()
     start_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -133,7 +135,18 @@ class Components:
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
         compiler = compiler_for(config.compile, device) if config.graphs else None
-        return cls(networks, decoder, renderer, pool, voice_cache, streams, runners, compiler=compiler, start_s=start_s)
+        return cls(
+            networks,
+            decoder,
+            renderer,
+            pool,
+            voice_cache,
+            streams,
+            runners,
+            compiler=compiler,
+            missing=missing_packages(networks.config.family, device, config),
+            start_s=start_s,
+        )
 
     def capture(self, config: StreamingConfig) -> bool:
         """Capture all computations of fixed shapes. Call it once, after one utterance has run.
@@ -173,7 +186,8 @@ class Components:
         )
         unfused = tuple(f"{name}: the kernel is not used" for name in kernels.faults())
         faults = () if self.compiler is None else tuple(self.compiler.faults)
-        return self.backend.degraded + refused + unfused + tuple(f"{name}: it is not compiled" for name in faults)
+        uncompiled = tuple(f"{name}: it is not compiled" for name in faults)
+        return self.backend.degraded + self.missing + refused + unfused + uncompiled
 
     @property
     def computations(self) -> tuple[ComputationCounts, ...]:
@@ -230,6 +244,14 @@ def _audio_parts(
         page_bucket=PAGE_BUCKET if runner.fixed_shapes else 1,
     )
     return pool, Renderer(networks, pool, streams, runner, config.stride_chunks, config.first_tokens)
+
+
+def missing_packages(family: str, device: torch.device, config: StreamingConfig) -> tuple[str, ...]:
+    """Say what an engine computes more slowly because a package is missing."""
+    has_use = (config.kernels and family != V1) or (config.graphs and config.compile is not CompileMode.OFF)
+    if device.type != "cuda" or not has_use or kernels.has_triton():
+        return ()
+    return ("triton is not installed: no fused kernels, nothing is compiled",)
 
 
 def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> None:
