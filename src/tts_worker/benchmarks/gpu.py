@@ -37,6 +37,7 @@ from tts_worker.benchmarks.measure_stages import measure_stage_times
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
@@ -302,7 +303,7 @@ class GpuBench:
         figures["pages"] = bench.engine.settings.pages
         figures["parts_s"] = {part: round(s, 2) for part, s in bench.engine.components.start_s.items()}
         figures["computations"] = _computations(bench.engine)
-        return figures
+        return {**figures, **_fallbacks(bench.engine)}
 
     def first_audio(self) -> Figures:
         """Measure the first-audio latency of one call at a time, every text of another length."""
@@ -441,6 +442,7 @@ class GpuBench:
         """Measure first audio and speed with other options of the engine."""
         bench = self._loaded(replace(self._plan.options, **changes))
         figures = {**changes, **bench.first_audio(5), **bench.speed(self._plan.speed_seconds / 2, 1)}
+        figures |= _fallbacks(bench.engine)
         self.unload()
         return figures
 
@@ -590,6 +592,20 @@ def _computations(engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
             "eager_calls": counts.eager_calls,
         }
         for counts in engine.components.computations
+    }
+
+
+def _fallbacks(engine: CosyVoiceEngine) -> Figures:
+    """Return what the engine does not use as asked, with the reasons, and how many shapes are compiled."""
+    parts = engine.components
+    compiler = parts.compiler
+    runners = [runner for runner in parts.runners if isinstance(runner, CapturingRunner)]
+    return {
+        "degraded": list(engine.info.degraded),
+        "refused_graphs": {" ".join(map(str, key)): why for runner in runners for key, why in runner.refused.items()},
+        "unused_kernels": dict(kernels.faults()),
+        "compiled_shapes": {} if compiler is None else dict(compiler.shapes),
+        "not_compiled": {} if compiler is None else dict(compiler.faults),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config
+from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import ConfigError
@@ -134,6 +138,31 @@ def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
     assert figures["variant_no_kernels"] == figures["variant_no_graphs"] == {"skipped": "needs a CUDA device"}
     assert figures["variant_no_smooth_start"]["smooth_start"] is False
     assert figures["variant_no_smooth_start"]["first_audio_p50_ms"] > 0
+    assert figures["variant_no_smooth_start"]["degraded"] == []
+
+
+def test_fallbacks_are_listed_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "it differs by 0.1 from PyTorch's operators"
+    monkeypatch.setattr(kernels.OPERATORS["draw_ids"], "fault", reason)
+    compiler = Compiler()
+    compiler.shapes["flow"] = 3
+    compiler.faults["vocoder"] = reason
+    runner = FakeGraphRunner()
+    runner.refused["decode", 2, 512] = "OutOfMemoryError: no memory"
+    parts = SimpleNamespace(compiler=compiler, runners=(runner, EagerRunner()))
+    engine: Any = SimpleNamespace(
+        info=SimpleNamespace(degraded=("draw_ids: the kernel is not used",)), components=parts
+    )
+
+    figures = gpu._fallbacks(engine)
+
+    assert figures == {
+        "degraded": ["draw_ids: the kernel is not used"],
+        "refused_graphs": {"decode 2 512": "OutOfMemoryError: no memory"},
+        "unused_kernels": {"draw_ids": reason},
+        "compiled_shapes": {"flow": 3},
+        "not_compiled": {"vocoder": reason},
+    }
 
 
 def test_device_is_compared_with_the_cpu(plan: Plan) -> None:
