@@ -22,13 +22,13 @@ def _words(text: str) -> frozenset[str]:
 # A name or number follows in any case: never the end of a sentence.
 _TITLES = _words(
     "mr mrs ms dr prof rev hon gen col capt cpt lt sgt cmdr adm gov sen rep pres supt insp messrs mme mlle st mt ft "
-    "vs cf viz al"
+    "vs cf viz al ste rm bldg"
 )
 # End a sentence if the next word begins with a capital.
 _MAY_END = _words(
     "etc inc ltd co corp llc bros jr sr esq dept univ assn no nos fig figs vol pp ch sec eq approx est ext tel ed eds "
     "ave blvd rd min max avg misc jan feb mar apr jun jul aug sept sep oct nov dec mon tue tues wed thu thurs fri sat "
-    "sun oz lb lbs hr hrs mi km apt ste rm bldg tsp tbsp"
+    "sun oz lb lbs hr hrs mi km apt fl tsp tbsp"
 )
 # More titles by language. German nouns are capitalized, so no German abbreviation ends a sentence.
 _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
@@ -79,7 +79,7 @@ class PeriodRules:
             following: First character of the next word.
             at_start: Whether nothing precedes ``word``; a number is then a list marker.
         """
-        if following.islower() or following.isdigit():
+        if following.islower() or following.isdigit() or following == "#":
             return True
         if word.isdigit():
             return at_start or self._ordinals

@@ -43,6 +43,7 @@ class PhonemizedText:
         ("at 7:30 pm", {"at": "æt", "7:30": "sˈɛvən θˈɜɹTi", "pm": "pˌiˈɛm"}),
         ("on 3/4/2024.", {"on": "ˌɔn", "3/4/2024.": "mˈɑɹʧ fˈɔɹθ, twˈɛnti twˈɛnti fˈɔɹ"}),
         ("Résumé, jalapeño", {"Résumé,": "ɹˈɛzəmˌA", "jalapeño": "hˌɑləpˈAnjO"}),
+        ("José: décor, divorcé", {"José:": "hOzˈA", "décor,": "dAkˈɔɹ", "divorcé": "dᵻvɔɹsˈA"}),
         ("don't stop", {"don't": "dˈOnt", "stop": "stˈɑp"}),
         ("Now (she) – said", {"Now": "nˈW", "(she)": "ʃi", "said": "sˈɛd"}),
         ("Hello 你好 world", {"Hello": "həlˈO", "world": "wˈɜɹld"}),

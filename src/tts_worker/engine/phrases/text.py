@@ -50,13 +50,27 @@ _ACCENTED = {
     "pokémon": "pˈOkəmˌɑn",
     "zoë": "zˈOi",
     "são": "sˈW",
+    "à": "ɑ",
+    "tête": "tˈɛt",
+    "touché": "tuʃˈA",
+    "protégé": "pɹˈOTəʒˌA",
+    "protégés": "pɹˈOTəʒˌAz",
+    "exposé": "ˌɛkspOzˈA",
+    "rosé": "ɹOzˈA",
+    "pâté": "pɑtˈA",
+    "château": "ʃætˈO",
+    "curaçao": "kjˌʊɹəsˈW",
+    "brontë": "bɹˈɑnti",
+    "chloë": "klˈOi",
+    "chloé": "klˈOi",
+    "beyoncé": "biˈɑnsˌA",
+    "josé": "hOzˈA",
+    "garcía": "ɡɑɹsˈiə",
+    "sánchez": "sˈænʧɛz",
+    "cancún": "kænkˈun",
+    "mêlée": "mˈAlA",
 }
-
-
-def _accented(word: str) -> dict[str, Any]:
-    """Return the phonemes of a word whose spelling misleads the G2P, as arguments of a token."""
-    phonemes = None if word.isascii() else _ACCENTED.get(unicodedata.normalize("NFC", word).lower())
-    return {} if phonemes is None else {"phonemes": phonemes, "rating": 5}
+_OTHER_LETTERS = re.compile("ñ|ée?s?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +224,7 @@ class Phonemizer:
                 pairs = self.g2p.tokenizer(normalized)
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 new_tokens = [
-                    self.make_token(text, tag, space, **_accented(text))
+                    self.make_token(text, tag, space, **self._accented(text))
                     for (text, space), tag in zip(pairs, tags, strict=True)
                 ]
                 ranges = [(run.start + start, run.start + end) for start, end in source_ranges(run.text, normalized)]
@@ -229,6 +243,22 @@ class Phonemizer:
             elif run.text[-1:].isspace():
                 is_joined = False
         return list(_phonetic_words(self.g2p.phonemize_tokens(tokens), chunks)) if tokens else []
+
+    def _accented(self, word: str) -> dict[str, Any]:
+        """Return arguments of the token of a word with accents, whose spelling misleads the G2P.
+
+        Its dictionary has many such words without their accents: "Noël", "décor". A final "é" and "ñ" are letters of
+        their own: "divorcé", "señor".
+        """
+        if word.isascii():
+            return {}
+        written = unicodedata.normalize("NFC", word)
+        if phonemes := _ACCENTED.get(written.lower()):
+            return {"phonemes": phonemes, "rating": 5}
+        lexicon = self.g2p.lexicon
+        plain = "".join(char for char in unicodedata.normalize("NFD", written) if not unicodedata.combining(char))
+        is_known = plain.isascii() and plain.isalpha() and (plain in lexicon.golds or plain in lexicon.silvers)
+        return {"alias": plain} if is_known and not _OTHER_LETTERS.search(written) else {}
 
     # -- phrases ------------------------------------------------------------------------------------------------------
 
