@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -184,18 +184,24 @@ async def test_answered_body_may_go_on_while_it_arrives(monkeypatch: pytest.Monk
             upload = Upload()
             return LiveStream(upload.parts(), "audio/pcm", {}, upload=upload)
 
-    timers: list[HttpProtocol] = []
-    monkeypatch.setattr(HttpProtocol, "_arm_body_timeout", lambda self: timers.append(self))
+    timers: list[Callable[[], None]] = []
+    arm = HttpProtocol._arm
+
+    def keep(protocol: HttpProtocol, delay_s: float, callback: Callable[[], None]) -> None:
+        if callback == protocol._on_body_timeout:
+            timers.append(callback)
+        else:
+            arm(protocol, delay_s, callback)
+
+    monkeypatch.setattr(HttpProtocol, "_arm", keep)
     head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
     async with serving(extension=add_echo) as address, open_tcp(address, head + b"x") as client:
         assert await client.reader.readuntil(b"\r\nx\r\n")
-        timers.pop()._on_body_timeout()
-        timers[0]._body_progress = False  # as arming does
+        timers.pop()()
         await client.send(b"y")
         assert await client.reader.readuntil(b"\r\ny\r\n")
-        timers.pop()._on_body_timeout()
-        timers[0]._body_progress = False
-        timers.pop()._on_body_timeout()
+        timers.pop()()
+        timers.pop()()
         assert await client.read_all() == b""
         assert (await closed(address, "body_timeout"), timers) == (1, [])
 

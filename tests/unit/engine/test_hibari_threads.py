@@ -13,7 +13,18 @@ from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Boundary, Cancel, Done, Failed, Hold, Open, Release, SynthesisParams, UtteranceKey
+from tts_worker.types import (
+    Boundary,
+    Cancel,
+    Credit,
+    Done,
+    Failed,
+    Hold,
+    Open,
+    Release,
+    SynthesisParams,
+    UtteranceKey,
+)
 
 KEY = UtteranceKey("s", 1)
 OTHER = UtteranceKey("other", 1)
@@ -65,6 +76,11 @@ class Subject:
         self.driver.send_text(key, TEXT)
         self.driver.drain()
 
+    @property
+    def predicting(self) -> list[UtteranceKey]:
+        """The utterances for which the network has a run."""
+        return [key for key, sequence in self.engine.sequences.items() if sequence.is_predicting]
+
     def open_gate(self) -> None:
         """Let the network run until the engine has nothing more to do."""
         self.model.gate.set()
@@ -105,10 +121,10 @@ def test_second_run_begins_without_the_engine_thread(subject: Subject, pcm: byte
     third = UtteranceKey("third", 1)
     for key in (KEY, OTHER, third):
         subject.speak(key)
+    assert subject.predicting == [KEY, OTHER], "the third call may still be overtaken by a more urgent one"
     subject.model.gate.set()
     assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
-    assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
-    assert len(subject.model.threads) == 2, "the third call may still be overtaken by a more urgent one"
+    assert subject.model.runs_ended.acquire(timeout=LIMIT_S), "the engine thread has done nothing meanwhile"
     subject.open_gate()
     assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER, third)] == [pcm] * 3
 
@@ -121,16 +137,30 @@ def test_second_run_of_a_cancelled_call_is_collected(subject: Subject, pcm: byte
     assert subject.driver.outputs[OTHER].pcm == pcm
 
 
-@pytest.mark.parametrize("paced", [True, False])
-def test_second_run_is_for_calls_with_little_audio(subject: Subject, paced: bool) -> None:
+def test_second_run_is_not_for_a_download(subject: Subject) -> None:
     subject.speak(KEY)
-    subject.driver.send(Open(OTHER, SynthesisParams(VOICE), 10**6, paced=paced))
+    subject.driver.send(Open(OTHER, SynthesisParams(VOICE), 10**6, paced=False))
     subject.driver.send_text(OTHER, TEXT)
     subject.driver.drain()
-    subject.model.gate.set()
-    for _ in range(2 if paced else 1):
-        assert subject.model.runs_ended.acquire(timeout=LIMIT_S)
-    assert len(subject.model.threads) == (2 if paced else 1)
+    assert subject.predicting == [KEY]
+
+
+def test_second_run_is_for_a_call_with_little_audio(subject: Subject) -> None:
+    output = subject.driver.open(OTHER)
+    subject.driver.send_text(OTHER, TEXT, end=False)
+    subject.driver.drain()
+    subject.open_gate()
+    subject.model.gate.clear()
+    limit = HibariEngine.QUEUED_LEAD_SAMPLES
+    assert output.samples > limit
+    subject.speak(KEY)
+    subject.driver.send_text(OTHER, segments(("So be it.", Boundary.END)))
+    subject.driver.send(Credit(OTHER, output.samples - limit))
+    subject.driver.drain()
+    assert subject.predicting == [KEY], "it has half a second ahead: a more urgent call may come"
+    subject.driver.send(Credit(OTHER, 1))
+    subject.driver.drain()
+    assert set(subject.predicting) == {KEY, OTHER}
 
 
 def test_cancelled_utterance_drops_its_spectra(subject: Subject, pcm: bytes) -> None:
