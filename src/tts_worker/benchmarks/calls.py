@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from tts_worker.benchmarks.stall_monitor import Stall, is_machine_stall
 from tts_worker.benchmarks.texts import paragraph
@@ -22,38 +24,75 @@ class Calls:
 
     Attributes:
         underruns: End (monotonic clock) and length of every underrun, in seconds.
+        first_audio_s: Time from sending a text to its first audio.
         frames: Audio messages received.
         audio_s: Audio received.
         errors: Utterances that ended with an error.
     """
 
     underruns: list[tuple[float, float]] = field(default_factory=list)
+    first_audio_s: list[float] = field(default_factory=list)
     frames: int = 0
     audio_s: float = 0.0
     errors: int = 0
 
 
-class SpeakingCall:
-    """A call that always speaks; it counts in ``calls``.
+class AlwaysSpeaking(ABC):
+    """A call that speaks one text after another, and plays the audio as it arrives; it counts in ``calls``.
 
     Args:
         address: The server, ``host:port``.
         seed: Seed of the texts.
         calls: Totals, shared by the calls.
         delay_s: When to begin, so that calls do not begin together.
+
+    Attributes:
+        playing_until_s: When all received audio of the utterance is played; None before its first audio.
     """
 
     def __init__(self, address: str, seed: int, calls: Calls, delay_s: float = 0.0) -> None:
-        self._socket = TimedWebSocket(address, self._on_message)
         self._rng = random.Random(seed)
         self._calls = calls
         self._delay_s = delay_s
-        self._playing_until_s: float | None = None
+        self._sent_at_s = 0.0
+        self.playing_until_s: float | None = None
 
     async def run(self) -> None:
         """Speak until the task is cancelled. Raises EngineFault if the server ends the connection."""
+        await asyncio.sleep(self._delay_s)
+        await self._speak()
+
+    @abstractmethod
+    async def _speak(self) -> None:
+        """Connect, and speak until the task is cancelled."""
+
+    def _on_event(self, socket: TimedWebSocket, message: dict[str, object]) -> None:
+        """Take a message of ``/v1/stream``; send the next text at its start and after each utterance."""
+        if message["type"] in ("ready", "done", "truncated", "error"):
+            self._calls.errors += message["type"] == "error"
+            self.playing_until_s = None
+            self._sent_at_s = monotonic()
+            socket.send({"type": "text", "text": paragraph(self._rng, 4), "end": True})
+
+    def _on_audio(self, at_s: float, seconds: float) -> None:
+        if self.playing_until_s is None:
+            self._calls.first_audio_s.append(at_s - self._sent_at_s)
+        elif at_s > self.playing_until_s + _UNDERRUN_S:
+            self._calls.underruns.append((at_s, at_s - self.playing_until_s))
+        self.playing_until_s = max(at_s, self.playing_until_s or 0.0) + seconds
+        self._calls.frames += 1
+        self._calls.audio_s += seconds
+
+
+class SpeakingCall(AlwaysSpeaking):
+    """A call over ``/v1/stream``."""
+
+    def __init__(self, address: str, seed: int, calls: Calls, delay_s: float = 0.0) -> None:
+        super().__init__(address, seed, calls, delay_s)
+        self._socket = TimedWebSocket(address, self._on_message)
+
+    async def _speak(self) -> None:
         try:
-            await asyncio.sleep(self._delay_s)
             await self._socket.open()
             await self._socket.closed
         finally:
@@ -62,18 +101,8 @@ class SpeakingCall:
     def _on_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
         if isinstance(message, bytes):
             self._on_audio(at_s, len(message) / _BYTES_PER_S)
-        elif message["type"] in ("ready", "done", "truncated", "error"):
-            self._calls.errors += message["type"] == "error"
-            self._playing_until_s = None
-            self._socket.send({"type": "text", "text": paragraph(self._rng, 4), "end": True})
-
-    def _on_audio(self, at_s: float, seconds: float) -> None:
-        playing_until_s = self._playing_until_s
-        if playing_until_s is not None and at_s > playing_until_s + _UNDERRUN_S:
-            self._calls.underruns.append((at_s, at_s - playing_until_s))
-        self._playing_until_s = max(at_s, playing_until_s or 0.0) + seconds
-        self._calls.frames += 1
-        self._calls.audio_s += seconds
+        else:
+            self._on_event(self._socket, message)
 
 
 def unexplained_underruns(

@@ -1,8 +1,8 @@
 """Cost of a frame: processor time of a real server per 20 ms frame, with calls that speak all the time.
 
-The calls are WebSockets (``/v1/stream``) of this process; the server runs in another one, whose processor time Linux
-reports. All of it counts: synthesis, events, sending. With the tone engine, whose audio costs almost
-nothing, it is the cost of sessions, event loop and transport.
+The calls are WebSockets (``/v1/stream``), or telephone calls, of this process; the server runs in another one, whose
+processor time Linux reports. All of it counts: synthesis, events, sending. With the tone engine, whose audio costs
+almost nothing, it is the cost of sessions, event loop and transport.
 
 A baseline, the server of another version, is measured in turn with this one. The processors of a machine do not always
 run at the same speed, so only figures of the same run are comparable.
@@ -13,19 +13,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import monotonic, process_time
 
-from tts_worker.benchmarks.calls import Calls, SpeakingCall, unexplained_underruns
+from tts_worker.benchmarks.calls import AlwaysSpeaking, Calls, SpeakingCall, unexplained_underruns
 from tts_worker.benchmarks.control_websocket import server_process
 from tts_worker.benchmarks.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, Track, rounded_ms, untracked
+from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
+from tts_worker.benchmarks.telephone import TelephoneCall
 from tts_worker.errors import EngineFault
 
-START_OVER_S = 2.0
-"""Default time over which the calls begin."""
+PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}
+"""How a call is connected, by name."""
 
 _SETTLE_S = 1.0
 """From the last beginning until the measurement."""
@@ -41,6 +43,7 @@ class FrameCost:
         server_s: Processor time of the server in it.
         client_s: Processor time of the clients in it.
         unexplained: Underruns that no stall of the machine explains: end and length in seconds.
+        at_start: Underruns before the measurement, while calls begin.
     """
 
     calls: Calls
@@ -48,6 +51,7 @@ class FrameCost:
     server_s: float
     client_s: float
     unexplained: list[tuple[float, float]]
+    at_start: list[tuple[float, float]]
 
     @property
     def frame_us(self) -> float:
@@ -61,7 +65,8 @@ async def measure_frames(
     seconds: float,
     *,
     lead_s: float,
-    start_over_s: float = START_OVER_S,
+    start_over_s: float,
+    protocol: str = "websocket",
     source: str | None = None,
 ) -> FrameCost:
     """Run a server with ``sessions`` calls and measure it for ``seconds``.
@@ -72,6 +77,7 @@ async def measure_frames(
         seconds: Length of the measurement.
         lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
         start_over_s: Time over which the calls begin, one after the other; the measurement follows.
+        protocol: One of ``PROTOCOLS``.
         source: Folder of the package of the server, to measure another version; None is this one.
 
     Raises:
@@ -81,11 +87,12 @@ async def measure_frames(
     async with server_process(arguments, source=source) as (address, pid), contextlib.AsyncExitStack() as stack:
         monitor = await stack.enter_async_context(StallMonitor())
         tasks = [
-            asyncio.create_task(SpeakingCall(address, seed, calls, start_over_s * seed / sessions).run())
+            asyncio.create_task(PROTOCOLS[protocol](address, seed, calls, start_over_s * seed / sessions).run())
             for seed in range(sessions)
         ]
         stack.push_async_callback(_cancel, tasks)
         await asyncio.sleep(start_over_s + _SETTLE_S)
+        at_start = list(calls.underruns)
         calls.underruns.clear()
         calls.frames = 0
         calls.audio_s = 0.0
@@ -102,7 +109,8 @@ async def measure_frames(
         if calls.errors:
             raise EngineFault(f"{calls.errors} utterances ended with an error")
         underruns = list(calls.underruns)
-    return FrameCost(calls, measured_s, server_s, client_s, unexplained_underruns(underruns, monitor.stalls, lead_s))
+    unexplained = unexplained_underruns(underruns, monitor.stalls, lead_s)
+    return FrameCost(calls, measured_s, server_s, client_s, unexplained, at_start)
 
 
 async def compare_frames(
@@ -113,7 +121,8 @@ async def compare_frames(
     *,
     lead_s: float,
     baseline: str | None,
-    start_over_s: float = START_OVER_S,
+    start_over_s: float,
+    protocol: str = "websocket",
     track: Track = untracked,
 ) -> dict[str, Figure]:
     """Measure this version, and ``baseline`` in turn with it; the figures are medians over ``repeats``."""
@@ -122,7 +131,13 @@ async def compare_frames(
 
     async def measure(source: str | None) -> FrameCost:
         return await measure_frames(
-            arguments, sessions, seconds, lead_s=lead_s, start_over_s=start_over_s, source=source
+            arguments,
+            sessions,
+            seconds,
+            lead_s=lead_s,
+            start_over_s=start_over_s,
+            protocol=protocol,
+            source=source,
         )
 
     for _ in track(range(repeats)):
@@ -139,13 +154,18 @@ async def compare_frames(
 
 
 def _figures(costs: list[FrameCost]) -> dict[str, Figure]:
-    underruns_s = [gap_s for cost in costs for _, gap_s in cost.calls.underruns]
+    underruns_s = [gap_s for cost in costs for _, gap_s in (*cost.at_start, *cost.calls.underruns)]
+    first_audio_s = [time_s for cost in costs for time_s in cost.calls.first_audio_s]
     return {
         "frame_us": round(median(cost.frame_us for cost in costs), 1),
         "frames": sum(cost.calls.frames for cost in costs),
         "server_percent": round(median(100 * cost.server_s / cost.seconds for cost in costs), 1),
         "client_percent": round(median(100 * cost.client_s / cost.seconds for cost in costs), 1),
-        "underruns": len(underruns_s),
+        "first_audio_p50_ms": rounded_ms(percentile(first_audio_s, 50)),
+        "first_audio_p95_ms": rounded_ms(percentile(first_audio_s, 95)),
+        "first_audio_max_ms": rounded_ms(max(first_audio_s, default=None)),
+        "underruns_at_start": sum(len(cost.at_start) for cost in costs),
+        "underruns": sum(len(cost.calls.underruns) for cost in costs),
         "underruns_unexplained": sum(len(cost.unexplained) for cost in costs),
         "underrun_max_ms": rounded_ms(max(underruns_s, default=None)),
     }

@@ -13,10 +13,11 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from tts_worker.errors import EngineFault
@@ -29,27 +30,35 @@ _READ_BYTES = 65_536
 
 
 class TimedWebSocket:
-    """A connection to ``/v1/stream``.
+    """A connection to one of the server's WebSockets.
 
     Args:
         address: The server, ``host:port``.
         on_message: Called with the time of arrival (``time.monotonic``) and an event, or audio as bytes.
+        path: The path of the WebSocket.
 
     Attributes:
         closed: Ends when the connection has ended, with an EngineFault unless ``close`` was called.
     """
 
-    def __init__(self, address: str, on_message: Callable[[float, bytes | dict[str, object]], None]) -> None:
+    def __init__(
+        self, address: str, on_message: Callable[[float, bytes | dict[str, object]], None], path: str = "/v1/stream"
+    ) -> None:
         self._address = address
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._protocol = ClientProtocol(parse_uri(f"ws://{address}/v1/stream"))
+        self._protocol = ClientProtocol(parse_uri(f"ws://{address}{path}"))
         self._socket = socket.socket()
         self._socket.setblocking(False)
+        self._opened: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     async def open(self) -> None:
-        """Connect. ``ready`` is the first event."""
+        """Connect, and wait for the answer of the server: a busy one takes longer than a client may guess.
+
+        Raises:
+            EngineFault: The server refuses the connection.
+        """
         host, _, port = self._address.rpartition(":")
         await self._loop.sock_connect(self._socket, (host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,8 +67,11 @@ class TimedWebSocket:
         self._protocol.send_request(self._protocol.connect())
         self._flush()
         self._loop.add_reader(self._socket, self._on_readable)
+        await asyncio.wait({self._opened, self.closed}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._opened.done():
+            await self.closed
 
-    def send(self, message: dict[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message, which must be small enough for the buffer of the socket."""
         self._protocol.send_text(json.dumps(message).encode())
         self._flush()
@@ -68,8 +80,9 @@ class TimedWebSocket:
         """Drop the connection. Closing twice changes nothing."""
         if not self.closed.done():
             self.closed.set_result(None)
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
@@ -91,12 +104,18 @@ class TimedWebSocket:
                 age_s = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
                 at_s -= max(0.0, age_s)
         if not data:
-            self._fail("the server closed the connection")
+            self._fail(f"the server closed the connection{self._close_reason()}")
             return
         self._protocol.receive_data(data)
         self._flush()  # answers to pings
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame):
+        events = self._protocol.events_received()
+        if self._protocol.handshake_exc is not None:
+            self._fail(f"the server refused the connection: {self._protocol.handshake_exc}")
+            return
+        for event in events:
+            if isinstance(event, Response):
+                self._opened.set_result(None)
+            elif isinstance(event, Frame):
                 self._on_frame(event, at_s)
 
     def _on_frame(self, frame: Frame, at_s: float) -> None:
@@ -104,6 +123,10 @@ class TimedWebSocket:
             self._on_message(at_s, bytes(frame.data))
         elif frame.opcode is Opcode.TEXT:
             self._on_message(at_s, json.loads(bytes(frame.data)))
+
+    def _close_reason(self) -> str:
+        close = self._protocol.close_rcvd
+        return "" if close is None else f": {close.code} {close.reason}"
 
     def _fail(self, reason: str) -> None:
         if not self.closed.done():

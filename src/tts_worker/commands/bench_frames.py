@@ -12,13 +12,25 @@ from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings
 
+_START_OVER_S = 2.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("tone", "cpu"), default="tone")
+    parser.add_argument(
+        "--protocol",
+        choices=("websocket", "twilio"),
+        default="websocket",
+        help="twilio: telephone calls, with the agents that speak in them (default websocket)",
+    )
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a measurement (default 10)")
     parser.add_argument(
-        "--start-over", type=float, default=2.0, metavar="SECONDS", help="the calls begin within this time (default 2)"
+        "--start-over",
+        type=float,
+        default=_START_OVER_S,
+        metavar="SECONDS",
+        help=f"the calls begin within this time (default {_START_OVER_S:g})",
     )
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each version (default 3)")
     parser.add_argument(
@@ -38,19 +50,22 @@ def run(args: argparse.Namespace) -> int:
     kind = "hibari" if args.engine == "cpu" else "tone"
     settings = [f"engines.{args.engine}.kind={kind}", f"engines.{args.engine}.max_utterances={args.sessions + 16}"]
     settings += [f"session.max_sessions={args.sessions}", "log_level=warning"]
-    defaults = Settings().session
+    settings.append(f"telephony.max_calls={args.sessions}")
+    defaults = Settings()
+    lead_ms = defaults.telephony.lead_ms if args.protocol == "twilio" else defaults.session.lead_ms
     figures = asyncio.run(
         compare_frames(
             [word for setting in settings for word in ("--set", setting)],
             args.sessions,
             args.seconds,
             args.repeats,
-            lead_s=max(0.0, defaults.lead_ms - defaults.frame_ms) / 1000,
+            lead_s=max(0.0, lead_ms - defaults.session.frame_ms) / 1000,
             baseline=None if args.baseline is None else str(args.baseline.resolve()),
             start_over_s=args.start_over,
+            protocol=args.protocol,
             track=lambda repeats: measured(repeats, "repeats"),
         )
     )
     options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}
-    show(options | {"start_over_s": args.start_over} | figures, args.json)
+    show(options | {"protocol": args.protocol, "start_over_s": args.start_over} | figures, args.json)
     return 0
