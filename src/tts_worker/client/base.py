@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import logging
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 class ClientSettings:
     """Settings of a client, for every scheme. Times are in seconds.
 
+    Raises:
+        InvalidRequest: ``api_key`` cannot be sent in a header.
+
     Attributes:
         api_key: Sent as ``Authorization: Bearer``, never logged. A worker found in a registry receives it only if its
             entry is signed with ``registry_secret``.
@@ -58,6 +62,10 @@ class ClientSettings:
     idle_s: float = 600.0
     read_ahead_s: float = 5.0
     tls_certificate: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and re.fullmatch("[ -~]*", self.api_key) is None:
+            raise InvalidRequest("api_key: one line of ASCII characters (does it end with a line break?)")
 
     def tls_context(self) -> ssl.SSLContext:
         """Return a context that trusts the system's authorities and shows ``tls_certificate``. Raises ConfigError."""

@@ -153,8 +153,12 @@ class HttpApi:
         ) as request:
             status, headers, parts = await request.open()
             if status >= 300:
-                answer = b"".join([part async for part in parts])
-                raise self._error_of(answer, status, headers.get("retry-after"))
+                answer = bytearray()
+                async for part in parts:
+                    answer += part
+                    if len(answer) > _MAX_BODY_BYTES:
+                        break
+                raise self._error_of(bytes(answer), status, headers.get("retry-after"))
             async with aclosing(parts):
                 async for part in parts:
                     yield part

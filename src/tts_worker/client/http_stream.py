@@ -10,7 +10,7 @@ import asyncio
 import io
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from http.client import HTTPException, HTTPMessage, parse_headers
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 _READ_BYTES = 64 << 10
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?\r\n")
+_CONTENT_LENGTH = re.compile(r"[0-9]{1,15}")
 
 
 class StreamedRequest:
@@ -103,17 +105,11 @@ class StreamedRequest:
             raise ConnectionAbortedError from None
 
     async def _parts(self, reader: asyncio.StreamReader, headers: HTTPMessage) -> AsyncGenerator[bytes, None]:
-        if headers.get("transfer-encoding", "").lower() == "chunked":
-            while part := await self._wait_for(_read_chunk(reader), self._timeout_s):
+        async with aclosing(_read_body(reader, headers)) as body:
+            while part := await self._wait_for(anext(body, b""), self._timeout_s):
                 yield part
-        elif (length := headers.get("content-length", "")).isdigit():
-            if body := await self._wait_for(reader.readexactly(int(length)), self._timeout_s):
-                yield body
-        else:
-            while part := await self._wait_for(reader.read(_READ_BYTES), self._timeout_s):
-                yield part
-            if self._body_error is not None:
-                raise self._body_error
+        if self._body_error is not None:
+            raise self._body_error
 
     async def _wait_for(self, awaitable: Awaitable[T], limit_s: float) -> T:
         try:
@@ -140,11 +136,41 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, HTTPMessage]:
             return status, parse_headers(io.BytesIO(lines))
 
 
-async def _read_chunk(reader: asyncio.StreamReader) -> bytes:
-    """Return the next chunk of a chunked body, empty at its end. Raises ValueError if it is malformed."""
-    size = int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)
-    if size:
-        return (await reader.readexactly(size + 2))[:-2]
-    while (await reader.readuntil(b"\r\n")) != b"\r\n":
-        pass  # trailers
-    return b""
+async def _read_body(reader: asyncio.StreamReader, headers: HTTPMessage) -> AsyncGenerator[bytes, None]:
+    """Yield a body in parts as they arrive. Raises ValueError if it is malformed, EOFError if it is cut off."""
+    encoding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if encoding is not None:
+        if encoding.lower() != "chunked":
+            raise ValueError("this encoding was not asked for")
+        while size := await _read_chunk_size(reader):
+            async for part in _read_exactly(reader, size):
+                yield part
+            if await reader.readexactly(2) != b"\r\n":
+                raise ValueError("a chunk is longer than its size")
+        while await reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # trailers
+    elif length is not None:
+        if _CONTENT_LENGTH.fullmatch(length) is None:
+            raise ValueError("the length is no number")
+        async for part in _read_exactly(reader, int(length)):
+            yield part
+    else:
+        while part := await reader.read(_READ_BYTES):
+            yield part
+
+
+async def _read_chunk_size(reader: asyncio.StreamReader) -> int:
+    match = _CHUNK_SIZE.fullmatch(await reader.readuntil(b"\r\n"))
+    if match is None:
+        raise ValueError("the size of a chunk is no number")
+    return int(match[1], 16)
+
+
+async def _read_exactly(reader: asyncio.StreamReader, size: int) -> AsyncGenerator[bytes, None]:
+    """Yield ``size`` bytes in parts as they arrive: the size may be a lie."""
+    while size:
+        part = await reader.read(min(size, _READ_BYTES))
+        if not part:
+            raise EOFError
+        size -= len(part)
+        yield part
