@@ -69,7 +69,6 @@ RETRY_AFTER_S = 1.0
 _DRAIN_CHECK_S = 0.1
 """Interval at which a drain closes sessions that have become idle."""
 
-
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
 
@@ -135,6 +134,39 @@ class HubConfig:
     route_by_language: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """How the audio of a session is sent.
+
+    Attributes:
+        output_format: Rate and encoding.
+        frame_ms: Duration of a frame.
+        lead_s: Playout lead of the worker's pacing; None where the worker does not pace.
+        is_paced: Whether audio is taken at playback pace, by the worker's clock or by that of the client.
+    """
+
+    output_format: OutputFormat
+    frame_ms: int
+    lead_s: float | None
+    is_paced: bool
+
+    @classmethod
+    def of(cls, options: SessionOptions, config: HubConfig) -> _Delivery:
+        """Return how the audio of a session with these options is sent. Raises InvalidRequest."""
+        frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
+        if not 5 <= frame_ms <= 200:
+            raise InvalidRequest("frame_ms must be 5 to 200")
+        lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
+        if not 0 <= lead_ms <= 10_000:
+            raise InvalidRequest("lead_ms must be 0 to 10000")
+        lead_s = None
+        if options.realtime and not options.raw_chunks:
+            # A lead below 1.5 frames would leave no time between two frames.
+            lead_s = max(lead_ms, 1.5 * frame_ms) / 1000
+        is_paced = lead_s is not None or options.own_clock or options.buffered
+        return cls(OutputFormat.of(options.sample_rate, options.encoding), frame_ms, lead_s, is_paced)
+
+
 class SessionHub:
     """Opens sessions on engines. It starts without engines and is not ready until one is added (``add_engine``)."""
 
@@ -172,14 +204,14 @@ class SessionHub:
         self._caller_of: dict[str, Caller] = {}
         self._lease_of: dict[str, str] = {}  # of sessions whose key has a limit of sessions
         self._converting: set[str] = set()  # sessions with speech instead of text
-        self._names = itertools.count(1)
-        self._prefix = secrets.token_hex(4)
+        self._session_prefix = secrets.token_hex(4)
+        self._session_numbers = itertools.count(1)
         self._draining = False
-        self._empty = asyncio.Event()
+        self._all_closed = asyncio.Event()
         self.lexicons = LexiconCache()
         self.traces: UtteranceTraces | None = None
         """Exports ended utterances; None exports none."""
-        self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._closed)
+        self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._on_closed)
         target_lufs = self.config.loudness_lufs
         self._loudness = None if target_lufs is None else VoiceLoudness(target_lufs, self._segments)
 
@@ -460,68 +492,36 @@ class SessionHub:
             raise self.models.not_ready_error(options.model)
         params = self.params(options)
         voice = self.voices.get(params.voice)
-        engine = self._engines.get(voice.engine)
-        if engine is None:
-            if self.models is None:
-                raise NotReady(f"the engine of voice {voice.name} is not running", retry_after_s=RETRY_AFTER_S)
-            raise self.models.not_ready_error(voice.engine)
-        config = self.config
-        frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
-        if not 5 <= frame_ms <= 200:
-            raise InvalidRequest("frame_ms must be 5 to 200")
-        lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
-        if not 0 <= lead_ms <= 10_000:
-            raise InvalidRequest("lead_ms must be 0 to 10000")
-        output_format = OutputFormat.of(options.sample_rate, options.encoding)
-        make_output = _output_factory(output_format, frame_ms, options, self._gains(engine))
+        engine = self._engine_speaking(voice)
+        delivery = _Delivery.of(options, self.config)
+        make_output = _output_factory(delivery.output_format, delivery.frame_ms, options, self._gains(engine))
         make_text = self._text_factory(options, lexicon)
         port = self._port(voice.engine, engine, options.normalise)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
-        paced_by_worker = options.realtime and not options.raw_chunks
-        paced = paced_by_worker or options.own_clock or options.buffered
-        if not paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
+        if not delivery.is_paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
             raise refusal
         timeouts = self.timeouts(options)
-        name = f"{self._prefix}-{next(self._names)}"
+        name = f"{self._session_prefix}-{next(self._session_numbers)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
-        window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
         route = None
-        if config.route_by_language:
+        if self.config.route_by_language:
             route = self._route(name, options)
-            port = RoutingPort(port, self._other_port(voice.engine, options), config.max_queued_utterances + 2)
-        machine = SessionMachine(
-            name,
-            params,
-            make_text,
-            MachineConfig(
-                window_samples=window_samples,
-                large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
-                frame_samples=None if options.raw_chunks else output_format.frame_samples(frame_ms),
-                max_text_chars=config.max_utterance_chars,
-                max_queued_utterances=config.max_queued_utterances,
-                read_chars=_READ_CHARS,
-                paced=paced,
-                buffered=options.buffered and not paced_by_worker,
-                reports_playback=options.reports_playback,
-                alignment=voice.info.alignment,
-            ),
-            make_output,
-            route,
-        )
+            port = RoutingPort(port, self._other_port(voice.engine, options), self.config.max_queued_utterances + 2)
+        machine_config = _machine_config(self.config, options, delivery, voice)
+        machine = SessionMachine(name, params, make_text, machine_config, make_output, route)
         session = LocalSession(
             machine,
             port,
-            # A lead below 1.5 frames would leave no time between two frames.
-            lead_s=max(lead_ms, 1.5 * frame_ms) / 1000 if paced_by_worker else None,
+            lead_s=delivery.lead_s,
             observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
             hooks=self._hooks,
             engine_name=voice.engine,
             reading=self._reading,
             frame_clock=self._frame_clock,
-            output_format=output_format,
+            output_format=delivery.output_format,
             traces=self.traces,
         )
         session.join_trace(options.traceparent)
@@ -531,8 +531,17 @@ class SessionHub:
         self._touch(voice.engine)
         return session
 
+    def _engine_speaking(self, voice: Voice) -> EnginePort:
+        """Return the engine of a voice. Raises NotReady if it is not loaded."""
+        engine = self._engines.get(voice.engine)
+        if engine is not None:
+            return engine
+        if self.models is None:
+            raise NotReady(f"the engine of voice {voice.name} is not running", retry_after_s=RETRY_AFTER_S)
+        raise self.models.not_ready_error(voice.engine)
+
     def _check_quota(self, caller: Caller, replaces: LocalSession | None) -> None:
-        """Raises QuotaExceeded."""
+        """Refuse a caller whose key has all of its sessions open. Raises QuotaExceeded."""
         if caller.key is None or caller.max_sessions is None:
             return
         live = sum(
@@ -544,7 +553,7 @@ class SessionHub:
             raise _sessions_exceeded(caller)
 
     def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
-        """Raises OverCapacity."""
+        """Take a slot for the session ``name``: that of ``replaces``, or a free one. Raises OverCapacity."""
         now_s = self._loop.time()
         if replaces is not None and replaces.id in self._sessions:
             self.slots.replace(replaces.id, name, now_s)
@@ -767,18 +776,19 @@ class SessionHub:
 
         return NormalizingPort(port, normalizer, detector_of)
 
-    def _closed(self, session: str) -> None:
+    def _on_closed(self, session: str) -> None:
         self._sessions.pop(session, None)
         caller = self._caller_of.pop(session, None)
         if caller is not None:
             self._release(caller, self._lease_of.pop(session, None))
         self.slots.close(session)
         self._routers.pop(session, None)
+        self._converting.discard(session)
         engine = self._engine_of.pop(session, None)
         for used in (*self._routed_engines.pop(session, ()), *([engine] if engine is not None else [])):
             self._touch(used)
         if not self._sessions:
-            self._empty.set()
+            self._all_closed.set()
 
     def _touch(self, engine: str) -> None:
         if self.models is not None:
@@ -857,14 +867,14 @@ class SessionHub:
         """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all."""
         self._draining = True
         with anyio.move_on_after(timeout_s):
-            while self._close_silent():
-                self._empty.clear()
+            while self._close_idle():
+                self._all_closed.clear()
                 with anyio.move_on_after(_DRAIN_CHECK_S):
-                    await self._empty.wait()
+                    await self._all_closed.wait()
         for session in list(self._sessions.values()):
             session.close("drain")
 
-    def _close_silent(self) -> bool:
+    def _close_idle(self) -> bool:
         """Close all idle sessions; return whether any session remains."""
         for session in list(self._sessions.values()):
             if session.state is State.IDLE:
@@ -885,6 +895,22 @@ def _first(names: Iterable[str], requested: str | None) -> str | None:
 
 def _voice_request(options: SessionOptions) -> VoiceRequest:
     return VoiceRequest(options.voice, options.language, options.model, options.needs)
+
+
+def _machine_config(config: HubConfig, options: SessionOptions, delivery: _Delivery, voice: Voice) -> MachineConfig:
+    window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
+    return MachineConfig(
+        window_samples=window_samples,
+        large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
+        frame_samples=None if options.raw_chunks else delivery.output_format.frame_samples(delivery.frame_ms),
+        max_text_chars=config.max_utterance_chars,
+        max_queued_utterances=config.max_queued_utterances,
+        read_chars=_READ_CHARS,
+        paced=delivery.is_paced,
+        buffered=options.buffered and delivery.lead_s is None,
+        reports_playback=options.reports_playback,
+        alignment=voice.info.alignment,
+    )
 
 
 def _output_factory(
