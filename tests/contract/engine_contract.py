@@ -433,7 +433,7 @@ def partly_unspeakable_text_is_done(case: EngineCase) -> None:
     shift = case.segments[0].end
     for segment in (case.segments[0], *case.unspeakable):
         if segment is not case.segments[0]:
-            spans = tuple(replace(span, start=span.start + shift, end=span.end + shift) for span in segment.spans)
+            spans = tuple(span._replace(start=span.start + shift, end=span.end + shift) for span in segment.spans)
             segment = Segment(segment.index + 1, spans, segment.start + shift, segment.end + shift, segment.boundary)
         driver.send(Text(KEY, segment))
     driver.send(EndText(KEY))

@@ -65,20 +65,26 @@ class CharacterFilter:
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
+        last_char = text[-1]
+        is_first = not (self.held or self._after_return)
+        if is_first and last_char not in _MAY_BECOME_EMOJI and _UNUSUAL.search(text) is None:  # as for most text
+            self._out.append(text, start)
+            return
         if self.held:
             text = self.held + text
             start -= 1
             self.held = ""
         begin = 1 if self._after_return and text[0] == "\n" else 0  # of the run that is not passed on yet
         end = len(text)
-        last_char = text[-1]
         self._after_return = last_char == "\r"
         if last_char in _MAY_BECOME_EMOJI:
             end -= 1
             self.held = last_char
             self._held_at = start + end
-        for match in _UNUSUAL.finditer(text, begin, end):
-            place = match.start()
+        unusual = _UNUSUAL.search(text, begin, end)
+        while unusual is not None:
+            place = unusual.start()
+            unusual = _UNUSUAL.search(text, place + 1, end)
             char = text[place]
             replaced = _replacement(char)
             if replaced == char:

@@ -16,28 +16,26 @@ class TextDecoder:
     def __init__(self) -> None:
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._high_surrogate = ""  # first half of a surrogate pair
-        self._has_bytes = False  # whether bytes may wait for the rest of a character
+        self._may_wait = False  # whether part of a character may wait for the rest
 
     def feed(self, delta: str | bytes) -> str:
         """Return the characters completed by ``delta``."""
-        if isinstance(delta, bytes):
-            if not delta:
-                return ""
-            self._has_bytes = True
-            replaced = _REPLACEMENT if self._high_surrogate else ""
-            self._high_surrogate = ""
-            return replaced + self._bytes.decode(delta)
-        if not self._has_bytes and not self._high_surrogate and delta.isascii():
+        if not self._may_wait and isinstance(delta, str) and delta.isascii():
             return delta
         if not delta:
             return ""
-        self._has_bytes = False
+        self._may_wait = True
+        if isinstance(delta, bytes):
+            replaced = _REPLACEMENT if self._high_surrogate else ""
+            self._high_surrogate = ""
+            return replaced + self._bytes.decode(delta)
         replaced = self._bytes.decode(b"", True)  # an incomplete character before this delta
         text = self._high_surrogate + delta
         self._high_surrogate = ""
         if "\ud800" <= text[-1] <= "\udbff":
             self._high_surrogate = text[-1]
             text = text[:-1]
+        self._may_wait = self._high_surrogate != ""
         return replaced + _join_surrogates(text)
 
     def end(self) -> str:

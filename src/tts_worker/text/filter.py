@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection
 from tts_worker.text import markup
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
-from tts_worker.text.mapped_text import MappedText, Replacement
+from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
 from tts_worker.text.whitespace import GAPS, WhitespaceFilter
-from tts_worker.types import UrlMode
+from tts_worker.types import Span, UrlMode
 
 _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
@@ -165,7 +165,9 @@ class TextFilter:
                     return self._keep(at, end)
                 place = mark.start()
                 if place > at:
-                    at = self._keep(at, place)
+                    self._at_line_start = False
+                    self._out.run(self._source, at, place)
+                    at = place
                 handler = handlers[text[at]]
             following = handler(at)
             if following == _WAIT:
@@ -202,7 +204,7 @@ class TextFilter:
         """Pass on a replacement of the text from ``first`` to ``last``."""
         self._at_line_start = False
         start = self._source.offset(first)
-        self._out.unit(Replacement(spoken, start, self._source.offset(last - 1) + 1, phonemes))
+        self._out.unit(Span(spoken, start, self._source.offset(last - 1) + 1, phonemes))
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""

@@ -18,8 +18,9 @@ from itertools import chain
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.character_filter import is_filtered
 from tts_worker.text.characters import extends, is_unspaced
-from tts_worker.text.mapped_text import MappedText, Replacement
+from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.segmenter import Segmenter
+from tts_worker.types import Span
 
 MAX_ENTRIES = 5000
 MAX_GRAPHEME_CHARS = 64
@@ -229,16 +230,18 @@ class LexiconStage:
                 break
             end, entry = match
             if entry is not None:
-                self._out.source.extend(self.source, done, place)
+                if done < place:
+                    self._out.source.extend(self.source, done, place)
                 written = text[place:end]
                 first = self.source.offset(place)
                 last = self.source.end_of(end - 1)
-                self._out.source.append_unit(Replacement(entry.alias or written, first, last, entry.phonemes))
+                self._out.source.append_unit(Span(entry.alias or written, first, last, entry.phonemes))
                 done = end
             place = max(end, place + 1)
         else:
             place = len(text)
-        self._out.source.extend(self.source, done, place)
+        if done < place:
+            self._out.source.extend(self.source, done, place)
         self.source.cut(place - 1)
 
     def space_follows(self) -> None:

@@ -30,12 +30,15 @@ _BLOCK_CHARS = 1024
 _CLAUSE_MARKS = ",;:|-"
 _LETTERS = "A-EGI-LN-VX-Za-egi-ln-vx-z0-9"  # A mark before them is part of a word; the others may begin a URL.
 _STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
-_PLAIN = r"A-Za-z0-9 #*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f\u4e00-\u9fff"
-_END_START = re.compile(f"[^{_PLAIN}]")
-_CLAUSE_END = re.compile(
+_INSIDE = r"A-Za-z0-9#*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f"
+_WIDE = "\u4e00-\u9fff"
+_PLAIN = f" {_INSIDE}{_WIDE}"
+_ENDING = re.compile(
     f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=&)[A-Za-z0-9#]{{1,10}};"
-    f"|(?<=[{_STOPS}])(?:(?<=&)|(?![{_LETTERS}]))[^ \u4e00-\u9fff]*[ \u4e00-\u9fff])"
+    f"|(?<=[{_STOPS}])(?:(?<=&)|(?![{_LETTERS}]))[^ {_WIDE}]*[ {_WIDE}])"
 )
+_ENDING_START = re.compile(f"[^{_PLAIN}]")
+_ENDING_REST = re.compile(f"[^{_INSIDE}.!?&,:|]")  # the last characters of ``_ENDING``
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
 _SPEECH = re.compile(r"[^\W_]")
@@ -109,12 +112,14 @@ class TextPipeline:
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
         self._unread = ""
-        self._room = 0  # the length up to which the unread text is surely not too long for the segment
-        self._most = 0  # the largest room
-        self._left = self._clause_left = 0  # spoken size that fits the segment, or completes none before a clause mark
+        # What the unread text may be without completing a segment, see ``_find_limits``.
+        self._fitting = 0  # length up to which it surely fits the segment
+        self._max_fitting = 0  # largest such length
+        self._size_left = self._clause_size_left = 0  # spoken size that fits; that before a clause mark completes it
         self._has_speech = False  # whether the segment has text to speak
-        self._starts = self._ends = _WORD_END  # what may begin such an end, and the end
-        self._searched = 0  # the length of the unread text without both
+        self._ending = _WORD_END  # what may complete it
+        self._watched = _WORD_END  # new text without these characters needs no search for an ending
+        self._searched = 0  # length of the unread text without an ending
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
         self._ended = False
@@ -139,10 +144,9 @@ class TextPipeline:
         """
         if self._ended:
             self._reject()
-        self._unread = unread = self._unread + self._decoder.feed(delta)
-        length = len(unread)
-        if length <= self._room and not self._starts.search(unread, self._searched):  # as for most deltas
-            self._searched = length
+        text = self._decoder.feed(delta)
+        self._unread = unread = self._unread + text
+        if len(unread) <= self._fitting and self._watched.search(text) is None:  # as for most deltas
             return []
         if not self._may_complete(unread):
             return []
@@ -208,12 +212,14 @@ class TextPipeline:
             self._reject()
         text = self._unread
         self._unread = ""
-        for place in range(0, len(text), _BLOCK_CHARS):
-            self._filter.push(text[place : place + _BLOCK_CHARS], self._length + place)
-            self._run_stages()
         self._parts.append(text)
-        self._length += len(text)
-        self._find_room()
+        while text:
+            block = text[:_BLOCK_CHARS]
+            self._filter.push(block, self._length)
+            self._run_stages()
+            self._length += len(block)
+            text = text[_BLOCK_CHARS:]
+        self._find_limits()
 
     def _run_stages(self) -> None:
         if self._lexicon is not None:
@@ -223,69 +229,73 @@ class TextPipeline:
     def _may_complete(self, unread: str) -> bool:
         """Return whether the text that has not been read may complete a segment."""
         length = len(unread)
-        if length > self._room:
-            if length <= self._most:
-                self._room = min(self._most, _room(unread, self._left))
-            if length > self._room:
+        if length > self._fitting:
+            if length <= self._max_fitting:
+                self._fitting = min(self._max_fitting, _fitting_length(unread, self._size_left))
+            if length > self._fitting:
                 return True
-        while found := self._starts.search(unread, self._searched):
-            self._searched = found.start()
-            found = self._ends.search(unread, self._searched)
-            if found is None:
-                return False
-            first, end = found.span()
+        while ending := self._ending.search(unread, self._searched):
+            first, end = ending.span()
             self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
             if self._has_speech:
                 is_clause = unread[first] in _CLAUSE_MARKS
-                if not is_clause or _room(unread[:end], self._clause_left - 1) < end:
+                if not is_clause or _fitting_length(unread[:end], self._clause_size_left - 1) < end:
                     return True
             self._searched = first + 1
-        self._searched = length
+        if self._ending is _ENDING:
+            start = _ENDING_START.search(unread, self._searched)
+            self._searched = start.start() if start else length
+            self._watched = _ENDING_REST if start else _ENDING_START
         return False
 
-    def _find_room(self) -> None:
+    def _find_limits(self) -> None:
         """Find which text may be added without completing a segment."""
-        self._room = self._most = self._searched = 0
+        self._fitting = self._max_fitting = self._searched = 0
         undecided = self._filter.undecided
         if undecided is None or (self._lexicon is not None and self._lexicon.is_matching):
             if self._filter.skips_line:
-                self._room = self._most = _BLOCK_CHARS
+                self._fitting = self._max_fitting = _BLOCK_CHARS
                 self._has_speech = True
-                self._starts = self._ends = _LINE_END
+                self._watch(_LINE_END)
             return
-        self._left, self._clause_left = self._segmenter.size_left()
+        self._size_left, self._clause_size_left = self._segmenter.size_left()
         self._has_speech = self._segmenter.has_speech
-        self._starts = _END_START
-        self._ends = _CLAUSE_END
-        self._most = _BLOCK_CHARS
+        self._max_fitting = _BLOCK_CHARS
         if self._by_word:
-            self._starts = self._ends = _WORD_END
-            self._left -= self._margin
-            self._clause_left = 0
+            self._watch(_WORD_END)
+            self._size_left -= self._margin
+            self._clause_size_left = 0
+        else:
+            self._watch(_ENDING)
+            self._watched = _ENDING_START
         if undecided == " ":
-            self._left -= 1
-            self._clause_left -= 1
+            self._size_left -= 1
+            self._clause_size_left -= 1
         elif undecided:
             self._hold(undecided)
-        self._room = min(self._most, self._left // MAX_SIZE)
+        self._fitting = min(self._max_fitting, self._size_left // MAX_SIZE)
 
     def _hold(self, undecided: str) -> None:
         """Take into account the text that the filter has not passed on."""
-        self._left -= MAX_SIZE * len(undecided)
-        self._clause_left -= MAX_SIZE * len(undecided)
+        self._size_left -= MAX_SIZE * len(undecided)
+        self._clause_size_left -= MAX_SIZE * len(undecided)
         self._has_speech = self._has_speech or _SPEECH.search(undecided) is not None
         if not _MARK.search(undecided):
             return
         if self._by_word:
-            self._most = 0
+            self._max_fitting = 0
         elif _TABLE_MARKS.fullmatch(undecided):
-            self._left = self._clause_left
+            self._size_left = self._clause_size_left
         elif undecided[0] == "[" and undecided[-1] != "]":
-            self._starts = self._ends = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
-            self._most = BRACKET_LIMIT - 1 - len(undecided)
+            self._watch(_LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END)
+            self._max_fitting = BRACKET_LIMIT - 1 - len(undecided)
             self._has_speech = True  # other text follows the link
         else:
-            self._most = 0
+            self._max_fitting = 0
+
+    def _watch(self, ending: re.Pattern[str]) -> None:
+        """Look for ``ending`` in new text."""
+        self._ending = self._watched = ending
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:
@@ -300,7 +310,7 @@ class TextPipeline:
         return ready if self._spoken_forms is None else [self._spoken_forms.apply(segment) for segment in ready]
 
 
-def _room(text: str, left: int) -> int:
-    """Return how long ``text`` may grow until its spoken size exceeds ``left``."""
+def _fitting_length(text: str, size_left: int) -> int:
+    """Return how long ``text`` may grow until its spoken size exceeds ``size_left``."""
     size = MAX_SIZE * len(text) if "<" in text else spoken_size(text)  # a tag may have characters spelled
-    return len(text) + (left - size) // MAX_SIZE
+    return len(text) + (size_left - size) // MAX_SIZE

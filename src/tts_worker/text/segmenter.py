@@ -11,7 +11,7 @@ abbreviation, an ellipsis or a quote; in scripts without spaces with the next ch
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tts_worker.errors import InvalidRequest
@@ -224,9 +224,10 @@ class Segmenter:
 
     def _fits(self, length: int) -> bool:
         """Return whether the first ``length`` characters fit the segment."""
-        if length <= self._sized:
-            return True
-        if self._size + MAX_SIZE * (length - self._sized) <= self._limit and UNIT not in self.source.text:
+        sized = self._sized
+        if length <= sized or (
+            self._size + MAX_SIZE * (length - sized) <= self._limit and UNIT not in self.source.text
+        ):
             return True
         size = self._size + self._size_of(self._sized, length)
         if size > self._limit:
@@ -450,17 +451,17 @@ class Segmenter:
 
         Text without speech is dropped; its range belongs to the next segment.
         """
+        source = self.source
         has_speech = self._has_speech_before(length)
         if has_speech:
-            spans = self._spans(length)
-            self._push_segment(spans, self.source.end_of(length - 1) if end is None else end, boundary)
-        self.source.cut(length)
+            self._push_segment(self._spans(length), source.end_of(length - 1) if end is None else end, boundary)
+        source.cut(length)
         self._at = self._size = self._sized = self._last_clause = 0
         self._waiting = None
         return has_speech
 
     def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
-        pause_ms = self._pauses_ms.pop(end - 1, 0) if self._pauses_ms else 0
+        pause_ms = self._pauses_ms.pop(end - 1, 0)
         self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
         self._limit = self._options.max_chars
@@ -475,12 +476,10 @@ class Segmenter:
             text = self.source.text[:length].rstrip()
             first = 0 if text[0].isalnum() else _first_word(text)
             length = len(text)
-        spans = [
-            Span(text, start, start + len(text)) if r is None else Span(r.text, r.start, r.end, r.phonemes)
-            for text, start, r in self.source.pieces(first, length)
-        ]
+        pieces = self.source.pieces(first, length)
+        spans = [unit or Span(text, start, start + len(text)) for text, start, unit in pieces]
         if not self._options.by_word and spans[0].text[0] == " ":  # a spelled letter
-            spans[0] = replace(spans[0], text=spans[0].text.lstrip())
+            spans[0] = spans[0]._replace(text=spans[0].text.lstrip())
         return tuple(spans)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE
 from tts_worker.text.characters import is_unspaced
-from tts_worker.text.mapped_text import MappedText, Replacement
+from tts_worker.text.mapped_text import MappedText
+from tts_worker.types import Span
 
 WRAP_CHARS = 40
 """A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
@@ -21,7 +22,7 @@ _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = ".,;:!?)。，；：！？、"
 GAPS = f" \n{SOFT_SPACE}"
 # Within a run. A single space between two words needs no decision.
-_GAP = re.compile(f" (?=[{re.escape(_CLOSE_UP)} ]) *")
+_GAP = re.compile(rf" (?:(?=[{re.escape(_CLOSE_UP)} ])|\Z) *")
 _NONE = -1
 
 
@@ -37,7 +38,7 @@ class WhitespaceFilter:
         self._out = out
         self._space_follows = space_follows
         self._last_char = "\n"  # the last one passed on
-        self._line_chars = 0
+        self._line_begin = out.length
         self._holds_gap = False  # whether characters of a gap follow it, of which these are the first, by offset
         self._space = _NONE
         self._dropped = _NONE  # characters in whose place a space may be needed
@@ -51,6 +52,8 @@ class WhitespaceFilter:
     @property
     def undecided(self) -> str | None:
         """The space that the next character may drop; None if it decides more."""
+        if not self._holds_gap:
+            return ""
         if self._wrap != _NONE or (self._dropped != _NONE and self._space == _NONE and self._last_char not in " \n"):
             return None
         return "" if self._space == _NONE else " "
@@ -59,26 +62,21 @@ class WhitespaceFilter:
         """Take the characters ``[first, last)`` of ``source``: text and spaces."""
         text = source.text
         if text[first] == " " and (self._holds_gap or self._last_char in " \n"):
-            start = first
+            self.gap(" ", source.offset(first))
             while first < last and text[first] == " ":
                 first += 1
-            self.gap(" ", source.offset(start))
         while first < last:
-            found = _GAP.search(text, first, last)
-            end = stop = last
-            if found:
-                end, stop = found.span()
-            elif text[last - 1] == " ":
-                end -= 1
+            space = _GAP.search(text, first, last)
+            end = space.start() if space else last
             if end > first:
                 if self._holds_gap:
                     self._end_gap(text[first], source.offset(first))
                 self._out.extend(source, first, end)
                 self._last_char = text[end - 1]
-                self._line_chars += end - first
-            if end < stop:
-                self.gap(" ", source.offset(end))
-            first = stop
+            if space is None:
+                return
+            self.gap(" ", source.offset(end))
+            first = space.end()
 
     def char(self, char: str, offset: int) -> None:
         """Take ``char``, which stands for the character at ``offset``."""
@@ -86,21 +84,19 @@ class WhitespaceFilter:
             self._end_gap(char, offset)
         self._out.append(char, offset)
         self._last_char = char
-        self._line_chars += 1
 
-    def unit(self, replacement: Replacement) -> None:
+    def unit(self, replacement: Span) -> None:
         if self._holds_gap:
             self._end_gap(replacement.text[0], replacement.start)
         self._out.append_unit(replacement)
         self._last_char = replacement.text[-1]
-        self._line_chars += 1
 
     def silence(self, offset: int) -> None:
         """Take a ``BREAK``, which drops the gap before it."""
         self._forget_gap()
         self._out.append(BREAK, offset)
         self._last_char = "\n"
-        self._line_chars = 0
+        self._line_begin = self._out.length
 
     def gap(self, char: str, offset: int) -> None:
         """Take a space, a line feed, or ``SOFT_SPACE``."""
@@ -120,7 +116,7 @@ class WhitespaceFilter:
         """Take a line feed, or the end of a ``PARAGRAPH``."""
         if self._wrap != _NONE:
             offset = self._wrap
-        elif char != PARAGRAPH and self._line_chars >= WRAP_CHARS and self._last_char not in _STOPS:
+        elif char != PARAGRAPH and self._last_char not in _STOPS and self._out.length - self._line_begin >= WRAP_CHARS:
             self._wrap = offset
             self._holds_gap = True
             if self._last_char not in " \n":
@@ -129,7 +125,7 @@ class WhitespaceFilter:
         if self._last_char != "\n":
             self._out.append("\n", offset)
             self._last_char = "\n"
-        self._line_chars = 0
+        self._line_begin = self._out.length
         if self._holds_gap:
             self._forget_gap()
 
@@ -161,4 +157,5 @@ class WhitespaceFilter:
     def _gap(self, char: str, offset: int) -> None:
         self._out.append(char, offset)
         self._last_char = char
-        self._line_chars = 0 if self._wrap != _NONE else self._line_chars + 1
+        if self._wrap != _NONE:
+            self._line_begin = self._out.length
