@@ -20,7 +20,7 @@ import numpy as np
 from tests.quality.judge import Judge, missing_reason
 from tests.quality.sentences import SENTENCES
 
-from tts_worker.audio.loudness import integrated_lufs
+from tts_worker.audio.loudness import lufs_for_gain
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.factory import EngineFactory
@@ -63,7 +63,7 @@ def main() -> None:
         "audio_s": round(speak.audio_s, 1),
         "real_time_factor": round(speak.wall_s / speak.audio_s, 3),
         "processor_s_per_audio_s": round(speak.processor_s / speak.audio_s, 3),
-        "loudness_lufs": round(integrated_lufs(to_float(b"".join(clips)), SAMPLE_RATE_HZ), 1),
+        "loudness_lufs": round(lufs_for_gain(b"".join(clips), SAMPLE_RATE_HZ, settings.session.loudness or -16.0), 1),
     }
     judge = Judge()
     result["word_error_rate"] = round(judge.wer(SENTENCES[: args.sentences], [judge.transcribe(c) for c in clips]), 3)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tts_worker.audio.pcm import Floats
+from tts_worker.audio.limiter import Limiter
+from tts_worker.audio.pcm import Floats, to_float
 
 _BLOCK_S = 0.4
 _STEP_S = 0.1  # 75 % overlap
@@ -16,7 +17,38 @@ _RELATIVE_GATE_LU = -10.0
 _OFFSET_LUFS = -0.691  # makes a full-scale sine of 1 kHz -3.01 LUFS
 _RINGING_S = 0.5  # after which the high-pass filter at 38 Hz is silent
 
+_MAX_LIMITED_DB = 4.0
+"""What the limiter may take from a voice and a higher gain make up for; beyond that its speech would sound pressed."""
+
+_CORRECTIONS = 5
+
 _Biquad = tuple[tuple[float, float, float], tuple[float, float, float]]
+
+
+def lufs_for_gain(pcm: bytes, sample_rate_hz: int, target_lufs: float) -> float:
+    """Measure the loudness whose distance to ``target_lufs`` is the gain that brings speech there.
+
+    It is the integrated loudness less what the limiter takes away, 1 to 3 dB of a voice with high peaks.
+
+    Args:
+        pcm: s16le mono, some seconds of the voice.
+        sample_rate_hz: Its rate.
+        target_lufs: Loudness to be reached.
+
+    Returns:
+        LUFS; minus infinity as for ``integrated_lufs``.
+    """
+    measured = level = integrated_lufs(to_float(pcm), sample_rate_hz)
+    if math.isinf(measured):
+        return measured
+    for _ in range(_CORRECTIONS):
+        limiter = Limiter(10 ** ((target_lufs - level) / 20), sample_rate_hz)
+        limited = limiter.process(pcm) + limiter.flush()
+        missing_db = target_lufs - integrated_lufs(to_float(limited), sample_rate_hz)
+        if missing_db < 0.05:
+            break
+        level -= missing_db
+    return max(measured - _MAX_LIMITED_DB, level)
 
 
 def integrated_lufs(samples: Floats, sample_rate_hz: int) -> float:

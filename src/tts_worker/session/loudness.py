@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tts_worker.audio.loudness import integrated_lufs
-from tts_worker.audio.pcm import to_float
+from tts_worker.audio.loudness import lufs_for_gain
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -105,7 +104,12 @@ class VoiceLoudness:
             chinese = bool(params.language and params.language.startswith("zh"))
             segments = self._segments(params, SENTENCE_ZH if chinese else SENTENCE)
             self._measurements[key] = _Measurement(
-                engine, SynthesisParams(params.voice), segments, self._time_limit_s, partial(self._on_measured, key)
+                engine,
+                SynthesisParams(params.voice),
+                segments,
+                self._target_lufs,
+                self._time_limit_s,
+                partial(self._on_measured, key),
             )
         self._measurements[key].waiting.append(on_known)
 
@@ -149,11 +153,13 @@ class _Measurement:
         engine: CommandPort,
         params: SynthesisParams,
         segments: Sequence[Segment],
+        target_lufs: float,
         time_limit_s: float,
         on_done: Callable[[float | None], None],
     ) -> None:
         self.waiting: list[Callable[[], None]] = []
         self._engine = engine
+        self._target_lufs = target_lufs
         self._on_done = on_done
         self._key = UtteranceKey(f"loudness-{params.voice}", next(_generations))
         self._audio: list[bytes] = []
@@ -180,7 +186,9 @@ class _Measurement:
                 self._finish(None)
             case Done():
                 self._close()
-                measured = asyncio.get_running_loop().run_in_executor(None, _lufs, b"".join(self._audio))
+                pcm = b"".join(self._audio)
+                loop = asyncio.get_running_loop()
+                measured = loop.run_in_executor(None, lufs_for_gain, pcm, SAMPLE_RATE_HZ, self._target_lufs)
                 measured.add_done_callback(self._on_measured)
 
     def _on_measured(self, done: asyncio.Future[float]) -> None:
@@ -200,10 +208,6 @@ class _Measurement:
     def _close(self) -> None:
         self._timer.cancel()
         self._engine.unsubscribe(self._key.session)
-
-
-def _lufs(pcm: bytes) -> float:
-    return integrated_lufs(to_float(pcm), SAMPLE_RATE_HZ)
 
 
 class LoudnessPort:

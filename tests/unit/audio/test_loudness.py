@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.limiter import CEILING_DBTP, Limiter
-from tts_worker.audio.loudness import integrated_lufs
+from tts_worker.audio.loudness import integrated_lufs, lufs_for_gain
 from tts_worker.audio.pcm import to_float, to_pcm
 from tts_worker.types import SAMPLE_RATES_HZ
 
@@ -50,6 +50,23 @@ def test_integrated_loudness_agrees_with_pyloudnorm(rate_hz: int) -> None:
     for level in (0.01, 0.1, 0.4):
         samples = speechlike(4, rate_hz, level=level)
         assert integrated_lufs(samples, rate_hz) == pytest.approx(meter.integrated_loudness(samples), abs=0.05)
+
+
+def test_gain_makes_up_for_what_the_limiter_takes() -> None:
+    samples = speechlike(3, 24_000, level=0.05)
+    samples[::2_400] += 0.15  # 10 high peaks a second
+    pcm = to_pcm(samples)
+    plain = integrated_lufs(to_float(pcm), 24_000)
+    reached = [
+        integrated_lufs(to_float(limited(pcm, 10 ** ((-16 - lufs) / 20), 24_000)), 24_000)
+        for lufs in (plain, lufs_for_gain(pcm, 24_000, -16))
+    ]
+    assert reached[0] < -17
+    assert reached[1] == pytest.approx(-16, abs=0.2)
+    assert lufs_for_gain(to_pcm(0.02 * samples), 24_000, -60) == pytest.approx(plain - 34, abs=0.1), (
+        "no peak is limited"
+    )
+    assert lufs_for_gain(bytes(48_000), 24_000, -16) == -math.inf
 
 
 def test_a_full_scale_sine_has_the_standards_loudness() -> None:
