@@ -11,9 +11,13 @@ import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.unit.streaming.engines import PROMPTED, bundle, engine, run_until_idle, settings, voice
-from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner, Runner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Runner
+from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, streams_for
+from tts_worker.engine.cosyvoice.chunks import Item, Kind
+from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import Script
 from tts_worker.types import Boundary, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
@@ -87,6 +91,43 @@ def speak_crowd(
         subject.handle(EndText(key))
     run_until_idle(subject, outputs)
     return [outputs[key] for key in keys]
+
+
+def draw_ids(
+    networks: Networks,
+    device: torch.device,
+    lengths: Sequence[int],
+    *,
+    steps: int = 96,
+    stream: ExecutionStream | None = None,
+    runner: Runner | None = None,
+) -> list[list[int]]:
+    """Draw an id and ``steps`` more in one batch for inputs of the given lengths and different seeds.
+
+    A runner that captures graphs replays them.
+    """
+    decoder = Decoder(
+        networks,
+        slots=len(lengths),
+        max_tokens=max(256, max(lengths) + 2 * steps),
+        stream=stream or streams_for(device).tokens,
+        runner=runner or EagerRunner(),
+    )
+    if runner is not None:
+        decoder.capture(len(lengths))
+    rows = []
+    drawn = []
+    for seed, length in enumerate(lengths):
+        slot = decoder.acquire()
+        items: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, 3 + i % 50) for i in range(length - 2)), (Kind.TASK, 0)]
+        fed = decoder.start(slot, seed, items)
+        rows.append(DecodeRow(slot, networks.config.lm.eos_id, 10**6, steps + 1))
+        drawn.append(decoder.prefill(rows[-1:], [fed]).wait()[0].tolist())
+    for _ in range(steps // 8):
+        columns = decoder.burst(rows, 8).wait().T.tolist()
+        for row, ids, column in zip(rows, drawn, columns, strict=True):
+            ids += decoder.record_burst(row.slot, column, ids[-1])
+    return drawn
 
 
 def relative_difference(a: bytes, b: bytes) -> float:

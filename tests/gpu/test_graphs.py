@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import segments
-from tests.gpu.engines import device_engine, forced, relative_difference, relative_error, seeded, speak_crowd
+from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
+from tests.unit.streaming.engines import bundle
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner, GraphRunner
+from tts_worker.engine.cosyvoice.backends.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
+from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.types import Boundary, Done, SynthesisParams
 
 pytestmark = pytest.mark.gpu
@@ -24,9 +29,12 @@ SPEEDS = (0.5, 0.77, 1.0, 1.3, 2.0)
 
 
 def eager_calls(subject: CosyVoiceEngine) -> dict[str, int]:
+    """Calls without a graph, by computation and shape. Every computation has replayed one."""
     counts = subject.report().computations
     assert {each.name for each in counts if each.replays} == COMPUTATIONS
-    return {each.name: each.eager_calls for each in counts if each.eager_calls}
+    keys = subject.components.eager_keys
+    assert sum(keys.values()) == sum(each.eager_calls for each in counts)
+    return keys
 
 
 def recorded_mel(subject: CosyVoiceEngine, patch: pytest.MonkeyPatch) -> Tensor:
@@ -65,6 +73,46 @@ def test_graph_audio_matches_eager_audio(
     expected = recorded_mel(eager, monkeypatch)
     assert relative_error(recorded_mel(captured, monkeypatch), expected) < (0.05 if half else 1e-4)
     assert eager_calls(captured) == {}
+
+
+def test_every_prefill_length_is_replayed(device: torch.device) -> None:
+    """Padded to a captured shape, in one piece or several, any length draws the ids of its exact length."""
+    networks = load_networks(bundle("cosyvoice3"), device, half=False)
+    lengths = [*range(3, 10), 63, 64, 65, 127, 128, 129, 192, 193, 256, 257, 383, 384, 385, 500]
+    exact = draw_ids(networks, device, lengths, steps=8)
+    stream = streams_for(device).tokens
+    runner = GraphRunner(stream.cuda_stream) if isinstance(stream, CudaStream) else FakeGraphRunner()
+    assert draw_ids(networks, device, lengths, steps=8, stream=stream, runner=runner) == exact
+    assert runner.refused == {}
+    assert dict(runner.eager_keys) == {}
+    assert {each.name for each in runner.computations if each.replays} == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_chunk_needs_no_host(family: str, cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the prefill to the audio in one submission, across two streams, with the same audio."""
+    sentence = segments(("Hello world and you, that it is of the world.", Boundary.END))
+    outputs = []
+    for on_device in (False, True):
+        subject = device_engine(family, cuda, first_chunk_on_device=on_device)
+        render = subject._audio.render_first_chunks
+        calls: list[int] = []
+
+        def counted(
+            tokens: FirstTokens,
+            render: Callable[[FirstTokens], None] = render,
+            calls: list[int] = calls,
+        ) -> None:
+            calls.append(len(tokens.members))
+            render(tokens)
+
+        monkeypatch.setattr(subject._audio, "render_first_chunks", counted)
+        outputs += [speak_crowd(subject, [seeded(n)], sentence)[0] for n in range(3)]
+        assert calls == [1] * 3 * on_device
+        assert eager_calls(subject) == {}
+    for usual, at_once in zip(outputs[:3], outputs[3:], strict=True):
+        assert at_once.words == usual.words
+        assert relative_difference(usual.pcm, at_once.pcm) < 0.005
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -1,0 +1,95 @@
+"""Other ways to run the networks on a device: the reference's numbers, ONNX Runtime and TensorRT.
+
+What needs a package that a bare PyTorch image lacks is skipped there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.contract.engine_contract import EngineOutput
+from tests.gpu.engines import forced, relative_difference, seeded, speak_crowd
+from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
+from tests.unit.streaming.engines import voice
+from tts_worker.engine.cosyvoice.backends.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.backends.selection import Backend
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+
+pytestmark = pytest.mark.gpu
+
+CROWD = 2
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_device_has_the_numbers_of_the_reference(family: str, half: bool, device: torch.device) -> None:
+    """As ``tts-worker parity --device cuda`` on the numbers that the reference computed."""
+    pytest.importorskip("soundfile")
+    pytest.importorskip("onnxruntime")
+    from tools.parity.runner import run_parity
+
+    report = run_parity(tiny(family), GOLDEN[family], device=device.type, half=half)
+
+    assert report.passed, [(check.file, check.name, check.error) for check in report.checks]
+
+
+def spoken(options: LoadOptions) -> tuple[list[EngineOutput], Backend]:
+    """Speak as a small crowd. Returns the audio and the back end that computed it."""
+    voices = {"prompted": voice(options.bundle.name.removesuffix("-tiny"))}
+    family = options.bundle.name.removesuffix("-tiny")
+    subject = load_engine(options, forced(family, 40), voices)
+    try:
+        subject.warm_up()
+        assert subject.info.degraded == ()
+        return speak_crowd(subject, [seeded(n) for n in range(CROWD)]), subject.components.backend.active
+    finally:
+        subject.close()
+
+
+@pytest.fixture(params=FAMILIES)
+def options(request: pytest.FixtureRequest, device: torch.device, tmp_path: Path) -> LoadOptions:
+    """An engine of the tiny size, and the graphs of its networks."""
+    pytest.importorskip("onnx")
+    from tests.unit.cosyvoice import graph_files
+
+    return LoadOptions(
+        tiny(request.param),
+        device=device.type,
+        half=False,
+        memory_gb=0.2,
+        max_utterances=CROWD,
+        render_batch=CROWD,
+        max_segment_s=8,
+        graphs_dir=graph_files.exported(request.param),
+        plan_cache=tmp_path,
+    )
+
+
+def assert_back_end_speaks_like_pytorch(options: LoadOptions, backend: Backend) -> None:
+    expected, _ = spoken(options)
+    outputs, active = spoken(replace(options, backend=backend.value))
+    assert active is backend
+    for exact, output in zip(expected, outputs, strict=True):
+        assert output.words == exact.words
+        assert relative_difference(exact.pcm, output.pcm) < 0.02
+
+
+def test_onnxruntime_speaks_like_pytorch(options: LoadOptions) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if options.device == "cuda" and CUDA not in onnxruntime.get_available_providers():
+        pytest.skip("this build of ONNX Runtime has no CUDA provider")
+    assert_back_end_speaks_like_pytorch(options, Backend.ONNXRUNTIME)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_tensorrt_speaks_like_pytorch(options: LoadOptions) -> None:
+    """Built, then loaded from its cache."""
+    pytest.importorskip("tensorrt")
+    for _ in range(2):
+        assert_back_end_speaks_like_pytorch(options, Backend.TENSORRT)
+    assert options.plan_cache is not None
+    assert any(options.plan_cache.iterdir())
