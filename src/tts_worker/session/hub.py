@@ -167,6 +167,32 @@ class _Delivery:
         return cls(OutputFormat.of(options.sample_rate, options.encoding), frame_ms, lead_s, is_paced)
 
 
+@dataclass(slots=True)
+class _OpenSession:
+    """What the hub knows of an open session.
+
+    Attributes:
+        session: The session.
+        engine: The engine of its voice.
+        caller: Who opened it.
+        router: Chooses the voices of its utterances; None if all have the voice of the session.
+        routed_engines: Other engines, to which utterances were routed.
+        lease: Counts it against the sessions of its key; None for a key without such a limit.
+        is_conversion: Whether it gets speech instead of text.
+    """
+
+    session: LocalSession
+    engine: str
+    caller: Caller
+    router: LanguageRouter | None
+    routed_engines: set[str]
+    lease: str | None = None
+    is_conversion: bool = False
+
+    def uses(self, engine: str) -> bool:
+        return engine == self.engine or engine in self.routed_engines
+
+
 class SessionHub:
     """Opens sessions on engines. It starts without engines and is not ready until one is added (``add_engine``)."""
 
@@ -190,7 +216,7 @@ class SessionHub:
         self._engines: dict[str, EnginePort] = {}
         self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
-        self._sessions: dict[str, LocalSession] = {}
+        self._sessions: dict[str, _OpenSession] = {}
         self.slots = SlotTable(
             self.config.max_sessions, self.config.max_open_sessions, self.config.slot_idle_s, self.config.end_idle_s
         )
@@ -198,12 +224,6 @@ class SessionHub:
         self.quotas = quotas or Quotas(self._loop.time)
         self._reading = ReadScheduler(self._loop)
         self._frame_clock = FrameClock(self._loop)
-        self._engine_of: dict[str, str] = {}
-        self._routers: dict[str, LanguageRouter] = {}
-        self._routed_engines: dict[str, set[str]] = {}  # engines to which utterances of a session were routed
-        self._caller_of: dict[str, Caller] = {}
-        self._lease_of: dict[str, str] = {}  # of sessions whose key has a limit of sessions
-        self._converting: set[str] = set()  # sessions with speech instead of text
         self._session_prefix = secrets.token_hex(4)
         self._session_numbers = itertools.count(1)
         self._draining = False
@@ -242,7 +262,7 @@ class SessionHub:
         self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
     ) -> list[LocalSession]:
         """Use another engine for new sessions; return the sessions on the old one. Raises as ``add_engine`` does."""
-        sessions = [each for session, each in self._sessions.items() if self._uses(session, name)]
+        sessions = [opened.session for opened in self._sessions.values() if opened.uses(name)]
         if self._loudness is not None:
             self._loudness.forget(name)
         self.add_engine(name, family, engine, enrolment)
@@ -251,7 +271,7 @@ class SessionHub:
 
     def withdraw_engine(self, name: str) -> list[LocalSession]:
         """Accept no more sessions for an engine; return those on it, which may go on. Its voices stay known."""
-        sessions = [self._sessions[session] for session, used in self._engine_of.items() if used == name]
+        sessions = [opened.session for opened in self._sessions.values() if opened.engine == name]
         self.voices.remove_all_enrolled(name)
         self._forget_engine(name)
         return sessions
@@ -299,10 +319,7 @@ class SessionHub:
         """Count the sessions on an engine, including recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
         enrolling = enrolment.pending if enrolment is not None else 0
-        return enrolling + sum(self._uses(session, engine) for session in self._engine_of)
-
-    def _uses(self, session: str, engine: str) -> bool:
-        return self._engine_of.get(session) == engine or engine in self._routed_engines.get(session, ())
+        return enrolling + sum(opened.uses(engine) for opened in self._sessions.values())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -357,15 +374,17 @@ class SessionHub:
     @property
     def buffered_s(self) -> float:
         """Audio generated and not yet sent, over all sessions, in seconds."""
-        return sum(session.buffered_samples / session.sample_rate_hz for session in self._sessions.values())
+        sessions = [opened.session for opened in self._sessions.values()]
+        return sum(session.buffered_samples / session.sample_rate_hz for session in sessions)
 
     @property
     def voices_in_use(self) -> set[str]:
         """The voices of utterances that the engines have not finished."""
-        return {voice for session in self._sessions.values() for voice in session.voices_in_use}
+        return {voice for opened in self._sessions.values() for voice in opened.session.voices_in_use}
 
     def find(self, session: str) -> LocalSession | None:
-        return self._sessions.get(session)
+        opened = self._sessions.get(session)
+        return None if opened is None else opened.session
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -398,7 +417,7 @@ class SessionHub:
             if lease is None:  # opened without ``admit``
                 lease = session.id
                 self.quotas.hold_session(caller.key, lease)
-            self._lease_of[session.id] = lease
+            self._sessions[session.id].lease = lease
         return session
 
     async def admit(
@@ -433,9 +452,10 @@ class SessionHub:
         if caller.max_sessions is None:
             return None
         lease = secrets.token_hex(8)
-        is_replaced = replaces is not None and replaces.id in self._lease_of
+        replaced = self._sessions.get(replaces.id) if replaces is not None else None
+        most = caller.max_sessions + (replaced is not None and replaced.lease is not None)
         try:
-            if not await self.quotas.reserve_session(caller.key, lease, caller.max_sessions + is_replaced):
+            if not await self.quotas.reserve_session(caller.key, lease, most):
                 raise _sessions_exceeded(caller)
         except BaseException:  # also when the client disconnects
             self._release(caller, lease)
@@ -465,7 +485,7 @@ class SessionHub:
         if enrolment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
-        self._converting.add(session.id)
+        self._sessions[session.id].is_conversion = True
         return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
@@ -505,9 +525,11 @@ class SessionHub:
         name = f"{self._session_prefix}-{next(self._session_numbers)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
-        route = None
+        router, route = None, None
+        routed_engines: set[str] = set()
         if self.config.route_by_language:
-            route = self._route(name, options)
+            router = LanguageRouter(self.voices, options, self._is_ready)
+            route = self._route(router, voice.engine, routed_engines)
             port = RoutingPort(port, self._other_port(voice.engine, options), self.config.max_queued_utterances + 2)
         machine_config = _machine_config(self.config, options, delivery, voice)
         machine = SessionMachine(name, params, make_text, machine_config, make_output, route)
@@ -525,9 +547,7 @@ class SessionHub:
             traces=self.traces,
         )
         session.join_trace(options.traceparent)
-        self._sessions[session.id] = session
-        self._engine_of[session.id] = voice.engine
-        self._caller_of[session.id] = caller
+        self._sessions[session.id] = _OpenSession(session, voice.engine, caller, router, routed_engines)
         self._touch(voice.engine)
         return session
 
@@ -545,9 +565,7 @@ class SessionHub:
         if caller.key is None or caller.max_sessions is None:
             return
         live = sum(
-            other.key == caller.key
-            for session, other in self._caller_of.items()
-            if replaces is None or session != replaces.id
+            opened.caller.key == caller.key and opened.session is not replaces for opened in self._sessions.values()
         )
         if live >= caller.max_sessions:
             raise _sessions_exceeded(caller)
@@ -563,7 +581,7 @@ class SessionHub:
             raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
         if (surplus := self.slots.eviction_candidate(now_s)) is not None:
             reason = OverCapacity("the idle session was closed to make room for another caller")
-            self._sessions[surplus].close("idle", reason)
+            self._sessions[surplus].session.close("idle", reason)
         if len(self.slots) >= self.slots.max_open:
             raise OverCapacity(f"all {self.slots.max_open} open sessions are taken", retry_after_s=RETRY_AFTER_S)
         self.slots.open(name, now_s)
@@ -573,19 +591,19 @@ class SessionHub:
         if opened is None:
             return None
         refusal: TTSWorkerError | None = None
-        if session not in self._converting:
-            refusal = self._character_refusal(self._caller_of[session])
-        if refusal is None and self.voices.is_deleted(voice := opened.params.voice):
+        if not opened.is_conversion:
+            refusal = self._character_refusal(opened.caller)
+        if refusal is None and self.voices.is_deleted(voice := opened.session.params.voice):
             refusal = UnknownVoice(f'the voice "{voice}" was deleted')
         if refusal is None and queued:
             return None  # it has the slot of the utterance before it
-        if refusal is None and not opened.paced:
+        if refusal is None and not opened.session.paced:
             refusal = self._unpaced_refusal(session)
         if refusal is None:
             if self.slots.begin_utterance(session, self._loop.time()):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
-        self._observer.refused(refusal.code.value, self._caller_of[session].transport)
+        self._observer.refused(refusal.code.value, opened.caller.transport)
         return refusal.info
 
     def _character_refusal(self, caller: Caller) -> QuotaExceeded | None:
@@ -598,8 +616,10 @@ class SessionHub:
         )
 
     def _charge_text(self, session: str, chars: int) -> None:
-        caller = self._caller_of.get(session)
-        if caller is not None and caller.key is not None and caller.characters_per_minute is not None:
+        if (opened := self._sessions.get(session)) is None:
+            return
+        caller = opened.caller
+        if caller.key is not None and caller.characters_per_minute is not None:
             self.quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
 
     def _source_refusal(self, caller: Caller) -> QuotaExceeded | None:
@@ -621,7 +641,7 @@ class SessionHub:
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """The error if ``session`` may not speak unpaced now: a quarter of the slots is reserved for paced sessions."""
         most = unpaced_share(self.config.max_sessions)
-        others = (each for name, each in self._sessions.items() if name != session)
+        others = (opened.session for name, opened in self._sessions.items() if name != session)
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
             return None
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
@@ -637,8 +657,9 @@ class SessionHub:
         if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
         session.configure(params, self.timeouts(options))
-        if (router := self._routers.get(session.id)) is not None:
-            router.options = options
+        opened = self._sessions.get(session.id)
+        if opened is not None and opened.router is not None:
+            opened.router.options = options
         session.join_trace(options.traceparent)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
@@ -704,17 +725,22 @@ class SessionHub:
         return [*pipeline.feed(text), *pipeline.end()]
 
     def _route(
-        self, session: str, options: SessionOptions
+        self, router: LanguageRouter, engine: str, routed_engines: set[str]
     ) -> Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]]:
-        """Return what chooses the voice of an utterance of a session by its first text."""
-        router = self._routers[session] = LanguageRouter(self.voices, options, self._is_ready)
+        """Return what chooses the voice of an utterance by its first text.
+
+        Args:
+            router: Chooses it.
+            engine: The engine of the session.
+            routed_engines: The engines of voices on others are added to this set.
+        """
 
         def route(params: SynthesisParams, text: str | bytes) -> tuple[SynthesisParams, Alignment]:
             voice = router.choose(params, text)
             if voice is None:
                 return params, self.voices.get_in_use(params.voice).info.alignment
-            if voice.engine != self._engine_of[session]:
-                self._routed_engines.setdefault(session, set()).add(voice.engine)
+            if voice.engine != engine:
+                routed_engines.add(voice.engine)
                 self._touch(voice.engine)
             return replace(params, voice=voice.name), voice.info.alignment
 
@@ -777,16 +803,12 @@ class SessionHub:
         return NormalizingPort(port, normalizer, detector_of)
 
     def _on_closed(self, session: str) -> None:
-        self._sessions.pop(session, None)
-        caller = self._caller_of.pop(session, None)
-        if caller is not None:
-            self._release(caller, self._lease_of.pop(session, None))
+        opened = self._sessions.pop(session, None)
         self.slots.close(session)
-        self._routers.pop(session, None)
-        self._converting.discard(session)
-        engine = self._engine_of.pop(session, None)
-        for used in (*self._routed_engines.pop(session, ()), *([engine] if engine is not None else [])):
-            self._touch(used)
+        if opened is not None:
+            self._release(opened.caller, opened.lease)
+            for engine in (*opened.routed_engines, opened.engine):
+                self._touch(engine)
         if not self._sessions:
             self._all_closed.set()
 
@@ -817,7 +839,7 @@ class SessionHub:
         current_caller().require(ApiScope.ENROL)
         self._check_accepting()
         name = await self._enrolling_engine(engine)
-        in_use = {session.params.voice for session in self._sessions.values()}
+        in_use = {opened.session.params.voice for opened in self._sessions.values()}
         voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
         if (running := self._engines.get(name)) is None:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
@@ -871,14 +893,14 @@ class SessionHub:
                 self._all_closed.clear()
                 with anyio.move_on_after(_DRAIN_CHECK_S):
                     await self._all_closed.wait()
-        for session in list(self._sessions.values()):
-            session.close("drain")
+        for opened in list(self._sessions.values()):
+            opened.session.close("drain")
 
     def _close_idle(self) -> bool:
         """Close all idle sessions; return whether any session remains."""
-        for session in list(self._sessions.values()):
-            if session.state is State.IDLE:
-                session.close("drain")
+        for opened in list(self._sessions.values()):
+            if opened.session.state is State.IDLE:
+                opened.session.close("drain")
         return bool(self._sessions)
 
 
