@@ -1,10 +1,11 @@
 """The official networks as fake tensors that claim to be on CUDA: counts kernel launches without a device.
 
 A fake tensor has a shape and no values, so the networks have their official sizes, and whatever needs a value on the
-host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture.
+host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture. The networks
+have few of their equal layers: ``at_full_depth`` adds the launches of the others.
 
     with fake_cuda():
-        networks = fake_networks("cosyvoice3")
+        networks = fake_networks("cosyvoice3", layers=2)
         runner = FakeCudaRunner()
         ...                                 # run the engine's parts on FakeCudaStream() and runner
     runner.counts[key].launches
@@ -29,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.unit.cosyvoice.networks import full_config, tiny_bundle
+from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
 from tts_worker.engine.cosyvoice import kv_cache, networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, Tensors
@@ -288,17 +289,34 @@ class _FakeBundle:
         return {key: torch.empty(shape, dtype=dtype) for key, shape in shapes.items()}
 
 
+def _with_layers(config: CosyVoiceConfig, layers: int) -> CosyVoiceConfig:
+    """Return the configuration with so many layers in the language model and in the middle of the estimator."""
+    flow = config.chunked_flow
+    if flow.encoder is not None and flow.unet is not None:
+        encoder = replace(flow.encoder, layers=1, up_layers=1)
+        flow = replace(flow, encoder=encoder, unet=replace(flow.unet, mid_blocks=layers))
+    if flow.dit is not None:
+        flow = replace(flow, dit=replace(flow.dit, depth=layers))
+    return replace(config, lm=replace(config.qwen, layers=layers), flow=flow)
+
+
+def at_full_depth(one: int, two: int, depth: int) -> int:
+    """Return the launches of ``depth`` equal layers, of what launches ``one`` with one and ``two`` with two of them."""
+    assert 0 < one < two
+    return one + (depth - 1) * (two - one)
+
+
 @lru_cache
-def fake_networks(family: str, *, half: bool = True, tiny: bool = False) -> Networks:
-    """Return the official networks, with one solver step to save time. Call it inside ``fake_cuda``.
+def fake_networks(family: str, *, layers: int | None = None, half: bool = True) -> Networks:
+    """Return the networks with one solver step to save time. Call it inside ``fake_cuda``.
 
     Shared: tests must not change them.
 
     Args:
         family: Family of the model.
+        layers: Equal layers of the official networks, or None for the tiny ones, for tests that count no launches.
         half: Whether language model and estimator are in bfloat16.
-        tiny: Use the sizes of the tiny bundle, for tests that count no launches.
     """
-    config = tiny_bundle(family).config if tiny else full_config(family)
+    config = shallow_config(tiny_bundle(family).config) if layers is None else _with_layers(full_config(family), layers)
     bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=1)))
     return load_networks(bundle, torch.device("cpu"), half=half)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -11,9 +13,11 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, qwen_of, tiny, yaml_of
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.voicepack.report import Problem
 
-__all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise", "tiny_bundle"]
+__all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise", "shallow", "shallow_config", "tiny_bundle"]
 
 
 SOLVER_STEPS = 2
@@ -24,6 +28,51 @@ def tiny_bundle(family: str) -> Bundle:
     """The tiny bundle with few solver steps."""
     bundle = Bundle.open(tiny(family))
     return replace(bundle, config=replace(bundle.config, flow=replace(bundle.config.flow, steps=SOLVER_STEPS)))
+
+
+_RESBLOCK = re.compile(r"(?<=^resblocks\.)\d+")
+
+
+@dataclass(frozen=True)
+class _ShallowBundle(Bundle):
+    """A bundle with more weights than its configuration names.
+
+    Attributes:
+        stage: Residual blocks of a stage in the vocoder's weights, of which the configuration has the first.
+    """
+
+    stage: int = 1
+
+    def _read(self, part: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], list[Problem]]:
+        tensors, _ = super()._read(part, expected)
+
+        def first_of_stage(block: re.Match[str]) -> str:
+            return str(int(block[0]) * self.stage)
+
+        return {key: tensors[_RESBLOCK.sub(first_of_stage, key)] for key in expected}, []
+
+
+def shallow_config(config: CosyVoiceConfig) -> CosyVoiceConfig:
+    """The configuration of a tiny bundle with one of each kind of layer, two in the language model."""
+    flow = config.flow
+    if isinstance(flow, FlowDims) and flow.dit is not None:
+        flow = replace(flow, dit=replace(flow.dit, depth=1))
+    if isinstance(flow, FlowDims) and flow.encoder is not None and flow.unet is not None:
+        encoder = replace(flow.encoder, layers=1, up_layers=1)
+        flow = replace(flow, encoder=encoder, unet=replace(flow.unet, mid_blocks=1))
+    hift = replace(
+        config.hift,
+        resblock_kernel_sizes=config.hift.resblock_kernel_sizes[:1],
+        resblock_dilation_sizes=((1,),),
+        source_resblock_dilation_sizes=((1,),) * len(config.hift.source_resblock_dilation_sizes),
+    )
+    return replace(config, flow=flow, hift=hift)
+
+
+def shallow(whole: Bundle) -> Bundle:
+    """The first layers of a tiny or random bundle, for tests of what happens around the networks."""
+    stage = len(whole.config.hift.resblock_kernel_sizes)
+    return _ShallowBundle(whole.path, shallow_config(whole.config), whole.rl, stage)
 
 
 @lru_cache

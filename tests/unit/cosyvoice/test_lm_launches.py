@@ -14,10 +14,12 @@ from tests.unit.cosyvoice.fake_cuda import (
     FakeCudaStream,
     HostAccess,
     LaunchCounter,
+    at_full_depth,
     count,
     fake_cuda,
     fake_networks,
 )
+from tests.unit.cosyvoice.networks import full_config
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.chunks import Chunk, Item, Kind
@@ -27,6 +29,7 @@ from tts_worker.engine.cosyvoice.renderer import Renderer, RenderRequest, Render
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 
 FIRST_DRAWS = 11  # 8 to the boundary of the first chunk, 3 of look-ahead
+DEPTH = full_config("cosyvoice3").qwen.layers
 MAX_STEP_LAUNCHES = 250
 MAX_STEP_LAUNCHES_WITHOUT_KERNELS = 520
 MAX_PREFILL_LAUNCHES = 260
@@ -43,8 +46,9 @@ class Subject:
     eos: int
 
     @classmethod
-    def of(cls, family: str, *, tiny: bool = False) -> Subject:
-        networks = fake_networks(family, tiny=tiny)
+    def of(cls, family: str, layers: int | None = None) -> Subject:
+        """Tiny networks, or the official ones with so many layers."""
+        networks = fake_networks(family, layers=layers)
         runner = FakeCudaRunner()
         decoder = Decoder(networks, slots=64, max_tokens=3072, stream=FakeCudaStream(), runner=runner)
         return cls(decoder, runner, networks.config.lm.eos_id)
@@ -66,10 +70,13 @@ class Subject:
 @pytest.mark.parametrize("batch", [1, 16])
 def test_decode_step_launches_few_kernels(batch: int) -> None:
     with fake_cuda():
-        subject = Subject.of("cosyvoice3")  # CosyVoice2 has the same layers
+        subject = Subject.of("cosyvoice3", 1)  # CosyVoice2 has the same layers
         short, long = (subject.step(batch, length) for length in (200, 2000))
+        two, three = (Subject.of("cosyvoice3", layers).step(batch, 2000) for layers in (2, 3))
 
-    assert short.launches < long.launches <= MAX_STEP_LAUNCHES, long.operators
+    assert three.launches == at_full_depth(long.launches, two.launches, 3), "the layers are equal"
+    assert at_full_depth(long.launches, two.launches, DEPTH) <= MAX_STEP_LAUNCHES
+    assert short.launches < long.launches
     # Nothing but the attention depends on the context: keys and values are read where they are.
     assert "index_select" not in long.operators
     assert {**long.bytes_moved, "slot_attention": 0} == {**short.bytes_moved, "slot_attention": 0}
@@ -77,16 +84,16 @@ def test_decode_step_launches_few_kernels(batch: int) -> None:
 
 def test_decode_step_runs_without_kernels() -> None:
     with fake_cuda(fused=False):
-        counter = Subject.of("cosyvoice3").step(2, 200)
+        one, two = (Subject.of("cosyvoice3", layers).step(2, 200).launches for layers in (1, 2))
 
-    assert counter.launches <= MAX_STEP_LAUNCHES_WITHOUT_KERNELS, counter.operators
+    assert at_full_depth(one, two, DEPTH) <= MAX_STEP_LAUNCHES_WITHOUT_KERNELS
 
 
 @pytest.mark.parametrize("fused", [False, True])  # another model of the process may have switched them on
 def test_steps_of_cosyvoice_300m_leave_the_host_alone(fused: bool) -> None:
     items: list[Item] = [(Kind.SOS, 0), (Kind.SPEAKER, 0), *[(Kind.TEXT, 5)] * 20, (Kind.TASK, 0)]
     with fake_cuda(fused=fused):
-        subject = Subject.of("cosyvoice1", tiny=True)
+        subject = Subject.of("cosyvoice1")
         step = subject.step(2, 200)
         (row,) = subject.rows(1)
         subject.runner.clear()
@@ -98,7 +105,7 @@ def test_steps_of_cosyvoice_300m_leave_the_host_alone(fused: bool) -> None:
 
 def test_two_contexts_suffice_with_the_kernel() -> None:
     with fake_cuda():
-        decoder = Subject.of("cosyvoice3").decoder
+        decoder = Subject.of("cosyvoice3", 1).decoder
         assert {decoder._decode_context(length) for length in range(1, 3073)} == {512, 3072}
     with fake_cuda(fused=False):
         assert len({decoder._decode_context(length) for length in range(1, 3073)}) == 12
@@ -106,16 +113,19 @@ def test_two_contexts_suffice_with_the_kernel() -> None:
 
 def test_prefill_and_burst_launch_few_kernels() -> None:
     items: list[Item] = [(Kind.SOS, 0), *[(Kind.TEXT, 5)] * 20, (Kind.TASK, 0), *[(Kind.SPEECH, 7)] * 125]
+    prefills = []
     with fake_cuda():
-        subject = Subject.of("cosyvoice3")
-        (row,) = subject.rows(1)
-        subject.decoder.prefill([row], [items])
-        (prefill,) = subject.runner.counts.values()
+        for layers in (1, 2):
+            subject = Subject.of("cosyvoice3", layers)
+            (row,) = subject.rows(1)
+            subject.decoder.prefill([row], [items])
+            (prefill,) = subject.runner.counts.values()
+            prefills.append(prefill.launches)
         subject.runner.run = lambda key, compute, inputs: (torch.empty(1, 1, dtype=torch.long),)  # type: ignore
         _, around = count(subject.decoder.prefill, [row], [items])
         _, burst = count(subject.decoder.burst, [row], 8)
 
-    assert prefill.launches <= MAX_PREFILL_LAUNCHES, prefill.operators
+    assert at_full_depth(*prefills, DEPTH) <= MAX_PREFILL_LAUNCHES
     assert around.launches <= MAX_LAUNCHES_AROUND_A_PREFILL, around.operators
     assert burst.launches <= MAX_LAUNCHES_AROUND_A_BURST, burst.operators
 
@@ -153,7 +163,7 @@ class _UnreadStream(FakeCudaStream):
 def test_device_computes_the_first_chunk_without_values() -> None:
     """Fake tensors have no values: whatever reads one between the prefill and the vocoder raises."""
     with fake_cuda():
-        networks = fake_networks("cosyvoice3", tiny=True)
+        networks = fake_networks("cosyvoice3")
         flow = networks.config.flow
         runner = EagerRunner(fixed_shapes=True)
         stream = _UnreadStream()

@@ -17,6 +17,7 @@ from tests.unit.cosyvoice.bundles import FAMILIES, fullsize
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice import random_bundle
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.backends.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker, bundled_voices, enrol
@@ -26,6 +27,8 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 from tts_worker.voicepack import commands
+
+CPU: Providers = [("CPUExecutionProvider", {})]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -71,7 +74,7 @@ def test_random_logits_have_a_nucleus(bundle: Bundle) -> None:
 
 def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle) -> None:
     onnx.checker.check_model(str(bundle.campplus), full_check=True)
-    session = onnxruntime.InferenceSession(str(bundle.campplus))
+    session = create_session(onnxruntime, str(bundle.campplus), CPU)
     features = np.random.default_rng(0).normal(size=(2, 50, 80)).astype(np.float32)
     weights = onnx.numpy_helper.to_array(onnx.load(bundle.campplus).graph.initializer[0])
 
@@ -84,7 +87,7 @@ def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle) -> No
 @settings(deadline=None, max_examples=15)
 @given(frames=st.integers(1, 400))
 def test_random_speech_tokenizer_has_the_real_interface(bundle: Bundle, frames: int) -> None:
-    session = onnxruntime.InferenceSession(str(bundle.speech_tokenizer))
+    session = create_session(onnxruntime, str(bundle.speech_tokenizer), CPU)
     names = [value.name for value in session.get_inputs()]
     features = np.random.default_rng(frames).normal(size=(1, 128, frames)).astype(np.float32)
 

@@ -18,6 +18,7 @@ import soundfile
 
 from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
+from tests.unit.cosyvoice.networks import shallow
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
@@ -31,13 +32,13 @@ TEXT = "Hello."
 
 
 @pytest.fixture(autouse=True, scope="module")
-def weights_are_loaded_once() -> Iterator[None]:
+def shallow_weights_are_loaded_once() -> Iterator[None]:
     """PyTorch as back end changes no weights."""
     load = Networks.load.__func__  # type: ignore[attr-defined]
 
     @lru_cache
     def load_once(path: Path, rl: bool, **options: Any) -> Networks:
-        loaded: Networks = load(Networks, Bundle.open(path, rl=rl), **options)
+        loaded: Networks = load(Networks, shallow(Bundle.open(path, rl=rl)), **options)
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:

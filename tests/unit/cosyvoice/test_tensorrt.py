@@ -31,6 +31,7 @@ from tts_worker.engine.cosyvoice.backends import selection, tensorrt
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
+from tts_worker.engine.cosyvoice.backends.onnx_providers import create_session
 from tts_worker.engine.cosyvoice.backends.tensorrt import EngineFactory, Gpu, PlanCache, PlanKey, TensorRtGraph
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
@@ -69,7 +70,7 @@ class StandInTensorRt:
 
     def load(self, plan: bytes) -> StandInPlan:
         try:
-            return StandInPlan(onnxruntime.InferenceSession(plan), self.factor)
+            return StandInPlan(create_session(onnxruntime, plan, [("CPUExecutionProvider", {})]), self.factor)
         except Exception:
             raise BackendUnavailable("the plan cannot be loaded") from None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES
-from tests.unit.cosyvoice.networks import tiny_bundle
+from tests.unit.cosyvoice.networks import shallow, tiny_bundle
 from tts_worker.engine.cosyvoice.backends.graphs import Runner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -24,7 +21,6 @@ from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.loader import bundle_voices
-from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.token_generator import Model, Script
@@ -41,7 +37,6 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.report import Problem
 from tts_worker.voicepack.voice_file import Voice
 
 __all__ = [
@@ -63,27 +58,6 @@ EOS_BIAS = 9.0  # added to the score of the end of speech, so that runs end soon
 RANDOM_EOS_BIAS = 7.0  # in addition, where the scores of random weights differ as much as those of trained ones
 
 
-WHOLE_STAGE = 3
-"""Residual blocks of a stage in the vocoder of the tiny bundle, of which this one has the first."""
-
-
-def _first_of_stage(block: re.Match[str]) -> str:
-    return str(int(block[0]) * WHOLE_STAGE)
-
-
-_RESBLOCK = re.compile(r"(?<=^resblocks\.)\d+")
-
-
-class _ShallowBundle(Bundle):
-    """A bundle with more weights than its configuration names."""
-
-    def _read(self, part: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], list[Problem]]:
-        tensors, _ = super()._read(part, expected)
-        return {
-            key: tensors[_RESBLOCK.sub(lambda block: str(int(block[0]) * WHOLE_STAGE), key)] for key in expected
-        }, []
-
-
 @lru_cache
 def _temporary() -> TemporaryDirectory[str]:
     """A directory that is deleted at the end of the process."""
@@ -96,26 +70,11 @@ def _random_bundle(family: str) -> Bundle:
 
 @lru_cache
 def bundle(family: str) -> Bundle:
-    """The tiny bundle with one of each kind of layer, two in the language model.
+    """The tiny bundle with one of each kind of layer.
 
-    The networks have their own tests and the reference's numbers; what is tested here happens around them.
     CosyVoice-300M has random weights: its tiny bundle is too small for a vocabulary.
     """
-    whole = _random_bundle(family) if family == "cosyvoice1" else tiny_bundle(family)
-    config = whole.config
-    flow = config.flow
-    if isinstance(flow, FlowDims) and flow.dit is not None:
-        flow = replace(flow, dit=replace(flow.dit, depth=1))
-    if isinstance(flow, FlowDims) and flow.encoder is not None and flow.unet is not None:
-        encoder = replace(flow.encoder, layers=1, up_layers=1)
-        flow = replace(flow, encoder=encoder, unet=replace(flow.unet, mid_blocks=1))
-    hift = replace(
-        config.hift,
-        resblock_kernel_sizes=config.hift.resblock_kernel_sizes[:1],
-        resblock_dilation_sizes=((1,),),
-        source_resblock_dilation_sizes=((1,),) * len(config.hift.source_resblock_dilation_sizes),
-    )
-    return _ShallowBundle(whole.path, replace(config, flow=flow, hift=hift))
+    return shallow(_random_bundle(family) if family == "cosyvoice1" else tiny_bundle(family))
 
 
 @lru_cache
