@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
+
+import msgspec
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response, read_parts
@@ -22,6 +22,8 @@ from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 ONLY_HTTP = "batches are an interface of HTTP: use the ws:// or wss:// URL of a worker"
 
@@ -101,14 +103,6 @@ class BatchResult:
     audio: bytes = b""
     duration_s: float = 0.0
     error: TTSWorkerError | None = None
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> BatchResult:
-        """Parse an item of the worker. Raises KeyError, TypeError, ValueError."""
-        index, name = int(data["index"]), str(data["id"])
-        if "error" in data:
-            return cls(index, name, error=as_exception(error_of_json(dict(data["error"]))))
-        return cls(index, name, base64.b64decode(data["audio"], validate=True), float(data["duration_s"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +291,14 @@ class HttpBatches:
         self._api = HttpApi(url, "/v1/batch", settings, _error_of_response)
 
     async def submit(self, request: dict[str, Any], idempotency_key: str) -> BatchProgress:
-        return _progress(await self._api.request("POST", "", request, {"idempotency-key": idempotency_key}))
+        return _parse(await self._api.request("POST", "", request, {"idempotency-key": idempotency_key}), BatchProgress)
 
     async def list(self) -> list[BatchProgress]:
         answer = await self._api.request("GET")
-        return [_progress(batch) for batch in answer.get("batches", ())]
+        return [_parse(batch, BatchProgress) for batch in answer.get("batches", ())]
 
     async def get(self, batch: str) -> BatchProgress:
-        return _progress(await self._api.request("GET", _path(batch)))
+        return _parse(await self._api.request("GET", _path(batch)), BatchProgress)
 
     async def cancel(self, batch: str) -> None:
         await self._api.request("DELETE", _path(batch))
@@ -329,21 +323,18 @@ def _error_of_response(body: bytes, status: int, retry_after: str | None) -> TTS
     return UnknownBatch(error.message) if status == 404 else error
 
 
-def _progress(data: Mapping[str, Any]) -> BatchProgress:
+def _parse(data: object, kind: type[T]) -> T:
+    """Return JSON of the worker as an object; unknown keys are ignored. Raises ConnectionLost."""
     try:
-        return BatchProgress(
-            id=str(data["id"]),
-            state=str(data["state"]),
-            items=int(data["items"]),
-            finished=int(data["finished"]),
-            failed=int(data["failed"]),
-            characters=int(data["characters"]),
-            created_at=datetime.fromisoformat(data["created_at"]),
-            expires_at=datetime.fromisoformat(data["expires_at"]),
-            errors=tuple(BatchResult.of_json(each) for each in data["errors"]),
-        )
-    except (KeyError, TypeError, ValueError):
+        return msgspec.convert(data, kind, dec_hook=_error)
+    except (msgspec.ValidationError, TypeError):
         raise ConnectionLost("the server at this URL is no tts-worker") from None
+
+
+def _error(kind: type, data: Any) -> TTSWorkerError:
+    if kind is not TTSWorkerError:
+        raise NotImplementedError
+    return as_exception(error_of_json(dict(data)))
 
 
 def _next_result(response: HTTPResponse) -> BatchResult | None:
@@ -355,6 +346,7 @@ def _next_result(response: HTTPResponse) -> BatchResult | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        return BatchResult.of_json(json.loads(line))
-    except (KeyError, TypeError, ValueError):
-        raise ConnectionLost("the server at this URL is no tts-worker") from None
+        data = msgspec.json.decode(line)
+    except ValueError:
+        data = None
+    return _parse(data, BatchResult)

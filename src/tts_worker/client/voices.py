@@ -114,5 +114,5 @@ class HttpVoices:
 def _parse(data: Mapping[str, Any]) -> VoiceInfo:
     try:
         return VoiceInfo.of_json(data)
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         raise ConnectionLost("the server at this URL is no tts-worker") from None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class StoredVoiceInfo:
@@ -56,34 +58,8 @@ class VoiceInfo:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> VoiceInfo:
-        """Read an object of ``GET /v1/voices``. Unknown keys are ignored. Raises KeyError or TypeError."""
-        stored = data.get("stored")
-        return cls(
-            id=str(data["id"]),
-            name=str(data.get("name", "")),
-            engine=str(data.get("engine", "")),
-            languages=tuple(data.get("languages") or ()),
-            description=str(data.get("description", "")),
-            tags=tuple(data.get("tags") or ()),
-            styles=tuple(data.get("styles") or ()),
-            capabilities=tuple(data.get("capabilities") or ()),
-            license=data.get("license"),
-            sample_rate=int(data.get("sample_rate", 0)),
-            is_default=bool(data.get("default", False)),
-            stored=None if stored is None else _stored_of_json(stored),
-        )
-
-
-def _stored_of_json(data: Mapping[str, Any]) -> StoredVoiceInfo:
-    return StoredVoiceInfo(
-        source=str(data.get("source", "recording")),
-        created_at=data.get("created_at"),
-        owner=data.get("owner"),
-        consent=bool(data.get("consent", False)),
-        figures=dict(data.get("figures") or {}),
-        notes=tuple(data.get("notes") or ()),
-        not_checked=tuple(data.get("not_checked") or ()),
-    )
+        """Read an object of ``GET /v1/voices``. Unknown keys are ignored. Raises ValueError."""
+        return msgspec.convert({**data, "is_default": data.get("default", False)}, cls)
 
 
 @dataclass(frozen=True, slots=True)
