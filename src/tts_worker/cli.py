@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, cast
 
 from tts_worker import __version__
-from tts_worker.errors import DeviceLost, ErrorCode, TTSWorkerError
+from tts_worker.errors import DeviceLost, ErrorCode, MissingExtra, TTSWorkerError
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
@@ -87,6 +87,9 @@ _EXAMPLES_TITLE = "examples:"
 EXIT_DEVICE_LOST = 75
 """EX_TEMPFAIL of sysexits.h: the device is lost for this process, but the next one may use it."""
 
+_COSYVOICE_PACKAGES = frozenset({"torch", "tokenizers"})
+"""Packages of the extra ``cosyvoice`` that its commands import."""
+
 _MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
 
 
@@ -103,8 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = _command(words)
     if name is None:
         return _help(words)
-    module = cast(CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
-    return run_command(f"tts-worker {name}", module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+    prog = f"tts-worker {name}"
+    try:
+        module = cast(CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
+    except ModuleNotFoundError as error:
+        return _fail(_missing_extra(prog, error))
+    return run_command(prog, module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
 
 
 def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:
@@ -119,16 +126,34 @@ def run_command(prog: str, module: CommandModule, words: Sequence[str], *, descr
         module.add_arguments(parser)
         return module.run(parser.parse_args(words))
     except TTSWorkerError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if isinstance(error, DeviceLost):
-            _exit_without_destructors(EXIT_DEVICE_LOST)
-        return 2 if error.code in _MISUSE else 1
+        return _fail(error)
+    except ModuleNotFoundError as error:
+        return _fail(_missing_extra(prog, error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of the output is gone (``| head``). Redirect, so that the flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _fail(error: TTSWorkerError) -> int:
+    """Report ``error`` and return the exit code of the command."""
+    print(f"error: {error.message}", file=sys.stderr)
+    if isinstance(error, DeviceLost):
+        _exit_without_destructors(EXIT_DEVICE_LOST)
+    return 2 if error.code in _MISUSE else 1
+
+
+def _missing_extra(prog: str, error: ModuleNotFoundError) -> MissingExtra:
+    """Return the error that names the extra with the missing package.
+
+    Raises:
+        ModuleNotFoundError: It belongs to no extra, so that ``error`` is a defect.
+    """
+    if error.name not in _COSYVOICE_PACKAGES:
+        raise error
+    return MissingExtra(prog, "cosyvoice")
 
 
 class _HelpFormatter(argparse.HelpFormatter):

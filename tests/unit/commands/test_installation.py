@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tts_worker.cli import COMMANDS, main
+from tts_worker import cli
+from tts_worker.cli import COMMANDS, main, run_command
 from tts_worker.commands import doctor
 from tts_worker.commands.installation import install_command
 from tts_worker.errors import MissingExtra
@@ -68,6 +70,31 @@ def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch)
     message = MissingExtra("WebRTC", "webrtc").message
     assert 'pip install ".[webrtc]"' in message
     assert "secret" not in message
+
+
+def command_that_needs(package: str) -> Any:
+    def run(_: object) -> int:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    return SimpleNamespace(add_arguments=lambda parser: None, run=run)
+
+
+def test_command_without_torch_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its module imports torch, or only some of what it does."""
+    assert run_command("tts-worker bench x", command_that_needs("torch"), []) == 1
+    message = capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.importlib, "import_module", command_that_needs("torch").run)
+        assert main(["bench", "gpu", "--random", "cosyvoice3"]) == 1
+    assert capsys.readouterr().err == message.replace("bench x", "bench gpu")
+    assert message.startswith('error: tts-worker bench x needs the extra "cosyvoice": pip install')
+
+
+def test_missing_module_of_the_package_is_a_defect() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        run_command("tts-worker x", command_that_needs("tts_worker.gone"), [])
 
 
 def test_doctor_accepts_the_pythons_of_the_package() -> None:
