@@ -20,6 +20,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from tts_worker.audio.pcm import Floats, silence, to_pcm
+from tts_worker.engine.phrases.admission import PendingRun, RunEstimates, meets_deadlines
 from tts_worker.engine.phrases.text import Phrase
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan
 from tts_worker.engine.shell import EngineSequence, EngineShell
@@ -45,6 +46,12 @@ POST_ROLL_SAMPLES = SAMPLE_RATE_HZ // 25
 """Near-silence that a phrase retains around its speech: 20 ms before it and 40 ms after it."""
 
 FADE_SAMPLES = SAMPLE_RATE_HZ // 200
+
+EARLY_SAMPLES = SAMPLE_RATE_HZ
+"""How far beyond its credit an utterance may have audio before its next phrase begins.
+
+The phrases of many calls may be due together, so the network does them early while it is free.
+"""
 
 _PAUSE_MS: dict[Boundary, int] = {
     Boundary.CLAUSE: 120,
@@ -167,6 +174,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         self._segment: Segment | None = None
         self._phrases: Iterator[Phrase | None] | None = None  # the remaining phrases of the segment
         self._next_phrase: Phrase | None = None
+        self._phrase_samples = 0  # of the phrase in progress, not rendered yet
         self._started_phrases = 0  # of this segment
         self._pause_samples = 0  # silence before the next audio, if any follows
         self._phonemize_ms = 0.0  # spent on the next phrase so far
@@ -211,8 +219,41 @@ class PhraseSequence(EngineSequence, Generic[P]):
 
     @property
     def _can_start_phrase(self) -> bool:
-        """Whether a phrase is ready and the credit exceeds the audio that already waits for it."""
-        return self._next_phrase is not None and self.output.credit_samples > self.output.waiting_samples
+        """Whether a phrase is ready, and the audio that already waits does not exceed the credit by much."""
+        waiting_samples = self.output.waiting_samples - EARLY_SAMPLES
+        return self._next_phrase is not None and self.output.credit_samples > waiting_samples
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the network has begun with its first phrase."""
+        return self.is_predicting or self.synthesis is not None or self.output.rendered_samples > 0
+
+    @property
+    def next_ids(self) -> int:
+        """Phoneme ids of the run of the network that it needs or has; 0 if none is known."""
+        phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
+        return 0 if phrase is None else len(phrase.ids)
+
+    @property
+    def text_follows(self) -> bool:
+        """Whether more text has arrived behind the current segment."""
+        return bool(self._segments)
+
+    def pending_run(self, lead_samples: int, estimates: RunEstimates) -> PendingRun | None:
+        """Return the next run of the network that it will need, besides one that it has; None if none is known.
+
+        Args:
+            lead_samples: Audio rendered and not yet played.
+            estimates: Times of runs.
+        """
+        if self.synthesis is not None and self.synthesis.suspended:
+            return PendingRun(lead_samples, estimates.work_samples(self.next_ids))
+        lead_samples += self._phrase_samples
+        if self.synthesis is None and self._next_phrase is not None:
+            if not self.is_predicting:
+                return PendingRun(lead_samples, estimates.work_samples(self.next_ids))
+            lead_samples += estimates.audio_samples(self.next_ids)
+        return PendingRun(lead_samples, estimates.work_samples()) if self._segments else None
 
     def advance(self) -> None:
         """Do one unit of work: phonemize a batch of text, or render the next block of audio."""
@@ -260,6 +301,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         seeds = (self.params.seed, segment.index, self._started_phrases)
         noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
         self.synthesis = self._network.synthesis(phrase, prediction, self.params, noise)
+        self._phrase_samples = self.synthesis.total_samples
         self._started_phrases += 1
         self._next_phrase = None
 
@@ -269,6 +311,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
             return
         if synthesis.total_samples:
             block = synthesis.next_block()
+            self._phrase_samples -= len(block.samples)
             origin = self.output.rendered_samples + self._pause_samples
             words = [
                 WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
@@ -290,6 +333,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         if synthesis.finished:
             self._add_pause(synthesis.phrase.boundary)
             self.synthesis = None
+            self._phrase_samples = 0
 
     def _add_pause(self, boundary: Boundary) -> None:
         """Insert the silence of ``boundary`` before the next audio, unless nothing has been rendered."""
@@ -314,8 +358,11 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             with, and its first audio is earlier without a change of threads. Only for a network of milliseconds.
         MAX_RUNS: Runs that the network's thread has at a time. The second one begins when the first one ends, without
             waiting for the engine thread, which renders or waits for the interpreter lock.
-        QUEUED_LEAD_SAMPLES: A second run is chosen only beside a call that waits with less audio ahead. Otherwise the
-            choice can wait: a new call may arrive.
+        QUEUED_LEAD_SAMPLES: A second run is chosen only beside a call that waits with less audio ahead, or while new
+            calls are deferred. Otherwise the choice can wait: a new call may arrive.
+        DEADLINE_MARGIN_SAMPLES: A call begins only if the running ones are left with so much audio ahead. Their
+            estimated runs may take longer, and rendering and sending take time.
+        MAX_DEFERRAL_US: A call begins after this time in any case.
     """
 
     WORKS_IN_SUBMIT = True
@@ -325,6 +372,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     SHARES_THREAD: ClassVar[bool] = True
     MAX_RUNS: ClassVar[int] = 2
     QUEUED_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
+    DEADLINE_MARGIN_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
+    MAX_DEFERRAL_US: ClassVar[int] = 3_000_000
 
     def __init__(self, info: EngineInfo, network: PhraseNetwork[P]) -> None:
         self._network = network
@@ -332,6 +381,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         self._wake: Callable[[], None] | None = None
         self._in_flight: deque[tuple[PhraseSequence[P], StreamFuture[_Run[P]]]] = deque()
         self._started_s = 0.0  # of the first run in flight
+        self._estimates = RunEstimates()
+        self._deferred: frozenset[UtteranceKey] = frozenset()  # new calls that must wait for running ones
         super().__init__(info)
 
     def open_sequence(self, command: Open) -> PhraseSequence[P]:
@@ -344,13 +395,47 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         sequence.suspend()  # a pause may last long
 
     def candidates(self, now_us: int) -> list[Candidate]:
-        """Return the utterances that can use a step; only those with spectra at the limit of their class."""
+        """Return the utterances that can use a step.
+
+        At the limit of spectra of their class only those with spectra, and no new call that must wait for running ones.
+        """
         candidates = super().candidates(now_us)
         for paced, limit in ((True, self.MAX_SPECTRA_FRAMES), (False, self.MAX_UNPACED_SPECTRA_FRAMES)):
             frames = {c.key: self.sequences[c.key].spectra_frames for c in candidates if c.paced is paced}
             if sum(frames.values()) >= limit:
                 candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
-        return candidates
+        self._deferred = self._find_deferred(candidates, now_us)
+        return [c for c in candidates if c.key not in self._deferred] if self._deferred else candidates
+
+    def _find_deferred(self, candidates: Sequence[Candidate], now_us: int) -> frozenset[UtteranceKey]:
+        """Return the new calls that must not have the network before running calls that wait for it."""
+        waiting = [c for c in candidates if c.paced and c.needs is Need.PREDICT]
+        new = [c for c in waiting if not self.sequences[c.key].is_admitted]
+        if not new or len(new) == len(waiting):
+            return frozenset()
+        first = min(new, key=lambda candidate: candidate.waiting_since_us)
+        is_overdue = now_us - first.waiting_since_us >= self.MAX_DEFERRAL_US
+        if is_overdue or self._may_begin(self.sequences[first.key], now_us):
+            return frozenset()
+        return frozenset(candidate.key for candidate in new)
+
+    def _may_begin(self, call: PhraseSequence[P], now_us: int) -> bool:
+        """Whether the running calls get their next phrases in time if the network begins with ``call``."""
+        estimates = self._estimates
+        busy_samples = estimates.work_samples(call.next_ids)
+        for sequence, future in self._in_flight:
+            if not future.is_done:
+                busy_samples += estimates.work_samples(sequence.next_ids)
+        runs = [
+            sequence.pending_run(sequence.output.lead_at_samples(now_us), estimates)
+            for sequence in self._active.values()
+            if sequence.output.paced and sequence.is_admitted
+        ]
+        if call.text_follows:  # its second phrase is due when its first one is played
+            deadline_samples = busy_samples + estimates.audio_samples(call.next_ids)
+            runs.append(PendingRun(deadline_samples, estimates.work_samples()))
+        pending = [run for run in runs if run is not None]
+        return meets_deadlines(pending, busy_samples, self.DEADLINE_MARGIN_SAMPLES)
 
     def on_work(self, wake: Callable[[], None]) -> None:
         """Run the network of several utterances on a thread from now on, and call ``wake`` there after every run."""
@@ -389,12 +474,16 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         if sequence.needs is not Need.PREDICT:
             return True
         runs = sum(not future.is_done for _, future in self._in_flight)
+        if runs and sequence.key in self._deferred:
+            return False
         return runs == 0 or (runs < self.MAX_RUNS and self._may_queue(sequence))
 
     def _may_queue(self, sequence: PhraseSequence[P]) -> bool:
         """Whether its run may be chosen before the one in flight has ended."""
         output = sequence.output
-        return self._network_thread is not None and output.paced and output.lead_samples < self.QUEUED_LEAD_SAMPLES
+        if self._network_thread is None or not output.paced:
+            return False
+        return bool(self._deferred) or output.lead_samples < self.QUEUED_LEAD_SAMPLES
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
         may_predict = not self._in_flight
@@ -416,9 +505,11 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
                 self.mark_ready(sequence)
         return True
 
-    @staticmethod
-    def _end_prediction(sequence: PhraseSequence[P], future: StreamFuture[_Run[P]]) -> None:
-        sequence.end_prediction(future.result())
+    def _end_prediction(self, sequence: PhraseSequence[P], future: StreamFuture[_Run[P]]) -> None:
+        run = future.result()
+        sequence.end_prediction(run)
+        if sequence.synthesis is not None:
+            self._estimates.record(sequence.next_ids, run.network_ms, sequence.synthesis.total_samples)
 
     def submit(self, plan: Plan) -> None:
         """Start the network and do one unit of work. An error of either fails only its utterance."""
