@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from tts_worker.text.language import primary_tag
+
 
 class Period(Enum):
     """Meaning of a period after a word, before the next word is known."""
@@ -54,7 +56,7 @@ class PeriodRules:
     """Rules for one language (a BCP-47 tag or None); the English lists apply to every language."""
 
     def __init__(self, language: str | None) -> None:
-        primary = (language or "").replace("_", "-").split("-")[0].lower()
+        primary = primary_tag(language or "")
         self._titles = _TITLES | _TITLES_BY_LANGUAGE.get(primary, frozenset())
         self._ordinals = primary in _ORDINAL_STOPS
         self._letters = primary in _PHRASES_OF_LETTERS

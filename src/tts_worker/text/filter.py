@@ -16,7 +16,7 @@ from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, Chara
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
-from tts_worker.text.whitespace import GAPS, WhitespaceFilter
+from tts_worker.text.whitespace import BLANKS, WhitespaceFilter
 from tts_worker.types import Span, UrlMode
 
 _COMMENT_LIMIT = 2000
@@ -88,8 +88,8 @@ class TextFilter:
         self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
         self._handlers: dict[str, Callable[[int], int]] = {
-            "\n": self._line_end if markdown else self._gap,
-            SOFT_SPACE: self._gap,
+            "\n": self._line_end if markdown else self._blank,
+            SOFT_SPACE: self._blank,
             "\\": self._escape,
             "!": self._image,
             "&": self._entity,
@@ -114,10 +114,10 @@ class TextFilter:
     @property
     def undecided(self) -> str | None:
         """Text that waits for a decision; None if any character may decide it."""
-        gap = self._out.undecided
-        if gap is None or (self._mode is not None and self._mode in (self._spelled, self._fenced)):
+        blanks = self._out.undecided
+        if blanks is None or (self._mode is not None and self._mode in (self._spelled, self._fenced)):
             return None
-        return self._source.text[1:] + gap + self._characters.held
+        return self._source.text[1:] + blanks + self._characters.held
 
     @property
     def holds_space(self) -> bool:
@@ -191,12 +191,12 @@ class TextFilter:
     def _emit(self, char: str, place: int) -> None:
         """Pass on ``char`` instead of the character at ``place``."""
         self._at_line_start = False
-        if char in GAPS:
-            self._out.gap(char, self._source.offset(place))
+        if char in BLANKS:
+            self._out.blank(char, self._source.offset(place))
         else:
             self._out.char(char, self._source.offset(place))
 
-    def _gap(self, at: int) -> int:
+    def _blank(self, at: int) -> int:
         self._emit(self._text[at], at)
         return at + 1
 
@@ -208,9 +208,10 @@ class TextFilter:
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
-        self._code = 0
-        self._marks = self._text_marks
-        if char == PARAGRAPH:
+        if self._code:
+            self._code = 0
+            self._marks = self._text_marks
+        if self._open and char == PARAGRAPH:
             self._open.clear()
         if char == BREAK:
             self._out.silence(self._source.offset(place))
@@ -581,7 +582,7 @@ class TextFilter:
         self._spelled_left -= 1
         if not char.isalnum():
             self._joins_spelled = False
-            return self._gap(at) if char in GAPS else self._keep(at, at + 1)
+            return self._blank(at) if char in BLANKS else self._keep(at, at + 1)
         self._speak(" " * self._joins_spelled + markup.letter_name(char), at, at + 1)
         self._joins_spelled = True
         return at + 1

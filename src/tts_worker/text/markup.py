@@ -95,12 +95,14 @@ BRACKET = re.compile(r"!?\[(?P<content>(?:[^\[\]\\\n]|\\.|\[[^\[\]\n]*\])*)(?P<e
 REFERENCE = re.compile(r"\[[^\[\n\]]{0,60}(?P<end>\])?")
 _NAME_CHARS = r"[A-Za-z0-9\-:_.]"
 _ATTRIBUTE = rf"[A-Za-z]{_NAME_CHARS}*="
-_GAP = rf"""(?:[ ]|{_ATTRIBUTE}(?:"[^"<\n]*"|'[^'<\n]*'|[^ <>"'\n]+(?=[ >])))*"""
+_ATTRIBUTES = rf"""(?:[ ]|{_ATTRIBUTE}(?:"[^"<\n]*"|'[^'<\n]*'|[^ <>"'\n]+(?=[ >])))*"""
 _CUT_ATTRIBUTE = rf"""[A-Za-z]{_NAME_CHARS}*(?:=(?:"[^"<\n]*|'[^'<\n]*|[^ <>"'\n]*)?)?"""
 _TAG_NAME = rf"(?P<name>[A-Za-z]{_NAME_CHARS}*)|/(?P<closed>{_NAME_CHARS}+)"
-TAG = re.compile(rf"<(?:(?:{_TAG_NAME})(?P<attributes>[ ]{_GAP})?/?>|(?P<comment>[!?]--)|[!?][^>\n]*>|\|[\w|\-/ ]*\|>)")
+TAG = re.compile(
+    rf"<(?:(?:{_TAG_NAME})(?P<attributes>[ ]{_ATTRIBUTES})?/?>|(?P<comment>[!?]--)|[!?][^>\n]*>|\|[\w|\-/ ]*\|>)"
+)
 CUT_TAG = re.compile(
-    rf"<(?:/?(?:[A-Za-z]|(?<=/){_NAME_CHARS}){_NAME_CHARS}*(?:[ ]{_GAP}(?:{_CUT_ATTRIBUTE})?)?/?"
+    rf"<(?:/?(?:[A-Za-z]|(?<=/){_NAME_CHARS}){_NAME_CHARS}*(?:[ ]{_ATTRIBUTES}(?:{_CUT_ATTRIBUTE})?)?/?"
     rf"|/|[!?][^>\n]*|\|[\w|\-/ ]*)?\Z"
 )
 """A tag that is cut off by the end of the stream."""

@@ -37,7 +37,7 @@ _ENDING = re.compile(
     f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=&)[A-Za-z0-9#]{{1,10}};"
     f"|(?<=[{_STOPS}])(?:(?<=&)|(?![{_LETTERS}]))[^ {_WIDE}]*[ {_WIDE}])"
 )
-_ENDING_START = re.compile(f"[^{_PLAIN}]")
+_ENDING_START = re.compile(f"[^{_PLAIN}](?:(?<=[^{_PLAIN}.!?,;:|])|(?![{_LETTERS}]))")
 _ENDING_REST = re.compile(f"[^{_INSIDE}.!?&,:|]")  # the last characters of ``_ENDING``
 _MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
@@ -213,12 +213,10 @@ class TextPipeline:
         text = self._unread
         self._unread = ""
         self._parts.append(text)
-        while text:
-            block = text[:_BLOCK_CHARS]
-            self._filter.push(block, self._length)
+        for place in range(0, len(text), _BLOCK_CHARS):
+            self._filter.push(text[place : place + _BLOCK_CHARS], self._length + place)
             self._run_stages()
-            self._length += len(block)
-            text = text[_BLOCK_CHARS:]
+        self._length += len(text)
         self._find_limits()
 
     def _run_stages(self) -> None:
@@ -231,16 +229,16 @@ class TextPipeline:
         length = len(unread)
         if length > self._fitting:
             if length <= self._max_fitting:
-                self._fitting = min(self._max_fitting, _fitting_length(unread, self._size_left))
+                size_left = self._size_left - _largest_size(unread)
+                self._fitting = min(self._max_fitting, length + size_left // MAX_SIZE)
             if length > self._fitting:
                 return True
         while ending := self._ending.search(unread, self._searched):
             first, end = ending.span()
             self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
-            if self._has_speech:
-                is_clause = unread[first] in _CLAUSE_MARKS
-                if not is_clause or _fitting_length(unread[:end], self._clause_size_left - 1) < end:
-                    return True
+            is_long = unread[first] not in _CLAUSE_MARKS or _largest_size(unread[:end]) >= self._clause_size_left
+            if is_long and self._has_speech:
+                return True
             self._searched = first + 1
         if self._ending is _ENDING:
             start = _ENDING_START.search(unread, self._searched)
@@ -310,7 +308,6 @@ class TextPipeline:
         return ready if self._spoken_forms is None else [self._spoken_forms.apply(segment) for segment in ready]
 
 
-def _fitting_length(text: str, size_left: int) -> int:
-    """Return how long ``text`` may grow until its spoken size exceeds ``size_left``."""
-    size = MAX_SIZE * len(text) if "<" in text else spoken_size(text)  # a tag may have characters spelled
-    return len(text) + (size_left - size) // MAX_SIZE
+def _largest_size(text: str) -> int:
+    """Return the spoken size of ``text``, or the largest it can have: a tag may have characters spelled."""
+    return MAX_SIZE * len(text) if "<" in text else spoken_size(text)

@@ -129,7 +129,7 @@ class Segmenter:
     @property
     def has_speech(self) -> bool:
         """Whether there is pending text that is spoken."""
-        return self.source.text != "" and self._has_speech_before(len(self.source.text))
+        return _AUDIBLE.search(self.source.text) is not None
 
     def size_left(self) -> tuple[int, int]:
         """Return the spoken size that may be added without completing a segment, and that with a comma after it."""
@@ -254,12 +254,12 @@ class Segmenter:
         self._waiting = None
         while True:
             text = self.source.text
-            found = _MARKS.search(text, self._at)
-            place = found.start() if found else len(text)
-            is_line_end = found is not None and text[place] in _LINE_ENDS
-            if not self._fits(place if found is None or is_line_end else place + 1):
+            mark = _MARKS.search(text, self._at)
+            place = mark.start() if mark else len(text)
+            is_line_end = mark is None or text[place] in _LINE_ENDS
+            if not self._fits(place if is_line_end else place + 1):
                 self._force_cut()
-            elif found is None:
+            elif mark is None:
                 self._at = place
                 return
             elif is_line_end:

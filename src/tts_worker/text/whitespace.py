@@ -20,9 +20,9 @@ WRAP_CHARS = 40
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
 _CLOSE_UP = ".,;:!?)。，；：！？、"
-GAPS = f" \n{SOFT_SPACE}"
+BLANKS = f" \n{SOFT_SPACE}"
 # Within a run. A single space between two words needs no decision.
-_GAP = re.compile(rf" (?:(?=[{re.escape(_CLOSE_UP)} ])|\Z) *")
+_UNDECIDED_SPACE = re.compile(rf" (?:(?=[{re.escape(_CLOSE_UP)} ])|\Z) *")
 _NONE = -1
 
 
@@ -39,7 +39,7 @@ class WhitespaceFilter:
         self._space_follows = space_follows
         self._last_char = "\n"  # the last one passed on
         self._line_begin = out.length
-        self._holds_gap = False  # whether characters of a gap follow it, of which these are the first, by offset
+        self._holds_blanks = False  # whether blanks follow it, of which these are the first, by offset
         self._space = _NONE
         self._dropped = _NONE  # characters in whose place a space may be needed
         self._wrap = _NONE  # a line break that may only wrap a long line
@@ -52,7 +52,7 @@ class WhitespaceFilter:
     @property
     def undecided(self) -> str | None:
         """The space that the next character may drop; None if it decides more."""
-        if not self._holds_gap:
+        if not self._holds_blanks:
             return ""
         if self._wrap != _NONE or (self._dropped != _NONE and self._space == _NONE and self._last_char not in " \n"):
             return None
@@ -61,49 +61,49 @@ class WhitespaceFilter:
     def run(self, source: MappedText, first: int, last: int) -> None:
         """Take the characters ``[first, last)`` of ``source``: text and spaces."""
         text = source.text
-        if text[first] == " " and (self._holds_gap or self._last_char in " \n"):
-            self.gap(" ", source.offset(first))
+        if text[first] == " " and (self._holds_blanks or self._last_char in " \n"):
+            self.blank(" ", source.offset(first))
             while first < last and text[first] == " ":
                 first += 1
         while first < last:
-            space = _GAP.search(text, first, last)
+            space = _UNDECIDED_SPACE.search(text, first, last)
             end = space.start() if space else last
             if end > first:
-                if self._holds_gap:
-                    self._end_gap(text[first], source.offset(first))
+                if self._holds_blanks:
+                    self._decide_blanks(text[first], source.offset(first))
                 self._out.extend(source, first, end)
                 self._last_char = text[end - 1]
             if space is None:
                 return
-            self.gap(" ", source.offset(end))
+            self.blank(" ", source.offset(end))
             first = space.end()
 
     def char(self, char: str, offset: int) -> None:
         """Take ``char``, which stands for the character at ``offset``."""
-        if self._holds_gap:
-            self._end_gap(char, offset)
+        if self._holds_blanks:
+            self._decide_blanks(char, offset)
         self._out.append(char, offset)
         self._last_char = char
 
     def unit(self, replacement: Span) -> None:
-        if self._holds_gap:
-            self._end_gap(replacement.text[0], replacement.start)
+        if self._holds_blanks:
+            self._decide_blanks(replacement.text[0], replacement.start)
         self._out.append_unit(replacement)
         self._last_char = replacement.text[-1]
 
     def silence(self, offset: int) -> None:
-        """Take a ``BREAK``, which drops the gap before it."""
-        self._forget_gap()
+        """Take a ``BREAK``, which drops the blanks before it."""
+        self._forget_blanks()
         self._out.append(BREAK, offset)
         self._last_char = "\n"
         self._line_begin = self._out.length
 
-    def gap(self, char: str, offset: int) -> None:
+    def blank(self, char: str, offset: int) -> None:
         """Take a space, a line feed, or ``SOFT_SPACE``."""
         if char == "\n":
             self.line_end(char, offset)
             return
-        self._holds_gap = True
+        self._holds_blanks = True
         if char == SOFT_SPACE:
             if self._dropped == _NONE:
                 self._dropped = offset
@@ -118,7 +118,7 @@ class WhitespaceFilter:
             offset = self._wrap
         elif char != PARAGRAPH and self._last_char not in _STOPS and self._out.length - self._line_begin >= WRAP_CHARS:
             self._wrap = offset
-            self._holds_gap = True
+            self._holds_blanks = True
             if self._last_char not in " \n":
                 self._space_follows()
             return
@@ -126,35 +126,35 @@ class WhitespaceFilter:
             self._out.append("\n", offset)
             self._last_char = "\n"
         self._line_begin = self._out.length
-        if self._holds_gap:
-            self._forget_gap()
+        if self._holds_blanks:
+            self._forget_blanks()
 
     def flush(self) -> None:
-        """Decide the gap as if the text ended here."""
+        """Decide the blanks as if the text ended here."""
         if self._last_char not in " \n" and self.holds_space:
-            self._gap(" ", self._space if self._wrap == _NONE else self._wrap)
-        self._forget_gap()
+            self._append_blank(" ", self._space if self._wrap == _NONE else self._wrap)
+        self._forget_blanks()
 
-    def _end_gap(self, following: str, offset: int) -> None:
-        """Decide the gap before the character ``following`` at ``offset``."""
+    def _decide_blanks(self, following: str, offset: int) -> None:
+        """Decide the blanks before the character ``following`` at ``offset``."""
         last = self._last_char
         if last in " \n":
             pass
         elif self._wrap != _NONE:
-            self._gap(" " if following.islower() else "\n", self._wrap)
+            self._append_blank(" " if following.islower() else "\n", self._wrap)
         elif self._space != _NONE:
             # A space is dropped before a comma, or before a mark that lost the text before it.
             if following not in _CLOSE_UP or (following != "," and offset == self._space + 1):
-                self._gap(" ", self._space)
+                self._append_blank(" ", self._space)
         elif last.isalnum() and following.isalnum() and not (is_unspaced(last) and is_unspaced(following)):
-            self._gap(" ", self._dropped)
-        self._forget_gap()
+            self._append_blank(" ", self._dropped)
+        self._forget_blanks()
 
-    def _forget_gap(self) -> None:
-        self._holds_gap = False
+    def _forget_blanks(self) -> None:
+        self._holds_blanks = False
         self._space = self._dropped = self._wrap = _NONE
 
-    def _gap(self, char: str, offset: int) -> None:
+    def _append_blank(self, char: str, offset: int) -> None:
         self._out.append(char, offset)
         self._last_char = char
         if self._wrap != _NONE:
