@@ -219,9 +219,9 @@ async def test_settings_apply_to_the_next_turn() -> None:
         assert bot.down.pcm == await reference("Old.") + await reference("New.", voice="tone-high", speed=2.0)
 
 
-@pytest.mark.parametrize("rate_hz", [8_000, 12_000])
+@pytest.mark.parametrize("rate_hz", [8_000, 12_000, 48_000])
 async def test_pipeline_rate_is_resampled_on_either_side(rate_hz: int) -> None:
-    """The worker sends 8 kHz; 12 kHz is no rate of a session and is resampled here."""
+    """The worker sends 8 and 48 kHz; 12 kHz is no rate of a session and is resampled here."""
     async with (
         serve_setup(Setup()) as address,
         run_pipeline(TTSWorkerTTSService(f"ws://{address}"), rate_hz=rate_hz) as bot,
@@ -229,7 +229,7 @@ async def test_pipeline_rate_is_resampled_on_either_side(rate_hz: int) -> None:
         await bot.write(REPLY)
         await bot.wait_stopped()
         assert {frame.sample_rate for frame in bot.down.of(TTSAudioRawFrame)} == {rate_hz}
-        if rate_hz == 8_000:
+        if rate_hz != 12_000:
             assert bot.down.pcm == await reference(REPLY, sample_rate=rate_hz)
         else:
             assert len(bot.down.pcm) == pytest.approx(len(await reference(REPLY)) / 2, rel=0.05)
