@@ -38,7 +38,7 @@ from tests.fakes.late import LateModule
 from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
-from tts_worker.settings import Settings
+from tts_worker.settings import Settings, load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 ray = LateModule("ray", "needs the extra 'ray'")
@@ -425,6 +425,19 @@ async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluste
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def test_replicas_on_one_gpu_divide_its_memory() -> None:
+    pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
+    from tts_worker.server.ray import replica_flags
+
+    def share(gpus: float, **engine: float) -> float:
+        flags = {"ray": {"gpus_per_replica": gpus}, "engine": engine}
+        used: float = replica_flags(load_settings(flags=flags))["engine"]["memory_share"]
+        return used
+
+    assert [share(gpus) for gpus in (0.5, 0.25, 0, 1, 2)] == [0.5, 0.25, 1.0, 1.0, 1.0]
+    assert share(0.5, memory_share=0.3) == 0.3
 
 
 def test_the_application_builder_of_ray_serve(tmp_path: Path) -> None:

@@ -94,11 +94,17 @@ def application(settings: Settings, replica: type[Replica] = Replica) -> Applica
         logging_config={"enable_access_log": False},
         **_scaling(replicas, settings.session.max_sessions),
     )(serve.ingress()(replica))
-    flags = settings.model_dump()
-    if 0 < replicas.gpus_per_replica < 1 and settings.engine.memory_share == 1.0:
-        flags["engine"]["memory_share"] = replicas.gpus_per_replica
-    bound: Application = deployment.bind(flags)
+    bound: Application = deployment.bind(replica_flags(settings))
     return bound
+
+
+def replica_flags(settings: Settings) -> dict[str, Any]:
+    """Return the settings of a replica. One with a part of a GPU uses that part of its memory, unless it is set."""
+    flags = settings.model_dump()
+    share = settings.ray.gpus_per_replica
+    if 0 < share < 1 and settings.engine.memory_share == 1.0:
+        flags["engine"]["memory_share"] = share
+    return flags
 
 
 def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
