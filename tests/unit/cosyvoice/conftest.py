@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import sys
+from collections.abc import Callable, Hashable, Iterator
 from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 
+def _digest(file: Path) -> bytes:
+    return hashlib.blake2b(file.read_bytes()).digest()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def files_are_read_once() -> Iterator[None]:
+    """Also those of copies: what is read depends on the content."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tests.unit.cosyvoice.bundles import DATA
     from tts_worker.engine.cosyvoice import bundle, config
 
     read, parse = bundle.read_tensors, config.load_hyperyaml
-    read_once = lru_cache(read)
+    tensors: dict[Hashable, dict[str, Any]] = {}
     parsed: dict[str, Any] = {}
 
     def read_tensors(path: Path) -> dict[str, Any]:
-        return deepcopy(read_once(path)) if path.is_relative_to(DATA) else read(path)
+        if not path.is_file():
+            return read(path)
+        content = path.suffix, _digest(path)
+        if content not in tensors:
+            tensors[content] = deepcopy(read(path))  # not mapped: a test may damage the file
+        return deepcopy(tensors[content])
 
     def load_hyperyaml(text: str, source: str) -> dict[str, Any]:
         if text not in parsed:
@@ -32,6 +42,31 @@ def files_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundle, "read_tensors", read_tensors)
         patch.setattr(config, "load_hyperyaml", load_hyperyaml)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sessions_are_created_once() -> Iterator[None]:
+    """ONNX Runtime optimizes a graph for half a second; its sessions keep nothing between calls."""
+    pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
+    from tts_worker.engine.cosyvoice import audio_frontend
+    from tts_worker.engine.cosyvoice.backends import onnx_providers, onnx_runtime
+
+    create: Callable[..., Any] = onnx_providers.create_session
+    sessions: dict[Hashable, Any] = {}
+
+    def create_session(onnxruntime: Any, model: str | bytes, providers: Any, threads: int = 1) -> Any:
+        if onnxruntime is not sys.modules.get("onnxruntime") or (isinstance(model, str) and not Path(model).is_file()):
+            return create(onnxruntime, model, providers, threads)
+        content = _digest(Path(model)) if isinstance(model, str) else model
+        key = content, repr(providers), threads
+        if key not in sessions:
+            sessions[key] = create(onnxruntime, model, providers, threads)
+        return sessions[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (audio_frontend, onnx_providers, onnx_runtime):
+            patch.setattr(module, "create_session", create_session)
         yield
 
 

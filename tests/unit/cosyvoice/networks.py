@@ -17,7 +17,18 @@ from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.voicepack.report import Problem
 
-__all__ = ["FAMILIES", "apart", "full_config", "ids", "networks", "noise", "shallow", "shallow_config", "tiny_bundle"]
+__all__ = [
+    "FAMILIES",
+    "apart",
+    "full_config",
+    "ids",
+    "networks",
+    "noise",
+    "shallow",
+    "shallow_config",
+    "thin",
+    "tiny_bundle",
+]
 
 
 SOLVER_STEPS = 2
@@ -73,6 +84,23 @@ def shallow(whole: Bundle) -> Bundle:
     """The first layers of a tiny or random bundle, for tests of what happens around the networks."""
     stage = len(whole.config.hift.resblock_kernel_sizes)
     return _ShallowBundle(whole.path, shallow_config(whole.config), whole.rl, stage)
+
+
+def thin(whole: Bundle) -> Bundle:
+    """A tiny bundle with the layers that export differently once, and two of those that are alike.
+
+    A residual block of the vocoder has one of its dilations, another one for each size of the kernel.
+    """
+    config = whole.config
+    flow = config.chunked_flow
+    if flow.dit is not None:
+        flow = replace(flow, dit=replace(flow.dit, depth=2))
+    if flow.unet is not None:
+        flow = replace(flow, unet=replace(flow.unet, mid_blocks=1))
+    dilations = tuple((each[i],) for i, each in enumerate(config.hift.resblock_dilation_sizes))
+    source = tuple(each[-1:] for each in config.hift.source_resblock_dilation_sizes)
+    hift = replace(config.hift, resblock_dilation_sizes=dilations, source_resblock_dilation_sizes=source)
+    return _ShallowBundle(whole.path, replace(config, flow=flow, hift=hift), whole.rl)
 
 
 @lru_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +18,16 @@ from torch import Tensor
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
-from tests.unit.cosyvoice.graph_files import GRAPHS, counted_calls, fresh, streamed_mel, with_other_weights
-from tests.unit.cosyvoice.networks import apart, networks
+from tests.unit.cosyvoice.graph_files import (
+    GRAPHS,
+    counted_calls,
+    fresh,
+    load_thin,
+    networks,
+    streamed_mel,
+    with_other_weights,
+)
+from tests.unit.cosyvoice.networks import apart
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ENCODER,
@@ -47,6 +56,13 @@ from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 TOLERANCE = 5e-5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_have_few_layers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Networks, "load", load_thin)
+        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -12,7 +12,7 @@ import torch
 
 from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import tiny
-from tests.unit.cosyvoice.networks import networks
+from tests.unit.cosyvoice.graph_files import networks
 from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.backends import onnx_runtime

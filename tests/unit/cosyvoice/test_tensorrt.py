@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,15 +25,14 @@ from torch import Tensor
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
-from tests.unit.cosyvoice.graph_files import counted_calls, fresh, with_other_weights
-from tests.unit.cosyvoice.networks import networks
-from tts_worker.engine.cosyvoice.backends import selection, tensorrt
+from tests.unit.cosyvoice.graph_files import counted_calls, fresh, load_thin, networks, with_other_weights
+from tts_worker.engine.cosyvoice.backends import onnx_providers, selection, tensorrt
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.backends.onnx_providers import create_session
 from tts_worker.engine.cosyvoice.backends.tensorrt import EngineFactory, Gpu, PlanCache, PlanKey, TensorRtGraph
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
@@ -70,9 +69,17 @@ class StandInTensorRt:
 
     def load(self, plan: bytes) -> StandInPlan:
         try:
-            return StandInPlan(create_session(onnxruntime, plan, [("CPUExecutionProvider", {})]), self.factor)
+            session = onnx_providers.create_session(onnxruntime, plan, [(onnx_providers.CPU, {})])
         except Exception:
             raise BackendUnavailable("the plan cannot be loaded") from None
+        return StandInPlan(session, self.factor)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_have_few_layers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Networks, "load", load_thin)
+        yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

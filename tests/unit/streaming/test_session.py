@@ -10,17 +10,22 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
 
 from tests.conftest import until
 from tests.unit.cosyvoice.bundles import tiny
+from tests.unit.cosyvoice.networks import shallow
 from tests.unit.streaming.engines import voice
 from tts_worker.app import Worker, running_worker
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice import config
+from tts_worker.engine.cosyvoice import config, loader
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
@@ -49,8 +54,15 @@ QUICK = SessionOptions(realtime=False)
 OFFICIAL_STEPS = config.EULER_STEPS
 
 
+@lru_cache
+def load_once(path: Path) -> Networks:
+    """The engine changes no weights."""
+    return Networks.load(shallow(Bundle.open(path)))
+
+
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
+async def worker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    monkeypatch.setattr(loader, "Networks", SimpleNamespace(load=lambda bundle, **_: load_once(bundle.path)))
     settings = load_settings(flags={"engines": {"cosy": {**ENGINE, "text_mode": "interleaved"}}})
     async with running_worker(settings) as running:
         yield running
@@ -165,7 +177,9 @@ def test_shipped_configs_load(family: str) -> None:
 BARE = """
 import sys
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice import config
+from tts_worker.engine.cosyvoice import config, loader
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.benchmarks import engine
 config.EULER_STEPS = 1  # nothing that is measured here depends on it
 engine.SENTENCE_S = 3
