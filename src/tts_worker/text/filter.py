@@ -582,6 +582,8 @@ class TextFilter:
         self._spelled_left -= 1
         if not char.isalnum():
             self._joins_spelled = False
+            if char == "&":
+                return self._entity(at)
             return self._blank(at) if char in BLANKS else self._keep(at, at + 1)
         self._speak(" " * self._joins_spelled + markup.letter_name(char), at, at + 1)
         self._joins_spelled = True

@@ -60,6 +60,7 @@ def test_break_without_text_before_it_is_a_segment_without_spans() -> None:
     [
         ("Code <spell>AB12-c</spell>. Ok", ["Code A, B 1 2-C.", "Ok"]),
         ("<spell>x y</spell> and <spell>*</spell> z", ["X Y and * z"]),
+        ("<spell>b&amp;c</spell>", ["B&C"]),
         ("never <spell>end\nhere", ["never E N D", "here"]),
         ("</spell> ok </phoneme> ok", ["ok ok"]),
     ],
@@ -125,7 +126,19 @@ def test_words_hold_no_tags() -> None:
 
 FRAGMENTS = st.sampled_from(
     (
-        *('<break time="300ms"/>', "<break time=", '"1s"/>', "<break/>", "<spell>", "</spell>", "</spe", "AB12", "a-b"),
+        *(
+            '<break time="300ms"/>',
+            "<break time=",
+            '"1s"/>',
+            "<break/>",
+            "<spell>",
+            "</spell>",
+            "</spe",
+            "AB12",
+            "a-b",
+            "&amp;",
+            "&am",
+        ),
         *('<phoneme ph="ə">', '<phoneme alphabet="ipa" ph="t">', "</phoneme>", "</phon", "Nike", "New York", "Dr. "),
         *(" ", ". ", ", ", "\n", "**", "[", "](x)", "`", "<b>", "👋", "\u200b", "word ", "https://x.com/a "),
     )
