@@ -12,6 +12,7 @@ from torch import Tensor
 from tools.parity.compare import MEL, CheckList, Golden
 from tools.parity.hift_stages import noise_named, seed_of
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.models.hift import Noise
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
@@ -47,6 +48,20 @@ class ReferenceRun:
         return self.name.removesuffix("_second_request") if self.name.endswith("_second_request") else None
 
 
+class _SharedMels(OfflinePipeline):
+    """A pipeline for runs that differ in noise and speed: the flow computes the same call of several runs once."""
+
+    def __init__(self, networks: Networks, noise: Noise, mels: dict[object, Tensor]) -> None:
+        super().__init__(networks, Compat.reference(), noise)
+        self._mels = mels
+
+    def _mel(self, request: Request, generated: list[int], final: bool, chunked: bool) -> Tensor:
+        call = tuple(generated), final, chunked
+        if call not in self._mels:
+            self._mels[call] = super()._mel(request, generated, final, chunked)
+        return self._mels[call]
+
+
 def check_token2wav(checks: CheckList, golden: Golden, networks: Networks) -> None:
     config = networks.config
     meta = golden.meta
@@ -65,6 +80,7 @@ def check_token2wav(checks: CheckList, golden: Golden, networks: Networks) -> No
         if key.endswith("_wav") and key not in named:
             checks.fail(file, key, "the header does not record the flow calls of this run")
     results: dict[str, tuple[OfflinePipeline, list[AudioChunk]]] = {}
+    mels: dict[object, Tensor] = {}
     for run in sorted(runs, key=lambda run: run.predecessor is not None):
         if run.predecessor is not None and run.predecessor not in results:
             checks.fail(file, run.name, f"follows {run.predecessor}, which is missing")
@@ -72,10 +88,7 @@ def check_token2wav(checks: CheckList, golden: Golden, networks: Networks) -> No
         harmonics = config.hift.nb_harmonics + 1
         samples = int(run.frames * config.hift.frame_samples / min(run.speed, 1.0)) + config.sample_rate_hz
         noise = noise_named(run.name, harmonics, samples)
-        if run.predecessor:
-            pipeline = results[run.predecessor][0]
-        else:
-            pipeline = OfflinePipeline(networks, Compat.reference(), noise)
+        pipeline = results[run.predecessor][0] if run.predecessor else _SharedMels(networks, noise, mels)
         run_tokens = tokens[: run.calls[-1]["tokens_in"]]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(meta))

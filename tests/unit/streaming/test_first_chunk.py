@@ -148,13 +148,16 @@ def test_chunk_of_other_tokens_is_rendered_again(place: int, kind: str, retries:
     ids = list(range(100, 160))
     ids[place : place + 7] = {"stop": [eos], "silence": list(SILENT)}.get(kind, ids[place : place + 7])
 
+    def script(key: UtteranceKey, run: int) -> list[int]:
+        return [*(ids if key.session == "b" else ids[-20:]), eos]  # the other prepares the voice
+
     def run(on_device: bool) -> tuple[EngineOutput, int]:
         with pytest.MonkeyPatch.context() as monkeypatch:
             batches = record_batches(monkeypatch)
             if kind == "broken":
                 monkeypatch.setattr(TokenRunner, "collect", breaking(TokenRunner.collect, place))
             config = settings(first_chunk_on_device=on_device, retries=retries)
-            subject = engine("cosyvoice3", config, script=lambda key, run: [*ids, eos], streams=late([polls], [0, 3]))
+            subject = engine("cosyvoice3", config, script=script, streams=late([polls], [0, 3]))
             subject.components.decoder.acquire()  # so that a slot that is freed twice shows
             (output,) = speak(subject, [UtteranceKey("b", 1)], replace(PROMPTED, speed=speed))
             free = subject.components.pool.free_pages + subject.components.voice_cache.evictable_pages

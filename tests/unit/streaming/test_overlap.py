@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TypeVar
 
 import numpy as np
@@ -24,12 +25,14 @@ from tests.unit.streaming.engines import (
     bundle,
     cancel_two,
     engine,
+    networks,
     run_until_idle,
     settings,
     synthesize,
 )
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
+from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
 from tts_worker.engine.cosyvoice.backends.streams import (
@@ -425,7 +428,10 @@ def test_flow_gets_two_thirds_of_threads(threads: int, caller_threads: int, flow
 @pytest.mark.parametrize(
     ("threads", "overlap", "expected"), [(2, None, False), (3, None, True), (1, True, True), (4, False, False)]
 )
-def test_overlap_defaults_to_available_threads(threads: int, overlap: bool | None, expected: bool) -> None:
+def test_overlap_defaults_to_available_threads(
+    threads: int, overlap: bool | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "Networks", SimpleNamespace(load=lambda *_, **__: networks("cosyvoice3")))
     subject = load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=threads, overlap=overlap))
     assert isinstance(subject.components.streams.flow, ThreadStream) is expected
     subject.close()
