@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.phrases.text import MAX_BATCH_CHARS, MAX_PHONEMES, EnglishG2P, Phonemizer, Phrase
+from tts_worker.engine.phrases.text import (
+    MAX_BATCH_CHARS,
+    MAX_PHONEMES,
+    EnglishG2P,
+    Phonemizer,
+    Phrase,
+    phonemes_of_ipa,
+)
 from tts_worker.types import Boundary, Segment, Span
 
 
@@ -60,6 +67,22 @@ def test_words_refer_to_source_text_not_replacements(hibari_model: HibariModel) 
     assert words == {(10, 11), (12, 16), (17, 20), (21, 22), (23, 27)}
 
 
+@pytest.mark.parametrize(
+    ("ipa", "phonemes"),
+    [
+        ("ˈnaɪki", "nˈIki"),
+        ("təˈmeɪtoʊ", "təmˈAtO"),
+        ("ˈtʃɝtʃ", "ʧˈɜɹʧ"),
+        ("ˌænəˈstreɪʒə", "ˌænəstɹˈAʒə"),
+        ("gəʊ", "ɡO"),
+        ("həlˈO wˈɜɹld", "həlˈO wˈɜɹld"),
+    ],
+)
+def test_ipa_becomes_the_letters_of_the_network(ipa: str, phonemes: str, hibari_model: HibariModel) -> None:
+    assert phonemes_of_ipa(ipa) == phonemes_of_ipa(phonemes) == phonemes
+    assert set(phonemes) <= hibari_model.phonemizer.vocabulary.keys()
+
+
 def test_given_phonemes_are_not_changed(hibari_model: HibariModel) -> None:
     source = segment(Span("We use ", 0, 7), Span("Nginx", 7, 12, "ˈɛnʤɪnˈɛks"), Span(", really.", 12, 21))
     result = PhonemizedText(hibari_model, source)
@@ -76,6 +99,7 @@ def test_given_phonemes_are_not_changed(hibari_model: HibariModel) -> None:
         ([Span("to ", 0, 3), Span("x", 3, 4, "ɡˈO")], "tə ɡˈO"),
         ([Span("(", 0, 1), Span("x", 1, 2, "ɡˈO"), Span(")", 2, 3)], "(ɡˈO)"),
         ([Span("x", 0, 1, "☃ɡ7ˈO")], "ɡˈO"),
+        ([Span("Nike", 0, 4, "ˈnaɪki")], "nˈIki"),
         ([Span("x", 0, 1, ""), Span(" yes", 1, 5)], "jˈɛs"),
     ],
 )

@@ -73,6 +73,24 @@ _ACCENTED = {
 _OTHER_LETTERS = re.compile("ñ|ée?s?$", re.IGNORECASE)
 
 
+_IPA = {
+    **{"eɪ": "A", "aɪ": "I", "oʊ": "O", "əʊ": "O", "aʊ": "W", "ɔɪ": "Y", "tʃ": "ʧ", "t͡ʃ": "ʧ", "dʒ": "ʤ", "d͡ʒ": "ʤ"},
+    **{"ɝ": "ɜɹ", "ɚ": "əɹ", "g": "ɡ", "r": "ɹ", "ɫ": "l"},
+}
+_IPA_SIGNS = re.compile("|".join(_IPA))
+_VOWELS = "æaɑʌɐɔɒoəɛeɜɪiʊuyøœᵊᵻAIOQWY"
+_STRESS_BEFORE_ONSET = re.compile(rf"([ˈˌ])([^ˈˌ\s{_VOWELS}]+)(?=[{_VOWELS}])")
+
+
+def phonemes_of_ipa(written: str) -> str:
+    """Return phonemes that a person wrote in IPA in the letters of the networks; those letters stay as they are.
+
+    The networks have one letter for each diphthong and affricate, and the stress mark before the vowel instead of the
+    syllable: "ˈnaɪki" is "nˈIki".
+    """
+    return _STRESS_BEFORE_ONSET.sub(r"\2\1", _IPA_SIGNS.sub(lambda sign: _IPA[sign.group()], written))
+
+
 @dataclass(frozen=True, slots=True)
 class PhraseWord:
     """A source word and the phoneme ids that speak it.
@@ -215,7 +233,8 @@ class Phonemizer:
                     tokens[-1].whitespace = " "
             follows_word = run.is_word
             if run.phonemes is not None:
-                token = self.make_token(run.text, "NN", "", phonemes=run.phonemes, rating=5)
+                phonemes = run.phonemes if run.is_word else phonemes_of_ipa(run.phonemes)
+                token = self.make_token(run.text, "NN", "", phonemes=phonemes, rating=5)
                 new_tokens = [token]
                 ranges = [(run.start, run.start + len(run.text))]
                 joins_previous = is_joined
