@@ -37,8 +37,7 @@ class MinuteQuota:
 
     def wait_s(self, now_s: float) -> float:
         """Return 0 if a unit is available, else the seconds until one is."""
-        self._units = min(self._capacity, self._units + (now_s - self._updated_s) * self.per_minute / 60)
-        self._updated_s = now_s
+        self._refill(now_s)
         return max(0.0, (1 - self._units) * 60 / self.per_minute)
 
     def set_level(self, units: float, now_s: float) -> None:
@@ -46,9 +45,14 @@ class MinuteQuota:
         self._units = units
         self._updated_s = now_s
 
-    def charge(self, units: float) -> None:
+    def charge(self, units: float, now_s: float) -> None:
         """Take units. More than are available are a debt, which the next request waits for."""
+        self._refill(now_s)
         self._units -= units
+
+    def _refill(self, now_s: float) -> None:
+        self._units = min(self._capacity, self._units + (now_s - self._updated_s) * self.per_minute / 60)
+        self._updated_s = now_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,32 @@ def create_app(
 ) -> ASGIApp:
     """Build the application over a running hub. Without ``keys`` no API key is required."""
     server = settings.server
+    routes = _collect_routes(hub, metrics, settings, keys or KeyRing(), batches, extension)
+    return AuthMiddleware(
+        Starlette(routes=routes.routes, exception_handlers=_error_handlers()),
+        keys=keys,
+        own_auth_paths=telephony.own_auth_paths(settings.telephony),
+        transport_of=transport_of,
+        allowed_origins=server.allowed_origins,
+        loopback_only=is_loopback(server.host),
+        max_body_bytes=server.max_request_bytes,
+        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | elevenlabs.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
+        max_upload_bytes=server.max_upload_bytes,
+        max_buffered_bytes=server.max_buffered_bytes,
+    )
+
+
+def _collect_routes(
+    hub: SessionHub,
+    metrics: Metrics,
+    settings: Settings,
+    keys: KeyRing,
+    batches: BatchRunner | None,
+    extension: Extension | None,
+) -> Routes:
+    """Return the routes that the settings enable."""
     limits = ApiLimits.of(settings)
+    web_page = settings.server.web_page
     routes = Routes()
     _add_status(routes, hub, metrics)
     _add_shared_paths(routes, hub, limits)
@@ -62,28 +87,17 @@ def create_app(
         routes.include(api.router(hub, limits))
     routes.include(conversions.router(hub, limits))
     if settings.webrtc.enabled:
-        routes.include(offers.router(hub, settings.webrtc, limits, web_page=server.web_page))
+        routes.include(offers.router(hub, settings.webrtc, limits, web_page=web_page))
     if settings.telephony.enabled:
-        telephony.add_routes(routes, hub, limits, settings.telephony, keys or KeyRing())
+        telephony.add_routes(routes, hub, limits, settings.telephony, keys)
     if batches is not None:
         routes.include(batch.router(batches, limits))
-    if server.web_page:
+    if web_page:
         _add_page(routes)
     if extension is not None:
         extension(routes, hub, limits)
     api_docs.describe(routes)
-    return AuthMiddleware(
-        Starlette(routes=routes.routes, exception_handlers=_error_handlers()),
-        keys=keys,
-        own_auth_paths=telephony.own_auth_paths(settings.telephony),
-        transport_of=transport_of,
-        allowed_origins=server.allowed_origins,
-        loopback_only=is_loopback(server.host),
-        max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | elevenlabs.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
-        max_upload_bytes=server.max_upload_bytes,
-        max_buffered_bytes=server.max_buffered_bytes,
-    )
+    return routes
 
 
 def _add_status(routes: Routes, hub: SessionHub, metrics: Metrics) -> None:

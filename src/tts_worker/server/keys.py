@@ -28,11 +28,18 @@ log = logging.getLogger(__name__)
 
 FREE_FAILURES = 10
 """Wrong keys of one address within ``_WINDOW_S`` that are rejected without delay."""
+
 _WINDOW_S = 60.0
 _DELAY_S = 1.0
+
 _MAX_DELAYED = 64
+"""Rejections delayed at the same time; more are rejected at once, as each holds a connection."""
+
 _MAX_ADDRESSES = 4_096
+"""Addresses whose wrong keys are counted; beyond that the one not seen for longest is forgotten."""
+
 _LOG_EVERY = 100
+"""Of the wrong keys of an address after the free ones, each so many is logged."""
 
 
 @dataclass(slots=True)
@@ -121,14 +128,14 @@ class KeyRing:
     @staticmethod
     def _caller(valid_key: ApiKey, transport: str) -> Caller:
         return Caller(
-            valid_key.name,
-            frozenset(valid_key.scopes & ALL_SCOPES),
-            valid_key.max_sessions,
-            transport,
-            valid_key.max_voices,
-            valid_key.max_recording_bytes,
-            valid_key.characters_per_minute,
-            valid_key.source_seconds_per_minute,
+            key=valid_key.name,
+            scopes=frozenset(valid_key.scopes & ALL_SCOPES),
+            max_sessions=valid_key.max_sessions,
+            transport=transport,
+            max_voices=valid_key.max_voices,
+            max_recording_bytes=valid_key.max_recording_bytes,
+            characters_per_minute=valid_key.characters_per_minute,
+            source_seconds_per_minute=valid_key.source_seconds_per_minute,
         )
 
     @property

@@ -27,13 +27,13 @@ _CLOSE_S = 1.0
 _POLICY_VIOLATION = 1008
 
 
-def _never(message: str | bytes) -> bool:
-    """Send nothing: a server without the extension takes messages only as ASGI events."""
+def _send_nothing_now(message: str | bytes) -> bool:
+    """``send_now`` of a server without this extension, which takes messages only as ASGI events."""
     return False
 
 
-def _keep(delay_s: float) -> None:
-    """Leave the end of the connection to a server without the extension."""
+def _never_abort(delay_s: float) -> None:
+    """``abort_after`` of a server without this extension, which ends the connection itself."""
 
 
 class MessageSocket:
@@ -51,8 +51,8 @@ class MessageSocket:
     def __init__(self, websocket: WebSocket, limits: ApiLimits, name: str) -> None:
         self.limits = limits
         extensions = websocket.scope.get("extensions", {})
-        self.send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _never)
-        self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _keep)
+        self.send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _send_nothing_now)
+        self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _never_abort)
         self._websocket = websocket
         self._name = name
         self._rate = MessageRate(limits.max_messages_per_s)

@@ -46,7 +46,7 @@ class Route(PlainRoute):
         openapi_extra: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        call = _called_with(endpoint, "request")
+        call = _with_path_names(endpoint, "request")
         super().__init__(path, call, methods=[method], name=name, include_in_schema=include_in_schema)
         self.methods = {method}
         self._endpoint = endpoint
@@ -71,7 +71,7 @@ class Socket(WebSocketRoute):
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], summary: str) -> None:
-        super().__init__(path, _called_with(endpoint, "websocket"))
+        super().__init__(path, _with_path_names(endpoint, "websocket"))
         self.summary = summary
 
 
@@ -135,14 +135,14 @@ def described(routes: Iterable[BaseRoute]) -> list[BaseRoute]:
     return [route.described() for route in routes if isinstance(route, Route) and route.include_in_schema]
 
 
-def _called_with(
-    endpoint: Callable[..., Awaitable[Result]], connection: str
+def _with_path_names(
+    endpoint: Callable[..., Awaitable[Result]], parameter: str
 ) -> Callable[[HTTPConnection], Awaitable[Result]]:
-    """Pass the names in the path and, if the endpoint has a parameter of this name, the connection."""
-    takes_connection = connection in inspect.signature(endpoint).parameters
+    """Call ``endpoint`` with the names in the path and, in ``parameter``, if it has one, the connection."""
+    takes_connection = parameter in inspect.signature(endpoint).parameters
 
-    async def call(at: HTTPConnection) -> Result:
-        own = {connection: at} if takes_connection else {}
-        return await endpoint(**own, **at.path_params)
+    async def call(connection: HTTPConnection) -> Result:
+        own = {parameter: connection} if takes_connection else {}
+        return await endpoint(**own, **connection.path_params)
 
     return call

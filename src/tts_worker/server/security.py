@@ -134,7 +134,8 @@ class AuthMiddleware:
                 limited_receive.release()
 
     async def _authenticate(self, scope: Scope) -> Caller:
-        """
+        """Return who sends a request.
+
         Raises:
             Unauthenticated: The key is missing or wrong.
             QuotaExceeded: The key or the client's address has exceeded its rate.

@@ -65,7 +65,7 @@ def upload_body(
     optional: Collection[str] = (),
     live: bool = False,
 ) -> dict[str, Any]:
-    """Do the same for a body with recordings: files of a multipart form, base64 text in other bodies.
+    """Describe a body with recordings for OpenAPI: files of a multipart form, base64 text in other bodies.
 
     Args:
         kind: Its other fields.

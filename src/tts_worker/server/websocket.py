@@ -72,7 +72,7 @@ class StreamConnection:
             hub, session, options, max_message_chars=limits.max_message_chars, adapt_options=adapt_options
         )
         self._checksums = checksums
-        self._described: bytes | None = None  # audio whose description is sent
+        self._described_audio: bytes | None = None  # its ``chunk`` message is sent, it is next
         self._unsent: str | bytes | None = None  # must wait until the client has read
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
 
@@ -107,14 +107,14 @@ class StreamConnection:
 
     def _next_message(self) -> str | bytes | None:
         """Return the next WebSocket message, None if there is none now."""
-        if self._described is not None:
-            audio, self._described = self._described, None
+        if self._described_audio is not None:
+            audio, self._described_audio = self._described_audio, None
             return audio
         item = self._poll()
         if isinstance(item, PcmFrame):
             if not self._checksums:
                 return item.pcm
-            self._described = item.pcm
+            self._described_audio = item.pcm
             return dumps(ChunkMessage.of(item))
         return item if item is None or isinstance(item, bytes) else dumps(item)
 

@@ -15,7 +15,7 @@ from math import ceil
 TICK_S = 0.002
 """A frame is sent at the first tick after its time."""
 
-WOKEN_AT_ONCE = 16
+MAX_WOKEN_AT_ONCE = 16
 """Readers woken per iteration of the event loop: their frames take a millisecond or two."""
 
 TIMER_RESOLUTION_S = 0.001
@@ -72,7 +72,7 @@ class FrameClock:
             self._arm(min(self._readers))
 
     def _wake_due(self) -> None:
-        for _ in range(min(len(self._due), WOKEN_AT_ONCE)):
+        for _ in range(min(len(self._due), MAX_WOKEN_AT_ONCE)):
             self._due.popleft()()
         if self._due:
             self._loop.call_soon(self._wake_due)

@@ -222,7 +222,7 @@ class SessionHub:
         )
         self._loop = asyncio.get_running_loop()
         self.quotas = quotas or Quotas(self._loop.time)
-        self._reading = ReadScheduler(self._loop)
+        self._read_scheduler = ReadScheduler(self._loop)
         self._frame_clock = FrameClock(self._loop)
         self._session_prefix = secrets.token_hex(4)
         self._session_numbers = itertools.count(1)
@@ -541,7 +541,7 @@ class SessionHub:
             timeouts=timeouts,
             hooks=self._hooks,
             engine_name=voice.engine,
-            reading=self._reading,
+            read_scheduler=self._read_scheduler,
             frame_clock=self._frame_clock,
             output_format=delivery.output_format,
             traces=self.traces,

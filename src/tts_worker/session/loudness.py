@@ -37,15 +37,22 @@ from tts_worker.types import (
 log = logging.getLogger(__name__)
 
 MAX_GAIN_DB = 20.0
+"""More would amplify the noise of a nearly silent voice."""
+
 TIME_LIMIT_S = 10.0
 """A voice that takes longer to speak the sentence keeps its level: late speech is worse than quiet speech."""
 
 _ATTEMPTS = 3
 """Failed measurements, such as by a fault of the engine, after which a voice keeps its level."""
 
-_generations = itertools.count(1)
-_WINDOW_SAMPLES = SAMPLE_RATE_HZ
+_CREDIT_SAMPLES = SAMPLE_RATE_HZ
+"""Audio of the sentence that the engine may generate ahead."""
+
 _MAX_SAMPLES = 20 * SAMPLE_RATE_HZ
+"""A voice that speaks longer does not end, and keeps its level."""
+
+_generations = itertools.count(1)  # of the utterances of measurements, over all voices
+
 SENTENCE = "The loudness of this voice is measured once, from one quiet, ordinary sentence, and then it stays as it is."
 SENTENCE_ZH = "我们只用这一句普通的话来测量声音的响度，以后就不会再改变了。"
 
@@ -167,7 +174,7 @@ class _Measurement:
         self._is_cancelled = False
         self._timer = asyncio.get_running_loop().call_later(time_limit_s, self._finish, -math.inf)
         engine.subscribe(self._key.session, self._on_event)
-        engine.post(Open(self._key, params, _WINDOW_SAMPLES, paced=True))
+        engine.post(Open(self._key, params, _CREDIT_SAMPLES, paced=True))
         for segment in segments:
             engine.post(Text(self._key, segment))
         engine.post(EndText(self._key))
@@ -177,7 +184,7 @@ class _Measurement:
             case Audio():
                 self._audio.append(event.pcm)
                 self._samples += event.samples
-                if self._samples > _MAX_SAMPLES:  # a voice that does not end
+                if self._samples > _MAX_SAMPLES:
                     self._finish(-math.inf)
                 else:
                     self._engine.post(Credit(self._key, event.samples))

@@ -378,10 +378,6 @@ class SessionMachine:
         self._notices.append(acknowledged)
         return acknowledged
 
-    @property
-    def _speaking(self) -> bool:
-        return self.state is State.SPEAKING
-
     def _require_open(self) -> None:
         if self.state is State.CLOSED:
             raise SessionClosed("the session is closed")
@@ -432,7 +428,7 @@ class SessionMachine:
             if not self._is_finished(head):
                 break
             self._utterances.popleft()
-            self._notices.extend(self._ending(head))
+            self._notices.extend(self._final_notices(head))
         else:
             if self.state is not State.CLOSED:
                 self.state = State.IDLE
@@ -461,7 +457,7 @@ class SessionMachine:
         if utterance.text_read:
             self._commands.append(EndText(utterance.key))
 
-    def _ending(self, utterance: Utterance) -> list[Notice]:
+    def _final_notices(self, utterance: Utterance) -> list[Notice]:
         notices: list[Notice] = []
         if utterance.error is not None:
             reason = utterance.error.code.value
@@ -492,7 +488,7 @@ class SessionMachine:
         """
         if self._notices:
             return self._notices.popleft()
-        if not audio or not self._speaking:
+        if not audio or self.state is not State.SPEAKING:
             return None
         utterance = self._utterances[0]
         samples = utterance.next_frame_samples(self._config.frame_samples)

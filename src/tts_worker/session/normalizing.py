@@ -18,8 +18,19 @@ from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
-from tts_worker.types import Cancel, Command, Done, EndText, Event, Failed, Open, Segment, SynthesisParams, Text
-from tts_worker.types import UtteranceKey as Key
+from tts_worker.types import (
+    Cancel,
+    Command,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Open,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +84,7 @@ class NormalizingPort:
         self._normalizer = normalizer
         self._detector_of = detector_of
         self._time_limit_s = time_limit_s
-        self._detectors: dict[Key, LanguageDetector | FrontEnd] = {}
+        self._detectors: dict[UtteranceKey, LanguageDetector | FrontEnd] = {}
         self._queue: deque[Text | EndText] = deque()
         self._pending: asyncio.Future[Segment] | None = None  # of the segment at the head of the queue
         self._language: str | None = None  # of that segment
@@ -130,7 +141,7 @@ class NormalizingPort:
         self._queue.popleft()
         self._engine.post(command)
 
-    def _forward_segment(self, key: Key, segment: Segment) -> None:
+    def _forward_segment(self, key: UtteranceKey, segment: Segment) -> None:
         rules = self._detectors[key]
         if isinstance(rules, FrontEnd):
             segment = rules.apply(segment, self._language)
@@ -153,7 +164,7 @@ class NormalizingPort:
         self._forward_segment(head.key, head.segment)
         self._advance()
 
-    def _drop_utterance(self, key: Key) -> None:
+    def _drop_utterance(self, key: UtteranceKey) -> None:
         """Drop the queued text of an utterance."""
         if self._detectors.pop(key, None) is None:
             return

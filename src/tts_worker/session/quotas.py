@@ -27,8 +27,9 @@ class Quotas:
     async def take_request(self, key: str, per_minute: float) -> float:
         """Count a request of a key if it may be made now; return 0, else the seconds until it may."""
         quota = self._bucket(self._requests, key, per_minute)
-        if (wait_s := quota.wait_s(self._clock())) == 0:
-            quota.charge(1)
+        now_s = self._clock()
+        if (wait_s := quota.wait_s(now_s)) == 0:
+            quota.charge(1, now_s)
         return wait_s
 
     async def refresh_characters(self, key: str, per_minute: float) -> None:
@@ -40,9 +41,7 @@ class Quotas:
 
     def charge_characters(self, key: str, per_minute: float, chars: int) -> None:
         """Charge accepted text to a key."""
-        quota = self._bucket(self._characters, key, per_minute)
-        quota.wait_s(self._clock())
-        quota.charge(chars)
+        self._bucket(self._characters, key, per_minute).charge(chars, self._clock())
 
     async def refresh_source(self, key: str, per_minute: float) -> None:
         """Learn what other workers have charged to a key, before a voice conversion opens. Never raises."""
@@ -53,9 +52,7 @@ class Quotas:
 
     def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
         """Charge source audio of a conversion to a key."""
-        quota = self._bucket(self._source_s, key, per_minute)
-        quota.wait_s(self._clock())
-        quota.charge(seconds)
+        self._bucket(self._source_s, key, per_minute).charge(seconds, self._clock())
 
     async def reserve_session(self, key: str, lease: str, max_sessions: int) -> bool:
         """Return whether the other workers leave room for a session of a key. The hub counts those of this worker."""

@@ -85,9 +85,23 @@ class UtteranceRecord:
 
 @dataclass(slots=True)
 class SessionRecord:
-    """Collects over the life of a session. ``outcome`` and ``code`` are the last utterance's; ``first_audio_ms`` is
-    the first utterance's, measured as the metric is; ``samples`` and ``text_chars`` are sums. ``own_traceparent`` is
-    the trace context that the client chose for later utterances; it goes before that of their requests."""
+    """What happened in a session.
+
+    Attributes:
+        session: Its id.
+        engine: Name of its engine.
+        opened_at_s: When it was opened, on the event loop's clock.
+        request_id: The request that opened it; empty outside a request.
+        traceparent: The W3C trace context of that request.
+        own_traceparent: The trace context that the client chose for later utterances, before that of their requests.
+        transport: Name of the transport.
+        utterances: Number of ended utterances.
+        outcome: That of the last utterance.
+        code: Error code of the last utterance.
+        first_audio_ms: First-audio latency of the first utterance, as in the metric.
+        samples: Sent samples of all utterances.
+        text_chars: Accepted text of all utterances.
+    """
 
     session: str
     engine: str

@@ -108,7 +108,7 @@ class LocalSession:
         timeouts: Time limits.
         hooks: Calls of the hub; None for a session without one.
         engine_name: Name of the engine, for the client and the log.
-        reading: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
+        read_scheduler: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
         output_format: Format of the audio that is sent; None is that of the engine.
         traces: Exports ended utterances; None exports none.
@@ -124,7 +124,7 @@ class LocalSession:
         timeouts: SessionTimeouts | None = None,
         hooks: SessionHooks | None = None,
         engine_name: str = "",
-        reading: ReadScheduler | None = None,
+        read_scheduler: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
         output_format: OutputFormat | None = None,
         traces: UtteranceTraces | None = None,
@@ -139,13 +139,13 @@ class LocalSession:
         self._engine = engine
         self._observer = observer
         self._hooks = hooks or SessionHooks()
-        self._active = False
+        self._is_active = False  # an utterance took a slot, and the hub does not know yet that it has ended
         self.close_error: TTSWorkerError | None = None
         """Why the worker closed the session, if the client should be informed."""
         self._timeouts = timeouts or SessionTimeouts()
         self._next_timeouts: SessionTimeouts | None = None
         self._loop = asyncio.get_running_loop()
-        self._read_scheduler = reading or ReadScheduler(self._loop)
+        self._read_scheduler = read_scheduler or ReadScheduler(self._loop)
         self._frame_clock = frame_clock or FrameClock(self._loop)
         self._tick: int | None = None  # at which the frame clock wakes the reader
         self._awaits_frame = False  # the reader waits for the time of its next frame
@@ -153,12 +153,12 @@ class LocalSession:
         self._wakeup = asyncio.Event()
         self._deliver: Callable[[], bool] | None = None  # of the reader that waits
         self._delivery_error: Exception | None = None
-        self._timer: asyncio.TimerHandle | None = None  # fires at the pause timeout
-        self._text_timer: asyncio.TimerHandle | None = None  # fires at the text idle timeout
-        self._flush_timer: asyncio.TimerHandle | None = None  # fires when pending words should be spoken
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._text_timer: asyncio.TimerHandle | None = None  # of the text idle timeout
+        self._flush_timer: asyncio.TimerHandle | None = None  # of pending words
         self._flushes = 0  # since the last text: 1 its complete words, 2 everything
         self._text_at_s = 0.0
-        self._reading = False
+        self._is_read_scheduled = False
         self._timestamps = _Timestamps()
         self._final_events: deque[Output] = deque()
         self._traces = traces
@@ -211,7 +211,7 @@ class LocalSession:
         try:
             key = self._machine.speak(text, withhold=error is not None)
         finally:
-            self._note_activity()
+            self._note_idle()
         if error is not None:
             # In the next iteration of the event loop, so that the error covers text and end_text() that follow at once.
             self._loop.call_soon(self._refuse, error)
@@ -221,7 +221,7 @@ class LocalSession:
         self._record.text(key, len(text), lambda: self.params.voice, self._text_at_s)
         if self._flush_timer is None and self._timeouts.flush_after_s > 0:
             self._flush_timer = self._loop.call_later(self._timeouts.flush_after_s, self._on_flush_due)
-        self._changed()
+        self._on_change()
         return key
 
     def add_speech(self, tokens: tuple[int, ...]) -> UtteranceKey:
@@ -239,10 +239,10 @@ class LocalSession:
         try:
             key = self._machine.add_speech(tokens)
         finally:
-            self._note_activity()
+            self._note_idle()
         self._note_input()
         self._record.text(key, 0, lambda: self.params.voice, self._text_at_s)
-        self._changed()
+        self._on_change()
         return key
 
     def note_source(self, seconds: float) -> None:
@@ -267,45 +267,45 @@ class LocalSession:
 
     def flush(self) -> None:
         self._machine.flush()
-        self._changed()
+        self._on_change()
 
     def end_text(self) -> None:
         self._machine.end_text()
-        self._changed()
+        self._on_change()
 
     def pause(self) -> Acknowledged:
         self._control(ControlName.PAUSE)
         acknowledged = self._machine.pause()
         self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
         self.pacer.expect_gap()
-        if self._timer is None and self._machine.state is State.PAUSED:
-            self._timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
-        self._changed()
+        if self._pause_timer is None and self._machine.state is State.PAUSED:
+            self._pause_timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
+        self._on_change()
         return acknowledged
 
     def resume(self) -> Acknowledged:
         self._control(ControlName.RESUME)
         acknowledged = self._machine.resume()
         self._cancel_pause_timer()
-        self._changed()
+        self._on_change()
         return acknowledged
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._control(ControlName.STOP)
         self._record.stopped(self._timestamps.control_at_s[ControlName.STOP])
         acknowledged = self._machine.stop(reason, played_samples)
-        self._stopped()
+        self._on_stopped()
         return acknowledged
 
-    def _stopped(self) -> None:
+    def _on_stopped(self) -> None:
         self.pacer.drop()
         self._cancel_pause_timer()
-        self._changed()
+        self._on_change()
 
     def played(self, samples: int) -> None:
         self._machine.played(samples)
         if self._machine.has_notices:  # the utterance has ended
-            self._changed()
+            self._on_change()
 
     def configure(self, params: SynthesisParams, timeouts: SessionTimeouts | None = None) -> None:
         """Set the parameters and time limits of later utterances.
@@ -333,7 +333,7 @@ class LocalSession:
             self._final_events.append(item)
         self._cancel_pause_timer()
         self._cancel_text_timers()
-        self._changed()
+        self._on_change()
         self._record.write(reason, self.params.voice, now_s)
         self._engine.unsubscribe(self.id)
         self._hooks.on_close(self.id)
@@ -350,42 +350,44 @@ class LocalSession:
         queued = self._machine.state is not State.IDLE
         error = self._hooks.on_utterance(self.id, queued)
         if not queued:
-            self._active = error is None
+            self._is_active = error is None
         elif error is not None:
             raise as_exception(error)
         return error
 
-    def _note_activity(self) -> None:
-        if self._active and self._machine.state in (State.IDLE, State.CLOSED):
-            self._active = False
+    def _note_idle(self) -> None:
+        """Tell the hub when the last utterance has ended."""
+        if self._is_active and self._machine.state in (State.IDLE, State.CLOSED):
+            self._is_active = False  # an utterance took a slot, and the hub does not know yet that it has ended
             self._hooks.on_idle(self.id)
 
     def _refuse(self, error: ErrorInfo) -> None:
         self._machine.refuse(error)
-        self._changed()
+        self._on_change()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
+        """Carry out what a command or a timer changed in the machine, and wake the reader."""
         self._apply()
         self._wakeup.set()
 
     def _apply(self) -> None:
-        if not self._reading:
+        if not self._is_read_scheduled:
             self._read_text()
-        self._note_activity()
+        self._note_idle()
         self._post()
 
     def _read_text(self) -> None:
         """Read text while this iteration of the event loop has time for it; the rest follows in later ones."""
         while self._machine.has_unread_text:
             if not self._read_scheduler.may_read(paced=self.paced):
-                self._reading = True
+                self._is_read_scheduled = True
                 self._read_scheduler.add(self._read_more, paced=self.paced)
                 return
             self._machine.read_more()
 
     def _read_more(self) -> None:
-        self._reading = False
-        self._changed()
+        self._is_read_scheduled = False
+        self._on_change()
 
     def _post(self) -> None:
         for command in self._machine.take_commands():
@@ -410,10 +412,10 @@ class LocalSession:
             self._wakeup.set()
 
     def _on_pause_timeout(self) -> None:
-        self._timer = None
+        self._pause_timer = None
         if self._machine.state is State.PAUSED:
             self._machine.stop_all("pause_timeout")
-            self._stopped()
+            self._on_stopped()
 
     def _on_text_idle(self) -> None:
         """End idle text. Re-armed lazily: new text only updates a timestamp, which is checked when the timer fires."""
@@ -445,7 +447,7 @@ class LocalSession:
             self._flush_timer = self._loop.call_later(after_s * (LAST_WORD_FACTOR - 1), self._on_flush_due)
         else:
             self._machine.flush()
-        self._changed()
+        self._on_change()
 
     def _cancel_text_timers(self) -> None:
         for timer in (self._text_timer, self._flush_timer):
@@ -455,9 +457,9 @@ class LocalSession:
         self._flush_timer = None
 
     def _cancel_pause_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+            self._pause_timer = None
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -474,7 +476,7 @@ class LocalSession:
             return None
         self._next_due_at_s = None
         self._note(item, now_s)
-        self._note_activity()
+        self._note_idle()
         self._post()
         return item
 

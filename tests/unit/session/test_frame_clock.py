@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import OBSERVER, RecordingEngine
-from tts_worker.session.frame_clock import TICK_S, TIMER_RESOLUTION_S, WOKEN_AT_ONCE, FrameClock
+from tts_worker.session.frame_clock import MAX_WOKEN_AT_ONCE, TICK_S, TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.session import LocalSession
 from tts_worker.text.pipeline import TextPipeline
@@ -68,11 +68,11 @@ def test_commands_overtake_the_frames_of_a_crowd() -> None:
             if reader == 0:
                 loop.call_soon(lambda: woken_before_command.extend(woken))
 
-        for reader in range(5 * WOKEN_AT_ONCE):
+        for reader in range(5 * MAX_WOKEN_AT_ONCE):
             clock.call_at(clock.tick_at(0.1), lambda reader=reader: wake(reader))
         await asyncio.sleep(0.2)
-        assert woken == list(range(5 * WOKEN_AT_ONCE))
-        assert len(woken_before_command) == WOKEN_AT_ONCE
+        assert woken == list(range(5 * MAX_WOKEN_AT_ONCE))
+        assert len(woken_before_command) == MAX_WOKEN_AT_ONCE
 
     run_in_virtual_time(run())
 

@@ -39,7 +39,7 @@ class Speakers:
         self.machines: list[SessionMachine] = []
         self.engine = RecordingEngine()
         self._char_s = char_s
-        self._reading = ReadScheduler(asyncio.get_running_loop(), self.clock)
+        self._read_scheduler = ReadScheduler(asyncio.get_running_loop(), self.clock)
 
     def open(self, *, paced: bool) -> LocalSession:
         machine = SessionMachine(
@@ -49,7 +49,7 @@ class Speakers:
             MachineConfig(read_chars=PORTION_CHARS, paced=paced),
         )
         self.machines.append(machine)
-        return LocalSession(machine, self.engine, lead_s=0.04, observer=OBSERVER, reading=self._reading)
+        return LocalSession(machine, self.engine, lead_s=0.04, observer=OBSERVER, read_scheduler=self._read_scheduler)
 
     async def read_all(self) -> list[float]:
         """Read all text; return the virtual time that each iteration of the event loop took."""
