@@ -48,11 +48,12 @@ def _count(digits: str, unit: str) -> str:
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
-_DOMAIN = (
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}"
-    r"(?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|online|site|ly|gg|fm|sh|co|uk|us|de|fr|eu|nl"
-    r"|ca|au|ch|jp|nz|ie|za|se|pl|COM|ORG|NET|IO|AI|DEV|APP)"
+_HOSTS = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}"
+_TOP_LEVEL = (
+    r"(?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|online|site|ly|gg|fm|sh|co|uk|us|de|fr"
+    r"|eu|nl|ca|au|ch|jp|nz|ie|za|se|pl|COM|ORG|NET|IO|AI|DEV|APP)"
 )
+_DOMAIN = _HOSTS + _TOP_LEVEL
 _ADDRESS_MARKS = {"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon"}
 _MARK_NAMES = re.compile("[" + re.escape("".join(_ADDRESS_MARKS)) + "]")
 
@@ -233,7 +234,7 @@ _DURATION_H = (
 )
 
 _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
-    (rf"(?<![\w.+-])(?P<email>[\w.+-]{{1,64}}@{_DOMAIN})(?![\w@-])", _web_address),
+    (rf"(?<![\w.+-])(?P<email>[\w.+-]{{1,64}}@{_HOSTS}[A-Za-z]{{2,12}})(?![\w@-])", _web_address),
     (
         rf"(?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host>{_DOMAIN})(?![\w@-]|\.\w)"
         r"(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?",

@@ -87,6 +87,7 @@ CASES = [
     ("visit acme.io/pricing.", "visit acme dot io slash pricing."),
     ("ACME.IO:8080 or bit.ly/a, main.py", "ACME dot IO colon 8080 or bit dot ly slash a, main dot py"),
     ("mail joe.doe@example.com", "mail joe dot doe at example dot com"),
+    ("a_b@mail.example.me.", "a underscore b at mail dot example dot me."),
     ("e.g. the U.S. market.Then", "e.g. the U.S. market.Then"),
 ]
 
