@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
+from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
@@ -24,6 +25,7 @@ from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import ConfigError
 
@@ -32,6 +34,7 @@ from tts_worker.errors import ConfigError
 def little_work() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "EULER_STEPS", 2)
+        patch.setattr(Networks, "load", load_shallow)
         patch.setattr(gpu, "DRAWN_IDS", 8)
         yield
 

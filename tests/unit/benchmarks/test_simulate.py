@@ -125,7 +125,12 @@ def test_cosyvoice_300m_is_not_simulated(capsys: pytest.CaptureFixture[str]) -> 
     assert "not CosyVoice-300M's parts" in capsys.readouterr().err
 
 
-def test_measured_times_are_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_times_are_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.unit.cosyvoice.networks import load_shallow  # the other tests need no PyTorch
+
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
     quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--call-seconds", "0.2,0.3"]
     load = ["--calls", "2", "--seconds", "0.5", "--measure", "--json"]
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 
 from tests.unit.cosyvoice.bundles import copy_of
-from tests.unit.cosyvoice.networks import thin, tiny_bundle
+from tests.unit.cosyvoice.networks import load_thin, tiny_bundle
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
@@ -25,7 +24,6 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     export_onnx,
 )
 from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 
@@ -34,15 +32,6 @@ GRAPHS = {
     "cosyvoice3": {ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, LM_STEP},
 }
 LAST_BIAS = {"cosyvoice2": "final_proj.bias", "cosyvoice3": "proj_out.bias"}
-
-
-_load = Networks.load.__func__  # type: ignore[attr-defined]
-
-
-def load_thin(bundle: Bundle, **options: Any) -> Networks:
-    """Replaces ``Networks.load`` in tests of exported graphs: their time is proportional to the number of layers."""
-    loaded: Networks = _load(Networks, thin(bundle), **options)
-    return loaded
 
 
 def fresh(family: str) -> Networks:

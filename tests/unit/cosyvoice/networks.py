@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,12 @@ __all__ = [
     "apart",
     "full_config",
     "ids",
+    "load_shallow",
+    "load_thin",
     "networks",
     "noise",
     "shallow",
     "shallow_config",
-    "thin",
     "tiny_bundle",
 ]
 
@@ -82,8 +84,19 @@ def shallow_config(config: CosyVoiceConfig) -> CosyVoiceConfig:
 
 def shallow(whole: Bundle) -> Bundle:
     """The first layers of a tiny or random bundle, for tests of what happens around the networks."""
+    if isinstance(whole, _ShallowBundle):
+        return whole
     stage = len(whole.config.hift.resblock_kernel_sizes)
     return _ShallowBundle(whole.path, shallow_config(whole.config), whole.rl, stage)
+
+
+_load = Networks.load.__func__  # type: ignore[attr-defined]
+
+
+def load_shallow(bundle: Bundle, **options: Any) -> Networks:
+    """Replaces ``Networks.load`` in tests of what happens around the networks."""
+    loaded: Networks = _load(Networks, shallow(bundle), **options)
+    return loaded
 
 
 def thin(whole: Bundle) -> Bundle:
@@ -91,6 +104,8 @@ def thin(whole: Bundle) -> Bundle:
 
     A residual block of the vocoder has one of its dilations, another one for each size of the kernel.
     """
+    if isinstance(whole, _ShallowBundle):
+        return whole
     config = whole.config
     flow = config.chunked_flow
     if flow.dit is not None:
@@ -101,6 +116,12 @@ def thin(whole: Bundle) -> Bundle:
     source = tuple(each[-1:] for each in config.hift.source_resblock_dilation_sizes)
     hift = replace(config.hift, resblock_dilation_sizes=dilations, source_resblock_dilation_sizes=source)
     return _ShallowBundle(whole.path, replace(config, flow=flow, hift=hift), whole.rl)
+
+
+def load_thin(bundle: Bundle, **options: Any) -> Networks:
+    """Replaces ``Networks.load`` in tests of exported graphs: their time is proportional to the number of layers."""
+    loaded: Networks = _load(Networks, thin(bundle), **options)
+    return loaded
 
 
 @lru_cache

@@ -22,12 +22,11 @@ from tests.unit.cosyvoice.graph_files import (
     GRAPHS,
     counted_calls,
     fresh,
-    load_thin,
     networks,
     streamed_mel,
     with_other_weights,
 )
-from tests.unit.cosyvoice.networks import apart
+from tests.unit.cosyvoice.networks import apart, load_thin
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ENCODER,

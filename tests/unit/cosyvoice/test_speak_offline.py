@@ -18,7 +18,7 @@ import soundfile
 
 from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
-from tests.unit.cosyvoice.networks import shallow
+from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
@@ -34,12 +34,10 @@ TEXT = "Hello."
 @pytest.fixture(autouse=True, scope="module")
 def shallow_weights_are_loaded_once() -> Iterator[None]:
     """PyTorch as back end changes no weights."""
-    load = Networks.load.__func__  # type: ignore[attr-defined]
 
     @lru_cache
     def load_once(path: Path, rl: bool, **options: Any) -> Networks:
-        loaded: Networks = load(Networks, shallow(Bundle.open(path, rl=rl)), **options)
-        return loaded
+        return load_shallow(Bundle.open(path, rl=rl), **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Networks, "load", lambda bundle, **options: load_once(bundle.path, bundle.rl, **options))

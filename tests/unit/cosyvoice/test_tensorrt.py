@@ -25,7 +25,8 @@ from torch import Tensor
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
-from tests.unit.cosyvoice.graph_files import counted_calls, fresh, load_thin, networks, with_other_weights
+from tests.unit.cosyvoice.graph_files import counted_calls, fresh, networks, with_other_weights
+from tests.unit.cosyvoice.networks import load_thin
 from tts_worker.engine.cosyvoice.backends import onnx_providers, selection, tensorrt
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs

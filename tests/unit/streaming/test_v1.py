@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.engine.cosyvoice import v1_random
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
@@ -26,6 +27,13 @@ from tts_worker.voicepack.voice_file import Voice
 TEXTS = {"random": "Hi.", "anna": "Hello world.", "mute": "Well."}
 LONG = UtteranceKey("long", 0)
 LONG_TOKENS = [i * 97 % 4096 for i in range(230)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_have_few_layers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Networks, "load", load_shallow)
+        yield
 
 
 @pytest.fixture(scope="module")
