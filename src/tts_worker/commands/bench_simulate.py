@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tts_worker.engine.simulator import SimulationConfig, StageTimes
 from tts_worker.errors import ConfigError, InvalidRequest
 
 PROMPT_TOKENS = 125
+MAX_SECONDS = 3600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +99,9 @@ def _check(args: argparse.Namespace) -> tuple[list[int], tuple[float, float]]:
         raise InvalidRequest("--call-seconds takes two numbers, such as 4,12") from None
     if not _numbers(args.batches, "--batches") or args.repeats < 1:
         raise InvalidRequest("--batches takes at least one number, and --repeats must be at least 1")
-    if args.seconds <= 0 or not 0 < shortest_s <= longest_s <= 60:
-        raise InvalidRequest("--seconds must be positive, --call-seconds ascending up to 60")
-    if not 0 < args.c50 <= 1 or args.first_audio_ms < 0:
+    if not 0 < args.seconds <= MAX_SECONDS or not 0 < shortest_s <= longest_s <= 60:
+        raise InvalidRequest(f"--seconds must be positive up to {MAX_SECONDS:,}, --call-seconds ascending up to 60")
+    if not 0 < args.c50 <= 1 or not 0 <= args.first_audio_ms < math.inf:
         raise InvalidRequest("--c50 must be above 0 and at most 1, --first-audio-ms at least 0")
     if any(value is not None and value < 1 for value in (args.render_batch, args.stride_chunks, args.pages)):
         raise InvalidRequest("--render-batch, --stride-chunks and --pages must be at least 1")

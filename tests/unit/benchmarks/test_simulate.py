@@ -106,6 +106,21 @@ def test_modelled_times_say_that_they_are_modelled(name: str) -> None:
     assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modelled, not measured")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "nan"], "--seconds must be positive"),
+        (["--seconds", "inf"], "--seconds must be positive"),
+        (["--call-seconds", "nan,2"], "--call-seconds ascending"),
+        (["--first-audio-ms", "nan", "--find"], "--first-audio-ms at least 0"),
+        (["--pages", "0"], "must be at least 1"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "simulate", "--times", "unread.json", "--calls", "2", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = STAGE_TIMES / "h200-modelled-mended.json"
     args = ["bench", "simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]

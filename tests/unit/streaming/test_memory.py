@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def test_insufficient_memory_setting_is_a_config_error(tmp_path: Path) -> None:
         load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=0.001))
     with pytest.raises(ConfigError, match="CUDA"):
         load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
+
+
+@pytest.mark.parametrize("name", ["threads", "max_utterances", "stride_chunks", "decode_batch", "render_batch"])
+def test_counts_below_one_are_config_errors(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: must be at least 1, not 0"):
+        load_engine(replace(LoadOptions(tmp_path), **{name: 0}))
 
 
 def test_cancel_unblocks_utterances_waiting_for_pages() -> None:

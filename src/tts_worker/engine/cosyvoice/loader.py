@@ -111,6 +111,7 @@ def load_engine(
         MissingExtra: A package for the options is not installed.
     """
     check_torch(torch.__version__)
+    _check_counts(options)
     device = resolve_device(options.device)
     if options.threads is not None or device.type == "cpu":
         torch.set_num_threads(options.threads or default_threads())
@@ -168,6 +169,14 @@ def load_engine(
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
+
+
+def _check_counts(options: LoadOptions) -> None:
+    """Refuse numbers below 1, which would mean the default of the device. Raises ConfigError."""
+    for name in ("threads", "max_utterances", "stride_chunks", "decode_batch", "render_batch"):
+        count = getattr(options, name)
+        if count is not None and count < 1:
+            raise ConfigError(f"{name}: must be at least 1, not {count}")
 
 
 def _check_v1(options: LoadOptions) -> None:
