@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.models.blocks import mish
 from tts_worker.engine.cosyvoice.models.dit import Gelu
 from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
 from tts_worker.errors import OutOfMemory
@@ -229,6 +230,13 @@ def test_solver_times_run_from_0_to_1(steps: int) -> None:
     assert float(times[0, 0]) == 0
     assert float(times[-1].sum()) == pytest.approx(1, abs=1e-6)
     assert (times[:, 1] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mish_equals_pytorch(dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-90, 90, 7201), torch.tensor([-1e30, 1e30])]).to(dtype)
+    theirs = torch.nn.functional.mish(x)
+    assert torch.allclose(mish(x), theirs, rtol=1e-6 if dtype == torch.float32 else 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

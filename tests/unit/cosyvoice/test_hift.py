@@ -97,6 +97,18 @@ def test_no_click_at_chunk_boundaries(family: str) -> None:
     assert float(cut.diff().abs().max()) < 1.05 * float(whole.diff().abs().max()) + 1e-4
 
 
+@settings(deadline=None, max_examples=6)
+@given(family=st.sampled_from(FAMILIES), first=st.integers(0, 60), final=st.booleans())
+def test_decoding_from_a_frame_is_the_end_of_all(family: str, first: int, final: bool) -> None:
+    hift = networks(family).hift
+    frame = hift.dims.frame_samples
+    mel = a_mel(72, seed=first)
+    source = torch.rand(1, 1, 72 * frame, generator=torch.Generator().manual_seed(first)) - 0.5
+    with torch.inference_mode():
+        whole = hift.decode(mel, source, final)
+        assert apart(hift.decode(mel, source, final, first=first), whole[:, first * frame :]) < 2e-6
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batch_equals_its_members(family: str) -> None:
     hift = networks(family).hift

