@@ -78,7 +78,7 @@ class RoutingPort:
 
     def post(self, command: Command) -> None:
         if isinstance(command, Open) and (port := self._port_of(command.params.voice)) is not None:
-            self._follow(port, command.key.session)
+            self._subscribe_once(port, command.key.session)
             oldest = command.key.generation - self._max_open
             self._routed = {key: other for key, other in self._routed.items() if key.generation >= oldest}
             self._routed[command.key] = port
@@ -94,7 +94,7 @@ class RoutingPort:
             port.unsubscribe(subscribed)
         self._subscribed.clear()
 
-    def _follow(self, port: CommandPort, session: str) -> None:
+    def _subscribe_once(self, port: CommandPort, session: str) -> None:
         if (port, session) not in self._subscribed and self._callback is not None:
             port.subscribe(session, self._callback)
             self._subscribed.append((port, session))

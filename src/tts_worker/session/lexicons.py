@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from tts_worker.text.lexicon import Lexicon
 
-_MOST_LEXICONS = 16
+_MAX_LEXICONS = 16
 
 
 class LexiconCache:
@@ -29,7 +29,7 @@ class LexiconCache:
         return self._store(*self._build(entries))
 
     async def prepare(self, entries: Mapping[str, Any]) -> Lexicon:
-        """Do the same on a thread, so that other sessions are not delayed."""
+        """Return the lexicon as ``get`` does, but build it on a thread, so that other sessions are not delayed."""
         return self._store(*await anyio.to_thread.run_sync(self._build, entries))
 
     async def prepare_from(self, read: Callable[[], Mapping[str, Any] | None]) -> None:
@@ -55,6 +55,6 @@ class LexiconCache:
         if key:
             self._lexicons[key] = lexicon
             self._lexicons.move_to_end(key)
-            if len(self._lexicons) > _MOST_LEXICONS:
+            if len(self._lexicons) > _MAX_LEXICONS:
                 self._lexicons.popitem(last=False)
         return lexicon

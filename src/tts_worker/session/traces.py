@@ -1,6 +1,6 @@
 """OpenTelemetry traces: one span per utterance, with children for its parts.
 
-Spans are built from the record of an utterance when it has ended, so that nothing is added to its way, and a worker
+Spans are built from the record of an utterance when it has ended, so that they do not delay its audio, and a worker
 that exports no traces does no work for them.
 """
 
@@ -48,7 +48,7 @@ class UtteranceTraces:
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-        offset_s = time.time() - now_s  # from the clock of the event loop to that of the world
+        offset_s = time.time() - now_s  # from the clock of the event loop to wall time
         parent = self._propagator.extract({TRACEPARENT: record.traceparent}) if record.traceparent else None
         span = self._tracer.start_span(
             SPAN, context=parent, kind=SpanKind.SERVER, start_time=_nanoseconds(record.text_at_s + offset_s)
