@@ -50,9 +50,11 @@ class _Ending:
 
     def spell(self, word: str, spellings: Mapping[str, str]) -> str | None:
         """Return the spelling of ``word`` if it is a word of ``spellings`` with this ending."""
+        if not word.endswith(self.letters):
+            return None
         stem = word.removesuffix(self.letters) + self.dropped
         known = spellings.get(stem)
-        if known is None or len(stem) < _LEAST_LETTERS or not word.endswith(self.letters):
+        if known is None or len(stem) < _LEAST_LETTERS:
             return None
         return next((known + form for form, last in self.forms if not last or known[-1] in last), None)
 
