@@ -53,6 +53,9 @@ EARLY_SAMPLES = SAMPLE_RATE_HZ
 The phrases of many calls may be due together, so the network does them early while it is free.
 """
 
+MAX_PENDING_RUNS = 2
+"""Runs of the network of a running call that a new one must leave time for."""
+
 _PAUSE_MS: dict[Boundary, int] = {
     Boundary.CLAUSE: 120,
     Boundary.FLUSH: 120,
@@ -234,26 +237,25 @@ class PhraseSequence(EngineSequence, Generic[P]):
         phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
         return 0 if phrase is None else len(phrase.ids)
 
-    @property
-    def text_follows(self) -> bool:
-        """Whether more text has arrived behind the current segment."""
-        return bool(self._segments)
-
-    def pending_run(self, lead_samples: int, estimates: RunEstimates) -> PendingRun | None:
-        """Return the next run of the network that it will need, besides one that it has; None if none is known.
+    def pending_runs(self, lead_samples: int, estimates: RunEstimates) -> list[PendingRun]:
+        """Return the next runs of the network that it will need, as far as they are known, besides one that it has.
 
         Args:
             lead_samples: Audio rendered and not yet played.
             estimates: Times of runs.
         """
         if self.synthesis is not None and self.synthesis.suspended:
-            return PendingRun(lead_samples, estimates.work_samples(self.next_ids))
+            return [PendingRun(lead_samples, estimates.work_samples(self.next_ids))]
+        runs = []
         lead_samples += self._phrase_samples
         if self.synthesis is None and self._next_phrase is not None:
             if not self.is_predicting:
-                return PendingRun(lead_samples, estimates.work_samples(self.next_ids))
+                runs.append(PendingRun(lead_samples, estimates.work_samples(self.next_ids)))
             lead_samples += estimates.audio_samples(self.next_ids)
-        return PendingRun(lead_samples, estimates.work_samples()) if self._segments else None
+        for _ in range(min(len(self._segments), MAX_PENDING_RUNS - len(runs))):
+            runs.append(PendingRun(lead_samples, estimates.work_samples()))
+            lead_samples += estimates.audio_samples()
+        return runs
 
     def advance(self) -> None:
         """Do one unit of work: phonemize a batch of text, or render the next block of audio."""
@@ -373,7 +375,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     MAX_RUNS: ClassVar[int] = 2
     QUEUED_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
     DEADLINE_MARGIN_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
-    MAX_DEFERRAL_US: ClassVar[int] = 3_000_000
+    MAX_DEFERRAL_US: ClassVar[int] = 5_000_000
 
     def __init__(self, info: EngineInfo, network: PhraseNetwork[P]) -> None:
         self._network = network
@@ -426,15 +428,14 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         for sequence, future in self._in_flight:
             if not future.is_done:
                 busy_samples += estimates.work_samples(sequence.next_ids)
-        runs = [
-            sequence.pending_run(sequence.output.lead_at_samples(now_us), estimates)
+        pending = [
+            run
             for sequence in self._active.values()
             if sequence.output.paced and sequence.is_admitted
+            for run in sequence.pending_runs(sequence.output.lead_at_samples(now_us), estimates)
         ]
-        if call.text_follows:  # its second phrase is due when its first one is played
-            deadline_samples = busy_samples + estimates.audio_samples(call.next_ids)
-            runs.append(PendingRun(deadline_samples, estimates.work_samples()))
-        pending = [run for run in runs if run is not None]
+        # Its first phrase is the first of its runs here, and is counted above; the others are due behind it.
+        pending += call.pending_runs(busy_samples, estimates)[1:]
         return meets_deadlines(pending, busy_samples, self.DEADLINE_MARGIN_SAMPLES)
 
     def on_work(self, wake: Callable[[], None]) -> None:
