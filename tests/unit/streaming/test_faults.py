@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -126,9 +127,16 @@ def assert_outputs_close(output: EngineOutput, expected: EngineOutput) -> None:
     assert np.abs(difference).max() <= 40
 
 
-@pytest.fixture(scope="module")
+@lru_cache
+def crowd_without_faults(
+    params: SynthesisParams = PROMPTED, script: Script | None = crowd_script
+) -> dict[UtteranceKey, EngineOutput]:
+    return synthesize_crowd(EagerRunner(), EagerRunner(), params=params, script=script)
+
+
+@pytest.fixture
 def expected_crowd() -> dict[UtteranceKey, EngineOutput]:
-    return synthesize_crowd(EagerRunner(), EagerRunner())
+    return crowd_without_faults()
 
 
 @pytest.mark.parametrize("on_call", [2, 5])
@@ -155,7 +163,7 @@ def test_failed_shared_start_fails_no_utterance(expected_crowd: dict[UtteranceKe
 
 @pytest.mark.parametrize("on_call", [1, 2, 4])
 def test_draws_after_failed_step_are_unchanged(on_call: int) -> None:
-    expected = synthesize_crowd(EagerRunner(), EagerRunner(), script=None)
+    expected = crowd_without_faults(script=None)
     failing = FailingRunner(torch.OutOfMemoryError("out of memory"), on_call)
     outputs = synthesize_crowd(failing, EagerRunner(), script=None)
     assert failing.calls > on_call
@@ -168,7 +176,7 @@ def test_draws_after_failed_step_are_unchanged(on_call: int) -> None:
 def test_resampled_audio_survives_retried_pass(on_call: int) -> None:
     params = replace(PROMPTED, speed=1.3)
     config = settings(render_batch=4, decode_batch=4)
-    expected = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)
+    expected = crowd_without_faults(params)
     failing = FailingRunner(torch.OutOfMemoryError("out of memory"), on_call)
     outputs = synthesize_crowd(EagerRunner(), failing, config, params)
     assert failing.calls > on_call
@@ -221,7 +229,7 @@ def test_failed_prompt_is_computed_again(family: str) -> None:
 def test_failed_resampling_does_not_advance_state(monkeypatch: pytest.MonkeyPatch) -> None:
     params = replace(PROMPTED, speed=1.3)
     config = settings(render_batch=4, decode_batch=4)
-    expected = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)
+    expected = crowd_without_faults(params)
     push = MelResampler.push
     calls = 0
 
