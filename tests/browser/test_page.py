@@ -25,12 +25,22 @@ PLAUSIBLE_MS = range(1, 60_000)
 """Plausible on a busy machine; the benchmarks measure the values."""
 
 
+COUNT_CHANGES = """() => {
+  spy.changes = 0;
+  const counter = new MutationObserver((records) => { spy.changes += records.length; });
+  for (const name of ["spoken", "lead"]) counter.observe(document.getElementById(name), { childList: true });
+}"""
+
+
 async def test_words_are_highlighted_when_they_are_heard(demo: DemoPage) -> None:
+    await demo.page.evaluate(COUNT_CHANGES)
     await demo.speak(TEXT)
     await demo.shows("status", "Finished.")
     (utterance,) = demo.utterances
     heard = await demo.recorded_audio()
     assert len(utterance.samples) > RATE_HZ / 2
+    tenths_s = 10 * len(utterance.samples) / RATE_HZ
+    assert await demo.page.evaluate("spy.changes") <= 2 * (tenths_s + 3), "each change paints the page again"
     gaps = int(await demo.at("gaps").inner_text())  # 0, unless the machine was too busy
     played = compare_playback(heard.samples, utterance.samples)
     assert played.faded <= gaps * 2 * FADE_SAMPLES, "every sample as it was sent"

@@ -120,7 +120,8 @@ function utteranceView(name, showStopParts) {
     heard(utterance) {
       if (utterance === shownUtterance) timeline.hear(utterance.playedSamples);
       if (utterance === shownUtterance && utterance.heardWords) textView.highlight(utterance.heardWords);
-      showSpoken(utterance);
+      // Every change lays out and paints the page again: ten a second, not one for each of fifty positions.
+      if (spokenTime(utterance) !== byId("spoken").textContent) showSpoken(utterance);
     },
     stopMeasured(stop) {
       byId("stop-silent").textContent = milliseconds(stop.silentMs);
@@ -355,8 +356,12 @@ function showSettings() {
   showState();
 }
 
+function spokenTime({ playedSamples }) {
+  return `${(playedSamples / RATE_HZ).toFixed(1)} s`;
+}
+
 function showSpoken(utterance) {
-  byId("spoken").textContent = `${(utterance.playedSamples / RATE_HZ).toFixed(1)} s`;
+  byId("spoken").textContent = spokenTime(utterance);
   byId("lead").textContent = milliseconds(timeline.model.leadMs);
 }
 
