@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,6 +35,16 @@ CPU: Providers = [("CPUExecutionProvider", {})]
 @pytest.fixture(scope="module", params=FAMILIES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_random_bundle(tmp_path_factory.mktemp("random") / "x", request.param, "tiny", seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(bundle: Bundle) -> TextTokenizer:
+    return TextTokenizer.from_bundle(bundle)
+
+
+@pytest.fixture(scope="module")
+def speech_tokenizer(bundle: Bundle) -> Any:
+    return create_session(onnxruntime, str(bundle.speech_tokenizer), CPU)
 
 
 def test_random_bundle_is_valid_and_marked(bundle: Bundle) -> None:
@@ -86,12 +97,11 @@ def test_random_speaker_encoder_has_the_campplus_interface(bundle: Bundle) -> No
 
 @settings(deadline=None, max_examples=15)
 @given(frames=st.integers(1, 400))
-def test_random_speech_tokenizer_has_the_real_interface(bundle: Bundle, frames: int) -> None:
-    session = create_session(onnxruntime, str(bundle.speech_tokenizer), CPU)
-    names = [value.name for value in session.get_inputs()]
+def test_random_speech_tokenizer_has_the_real_interface(speech_tokenizer: Any, frames: int) -> None:
+    names = [value.name for value in speech_tokenizer.get_inputs()]
     features = np.random.default_rng(frames).normal(size=(1, 128, frames)).astype(np.float32)
 
-    ids = session.run(None, dict(zip(names, (features, np.array([frames], dtype=np.int32)), strict=True)))[0]
+    ids = speech_tokenizer.run(None, dict(zip(names, (features, np.array([frames], dtype=np.int32)), strict=True)))[0]
 
     assert ids.dtype == np.int32
     assert ids.shape == (1, -(-frames // 4))
@@ -134,24 +144,22 @@ def test_text_model_shares_its_embedding_storage(bundle: Bundle) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40))
-def test_small_vocabulary_encodes_any_text(bundle: Bundle, text: str) -> None:
-    tokenizer = TextTokenizer.from_bundle(bundle)
-
+def test_small_vocabulary_encodes_any_text(bundle: Bundle, tokenizer: TextTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
 
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
     assert all(0 <= i < bundle.config.lm.text_vocab for i in ids)
 
 
-def test_common_english_parts_are_single_tokens(bundle: Bundle) -> None:
-    assert len(TextTokenizer.from_bundle(bundle).encode("Hello world, and you")) < 10
+def test_common_english_parts_are_single_tokens(tokenizer: TextTokenizer) -> None:
+    assert len(tokenizer.encode("Hello world, and you")) < 10
 
 
-def test_random_bundle_enrolls_voices_for_every_mode(bundle: Bundle) -> None:
+def test_random_bundle_enrolls_voices_for_every_mode(bundle: Bundle, tokenizer: TextTokenizer) -> None:
     rate = 24_000
     audio = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
     voice = enrol(bundle, PromptFrontend(bundle), Recording(audio.astype(np.float32), rate), "hello world")
-    speaker = Speaker(voice, bundle.config, TextTokenizer.from_bundle(bundle))
+    speaker = Speaker(voice, bundle.config, tokenizer)
 
     assert len(voice.tokens) > 90
     assert len(np.unique(voice.tokens)) > 10
