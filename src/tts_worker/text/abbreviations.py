@@ -30,7 +30,7 @@ _TITLES = _words(
 _MAY_END = _words(
     "etc inc ltd co corp llc bros jr sr esq dept univ assn no nos fig figs vol pp ch sec eq approx est ext tel ed eds "
     "ave blvd rd min max avg misc jan feb mar apr jun jul aug sept sep oct nov dec mon tue tues wed thu thurs fri sat "
-    "sun oz lb lbs hr hrs mi km apt fl tsp tbsp"
+    "sun oz lb lbs hr hrs mi km apt acct fl tsp tbsp"
 )
 # More titles by language. German nouns are capitalized, so no German abbreviation ends a sentence.
 _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {

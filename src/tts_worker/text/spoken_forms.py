@@ -144,6 +144,13 @@ def _fraction(match: re.Match[str]) -> Iterator[Rewrite]:
     yield match.start("part"), match.end("part"), joins + _FRACTIONS[match["part"]]
 
 
+def _euros(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Write "1.234,56" as "1,234.56"."""
+    for mark in re.finditer("[.,]", match.group()):
+        place = match.start() + mark.start()
+        yield place, place + 1, "," if mark.group() == "." else "."
+
+
 def _hours(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "9am-5pm" as "9 AM to 5 PM"."""
     for group in ("first", "last"):
@@ -214,7 +221,7 @@ def _month(match: re.Match[str]) -> Iterator[Rewrite]:
 _CODE_WORDS = r"(?:[Cc]ode|CODE|PIN|[Pp]in|OTP|[Pp]ass(?:code|key|word)|ZIP|[Zz]ip)"
 _ORDER_WORDS = (
     r"(?:[Oo]rder|[Cc]onfirmation|[Tt]racking|[Aa]ccount|[Ii]nvoice|[Tt]icket|[Rr]eference|[Cc]ase|[Bb]ooking"
-    r"|[Rr]eservation|[Cc]ustomer|[Mm]embership|[Pp]olicy|[Ss]erial|[Rr]outing|[Cc]ard|[Pp]arcel|[Tt]ransaction)"
+    r"|[Rr]eservation|[Cc]ustomer|[Aa]cct\.?|[Mm]embership|[Pp]olicy|[Ss]erial|[Rr]outing|[Cc]ard|[Pp]arcel|[Tt]ransaction)"
 )
 _PHONE_WORDS = r"(?:[Cc]all|[Dd]ial|[Pp]hone|[Tt]ext|[Tt]el|[Ff]ax|[Nn]umber|[Hh]otline)"
 _NUMBERED = rf"{_ORDER_WORDS} (?:number|no\.?|ID|id|code|reference)|(?:{_ORDER_WORDS} )?\b(?:ID|PNR|RMA|SKU|PO)"
@@ -260,7 +267,7 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
     ),
     (
         rf"\b{_CODE_WORDS}\b(?: number| code| \w+ed)?(?:,|{_IS})\s?[\"'“‘]?"
-        r"(?P<code>\d{3}[ -]\d{3}|\d{4}[ -]\d{4}|\d\d-\d\d-\d\d|[A-Z]{0,2}-?\d{3,8})\b(?![.,-]\d|%)",
+        r"(?P<code>\d{5}-\d{4}|\d{3}[ -]\d{3}|\d{4}[ -]\d{4}|\d\d-\d\d-\d\d|[A-Z]{0,2}-?\d{3,8})\b(?![.,-]\d|%)",
         _code,
     ),
     (
@@ -278,6 +285,7 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
         r"(?P<code>\d{3,4})\b(?![.,]\d|%)",
         _code,
     ),
+    (r"\bISBN(?:-1[03])?:? (?P<code>\d[\d-]{8,16}[\dX])\b", _code),
     (rf"(?<=[a-z.,] )(?:{_STATES}) (?P<code>\d{{5}}(?:-\d{{4}})?)\b", _code),
     (rf"(?<![\w.,$])(?P<code>\d{{4,8}})\b(?= is (?:your|the|my) [^.!?\n]{{0,30}}{_CODE_WORDS}\b)", _code),
     (
@@ -339,6 +347,11 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
     (rf"\b(?:on|next|last|this|every|until|till|by|from|since|before|after) {_DAY}(?:\.(?=\W*\w))?", _names),
     (rf"\b{_DAY}\.?(?=[,:]? (?:at \d|\d|{_MONTH}|morning|afternoon|evening|night))", _names),
     (rf"\b{_MONTH}\.?(?= \d)|(?<=\d ){_MONTH}", _month),
+    (rf"\b{_MONTH}\.? \d{{1,2}}(?P<part> ?[-–] ?)(?=\d{{1,2}}\b(?!-))", _reads(" to ")),
+    (r"(?<![\w.])\d(?P<part>['′’] ?)(?=\d{1,2}[\"″”])", _reads(" foot ")),
+    (r"(?<=€)\d{1,3}(?:\.\d{3})*,\d\d(?!\d|[.,]\d)", _euros),
+    (r"[~≈](?=\d)", _reads("about ")),
+    (r"(?<![\w<=>-])> ?(?=\d)", _reads("more than ")),
 )
 _COMPILED = tuple((re.compile(pattern), speak) for pattern, speak in _RULES)
 _MAY_APPLY = re.compile(rf"[\d½⅓⅔¼¾⅛⅜⅝⅞@]|\w\.[A-Za-z]{{2}}|\b{_DAY}|\b[Aa] [Tt]b?sp|\. [A-Z]\b")

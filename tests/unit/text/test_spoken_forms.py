@@ -21,6 +21,7 @@ CASES = [
     ("Open Mon-Fri; Sat and Sun closed", "Open Monday to Friday; Saturday and Sunday closed"),
     ("The Sun is hot. He Sat down.", "The Sun is hot. He Sat down."),
     ("Jan. 5 or 5 Feb, in Mar", "January 5 or 5 February, in Mar"),
+    ("Jan 5–7, 2027", "January 5 to 7, 2027"),
     ("Mon: 9am-5pm, M-F 10:00-11:30", "Monday: 9 AM to 5 PM, Monday to Friday 10:00 to 11:30"),
     # places and units
     ("Bldg. C, Fl. 2, apt. #7", "Building C, Floor 2, apartment #7"),
@@ -28,6 +29,8 @@ CASES = [
     ("3d 4h or 1.5h", "three days four hours or 1.5 hours"),
     ("10 MB/s, 3x/week, $5/user/mo", "10 MB per second, 3 times per week, $5 per user per month"),
     ("1,50€ or 1 €", "1.50 euros or 1 euro"),
+    ("€1.234,56, €5,50 or €1,234.56", "€1,234.56, €5.50 or €1,234.56"),
+    ("6'2\" or ~50, >10, x->3", '6 foot 2" or about 50, more than 10, x->3'),
     ("24 hour/day and day/night", "24 hour/day and day/night"),
     ("at 12 Main St, apt. 4", "at 12 Main St, apartment 4"),
     ("That is apt. Yes.", "That is apt. Yes."),
@@ -43,6 +46,11 @@ CASES = [
     ("Enter 482 913 to verify.", "Enter four eight two, nine one three to verify."),
     ("password is 48-29-13", "password is four eight, two nine, one three"),
     ("booking reference K3X9QZ, code SAVE20", "booking reference K three X nine Q Z, code SAVE20"),
+    ("ZIP 94107-1234", "ZIP nine four one zero seven, one two three four"),
+    (
+        "ISBN 3-16-148410-0, acct. no. 123456",
+        "ISBN three, one six, one four eight four one zero, zero, acct. no. one two three, four five six",
+    ),
     ("Order ID: 83-44821", "Order ID: eight three, four four eight two one"),
     ("card ending in 4242", "card ending in four two four two"),
     ("serial number is SN123456", "serial number is S N one two three four five six"),
