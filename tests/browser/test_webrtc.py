@@ -63,7 +63,10 @@ RECORDER = """
         const node = new AudioWorkletNode(context, "recorder", { channelCount: 1, channelCountMode: "explicit" });
         node.port.onmessage = ({ data }) => {
           spy.recorded.push(data);
-          if (data.some((sample) => Math.abs(sample) > 0.01)) spy.firstLoudMs ??= Date.now();
+          if (data.some((sample) => Math.abs(sample) > 0.01)) {
+            spy.firstLoudMs ??= Date.now();
+            spy.quietSamples = 0;
+          } else if (spy.quietSamples !== null) spy.quietSamples += data.length;
         };
         context.createMediaStreamSource(new MediaStream([track])).connect(node);
         await context.resume();
@@ -91,17 +94,12 @@ RECORDER = """
       if (target.id === "problem" && target.textContent) spy.problems.push(target.textContent);
     }
   }).observe(document, { subtree: true, childList: true });
-  spy.quietMs = () => {
-    let samples = 0;
-    for (let i = spy.recorded.length - 1; i >= 0; i -= 1) {
-      if (spy.recorded[i].some((sample) => Math.abs(sample) > 0.01)) return (samples / 24000) * 1000;
-      samples += spy.recorded[i].length;
-    }
-    return -1;
-  };
+  spy.quietSamples = null; // received since the last loud ones; null before these
+  spy.quietMs = () => (spy.quietSamples === null ? -1 : (spy.quietSamples / 24000) * 1000);
   spy.take = () => {
     const all = spy.recorded.flatMap((block) => Array.from(block, (sample) => Math.round(sample * 32767)));
     spy.recorded = [];
+    spy.quietSamples = null;
     const bytes = new Uint8Array(Int16Array.from(all).buffer);
     let text = "";
     for (let i = 0; i < bytes.length; i += 4096) text += String.fromCharCode(...bytes.subarray(i, i + 4096));
@@ -165,17 +163,19 @@ class WebRtcDemo:
     def at(self, name: str) -> Locator:
         return self.page.locator(f"#{name}")
 
+    async def until(self, condition: str, argument: Any = None) -> None:
+        """Waits for a JavaScript condition; by default Playwright would look at it in every frame."""
+        await self.page.wait_for_function(condition, arg=argument, polling=20)
+
     async def shows(self, name: str, text: str) -> None:
-        await self.page.wait_for_function(
-            "([id, text]) => document.getElementById(id).textContent.startsWith(text)", arg=[name, text]
-        )
+        await self.until("([id, text]) => document.getElementById(id).textContent.startsWith(text)", [name, text])
 
     async def connected(self) -> None:
         await self.shows("connection", "Connected")
 
     async def until_problem(self, problem: str) -> None:
         """Waits until this problem has been shown, even for a moment."""
-        await self.page.wait_for_function("text => spy.problems.includes(text)", arg=problem)
+        await self.until("text => spy.problems.includes(text)", problem)
 
     async def speak(self, text: str) -> None:
         await self.page.fill("#text", text)
@@ -183,17 +183,17 @@ class WebRtcDemo:
 
     async def audible(self) -> None:
         """Waits until audio was received since the recording was last read."""
-        await self.page.wait_for_function("spy.quietMs() >= 0")
+        await self.until("spy.quietMs() >= 0")
 
     async def finished(self) -> None:
         """Waits until the server has completed the utterance and all of it was played."""
-        await self.page.wait_for_function("spy.received.some(({ type }) => type === 'done')")
+        await self.until("spy.received.some(({ type }) => type === 'done')")
         await self.shows("status", "Finished.")
         await self.page.evaluate("spy.received.length = 0")
         await self.quiet(500)
 
     async def quiet(self, at_least_ms: int) -> None:
-        await self.page.wait_for_function("ms => spy.quietMs() > ms", arg=at_least_ms)
+        await self.until("ms => spy.quietMs() > ms", at_least_ms)
 
     async def recorded(self) -> np.ndarray[Any, Any]:
         """The audio received since the last call: s16 mono at 24 kHz."""
@@ -204,7 +204,7 @@ class WebRtcDemo:
         return float(await self.page.evaluate("spy.stalledMs")) + 1_000 * self._server_stalled_s()
 
     async def shown_ms(self, name: str) -> float:
-        await self.page.wait_for_function("id => document.getElementById(id).textContent.endsWith(' ms')", arg=name)
+        await self.until("id => document.getElementById(id).textContent.endsWith(' ms')", name)
         return float((await self.page.inner_text(f"#{name}")).removesuffix(" ms"))
 
 
@@ -343,7 +343,7 @@ async def test_stop_shows_the_playback_report(caller: Browser, address: str) -> 
             "words heard by half count, and highlighting follows the audio device"
         )
         await demo.page.click("#rest")
-        await demo.page.wait_for_function("spy.received.filter(({ type }) => type === 'started').length === 2")
+        await demo.until("spy.received.filter(({ type }) => type === 'started').length === 2")
         assert await demo.at("mirror").text_content() == LONG
 
 
@@ -372,8 +372,8 @@ async def test_pause_holds_the_audio_and_resume_continues(caller: Browser, addre
         await demo.page.click("#pause")
         await demo.shows("pause", "Pause")
         await demo.audible()
-        await demo.page.wait_for_function(
-            "before => parseFloat(document.getElementById('spoken').textContent) > parseFloat(before)", arg=spoken
+        await demo.until(
+            "before => parseFloat(document.getElementById('spoken').textContent) > parseFloat(before)", spoken
         )
 
 
@@ -486,7 +486,7 @@ async def test_switch_continues_over_the_other_transport(caller: Browser, addres
         await demo.connected()
         assert demo.page.url == f"http://{address}/"
         await demo.page.click("#rest")
-        await demo.page.wait_for_function("parseFloat(document.getElementById('spoken').textContent) > 0.3")
+        await demo.until("parseFloat(document.getElementById('spoken').textContent) > 0.3")
         assert await demo.at("mirror").text_content() == LONG
         await demo.page.click("#stop")
         await demo.shows("status", "Stopped. ")
