@@ -16,6 +16,8 @@ from tts_worker.text.markup import letter_name
 from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
 from tts_worker.types import Segment
 
+_Speak = Callable[[re.Match[str]], Iterator[Rewrite]]
+
 _CONTEXT_CHARS = 60
 """Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
 
@@ -122,7 +124,7 @@ def _points(parts: str) -> str:
     return " point ".join(map(_number, parts.split(".")))
 
 
-def _reads(spoken: str) -> Callable[[re.Match[str]], Iterator[Rewrite]]:
+def _reads(spoken: str) -> _Speak:
     """Return a rule that reads its group "part" as ``spoken``, or all that it matches without such a group."""
 
     def read(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -224,7 +226,7 @@ _ORDER_WORDS = (
     r"|[Rr]eservation|[Cc]ustomer|[Aa]cct\.?|[Mm]embership|[Pp]olicy|[Ss]erial|[Rr]outing|[Cc]ard|[Pp]arcel|[Tt]ransaction)"
 )
 _PHONE_WORDS = r"(?:[Cc]all|[Dd]ial|[Pp]hone|[Tt]ext|[Tt]el|[Ff]ax|[Nn]umber|[Hh]otline)"
-_NUMBERED = rf"{_ORDER_WORDS} (?:number|no\.?|ID|id|code|reference)|(?:{_ORDER_WORDS} )?\b(?:ID|PNR|RMA|SKU|PO)"
+_NUMBERED = r"(?:number|no\.?|ID|id|code|reference|PNR|RMA|SKU|PO)"
 _IS = r"(?: is| was|:| -| =)?\s*"
 _STATES = (
     "AL|AK|AZ|AR|CA|CO|CT|DC|DE|FL|GA|HI|ID|IL|IN|IA|KS|KY|LA|ME|MD|MA|MI|MN|MS|MO|MT|NE|NV|NH|NJ|NM|NY|NC|ND|OH|OK|OR"
@@ -240,17 +242,19 @@ _DURATION_H = (
     r"(?P<s> ?\d{1,2} ?s)?(?!\w)"
 )
 
-_RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
-    (rf"(?<![\w.+-])(?P<email>[\w.+-]{{1,64}}@{_HOSTS}[A-Za-z]{{2,12}})(?![\w@-])", _web_address),
+# A pattern and what is spoken, and characters of which every match has one: most texts have none of them.
+_RULES: tuple[tuple[str, _Speak] | tuple[str, _Speak, str], ...] = (
+    (rf"(?<![\w.+-])(?P<email>[\w.+-]{{1,64}}@{_HOSTS}[A-Za-z]{{2,12}})(?![\w@-])", _web_address, "@"),
     (
         rf"(?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host>{_DOMAIN})(?![\w@-]|\.\w)"
         r"(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?",
         _web_address,
+        ".",
     ),
     (r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _iban),
     (r"(?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w%]|[.-]\d)", _by_words),  # of a payment card
     (r"(?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w%]|[.-]\d)", _by_words),  # of social security
-    (r"(?P<phone>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5})(?![\w%])", _phone),
+    (r"(?P<phone>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5})(?![\w%])", _phone, "+"),
     (r"(?<![\w.,$-])(?P<phone>(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w%])", _phone),
     (
         rf"\b{_PHONE_WORDS}\b[^\d\n.!?]{{0,20}}"
@@ -285,42 +289,45 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
         r"(?P<code>\d{3,4})\b(?![.,]\d|%)",
         _code,
     ),
-    (r"\bISBN(?:-1[03])?:? (?P<code>\d[\d-]{8,16}[\dX])\b", _code),
+    (r"\bISBN(?:-1[03])?:? (?P<code>\d[\d-]{8,16}[\dX])\b", _code, "I"),
     (rf"(?<=[a-z.,] )(?:{_STATES}) (?P<code>\d{{5}}(?:-\d{{4}})?)\b", _code),
     (rf"(?<![\w.,$])(?P<code>\d{{4,8}})\b(?= is (?:your|the|my) [^.!?\n]{{0,30}}{_CODE_WORDS}\b)", _code),
     (
-        rf"\b(?:(?:{_NUMBERED}){_IS}|{_ORDER_WORDS}s?{_IS}(?=#|[A-Z]|\d{{5}}))"
+        rf"\b(?:{_ORDER_WORDS}(?: {_NUMBERED}{_IS}|s?{_IS}(?=#|[A-Z]|\d{{5}}))|(?:ID|PNR|RMA|SKU|PO){_IS})"
         r"(?P<code>#?[A-Z]{0,4}-?\d[\dA-Z]*(?:-[\dA-Z]+){0,5})\b(?![.,]\d|%)",
         _code,
     ),
     (r"(?<![\w.,$-])[vV](?P<parts>\d{1,4}(?:\.\d{1,4}){0,4})(?![\w%]|[.,]\d)", _version),
-    (r"(?<![\w.,$-])\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)", _dotted),
-    (r"(?<![\d/.,])24/7(?![\d/])", _reads("twenty-four seven")),
-    (r"(?<![\d/.,$])\d{1,3}(?:\.\d)?(?P<part> ?/ ?)100(?![\d/%]|[.,]\d)", _reads(" out of ")),
-    (rf"(?<![\w./@-])[\w-]{{1,40}}(?P<part>\.)(?:{_FILES})\b(?!\.\w|[@/])", _reads(" dot ")),
+    (r"(?<![\w.,$-])\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)", _dotted, "."),
+    (r"(?<![\d/.,])24/7(?![\d/])", _reads("twenty-four seven"), "/"),
+    (r"(?<![\d/.,$])\d{1,3}(?:\.\d)?(?P<part> ?/ ?)100(?![\d/%]|[.,]\d)", _reads(" out of "), "/"),
+    (rf"(?<![\w./@-])[\w-]{{1,40}}(?P<part>\.)(?:{_FILES})\b(?!\.\w|[@/])", _reads(" dot "), "."),
     (
         r"\b(?:[Ss]cored?|[Rr]at(?:ed|ings?|e)|[Gg]ot|[Gg]ave|[Gg]ive|[Ss]tars?)\b[^\d\n.!?]{0,25}"
         r"\d{1,2}(?:\.\d)?(?P<part> ?/ ?)(?:5|10|20)(?![\d/])",
         _reads(" out of "),
+        "/",
     ),
-    (r"(?<![\d/.,$])\d\.\d(?P<part>/)(?:5|10)(?![\d/]|[.,]\d)", _reads(" out of ")),
-    (r"(?<![\d/.,$])\d(?P<part>/)(?:5|10)(?= stars?\b)", _reads(" out of ")),
-    (r"(?<![\d/.,])50/50(?![\d/])", _reads("fifty-fifty")),
+    (r"(?<![\d/.,$])\d\.\d(?P<part>/)(?:5|10)(?![\d/]|[.,]\d)", _reads(" out of "), "/"),
+    (r"(?<![\d/.,$])\d(?P<part>/)(?:5|10)(?= stars?\b)", _reads(" out of "), "/"),
+    (r"(?<![\d/.,])50/50(?![\d/])", _reads("fifty-fifty"), "/"),
     (
         r"\b(?:[Pp]ages?|[Ss]tep|[Pp]art|[Ss]lide|[Cc]hapter|[Ll]esson|[Qq]uestion) \d{1,3}"
         r"(?P<part> ?/ ?)\d{1,4}(?![\d/])",
         _reads(" of "),
+        "/",
     ),
-    (r"(?<![\d/.,])\d{1,2}(?P<part> )(?=(?:1/[2348]|2/3|3/[48]|[57]/8)(?![\d/]))", _reads(" and ")),
-    (r"(?P<whole>\d ?)?(?P<part>[½⅓⅔¼¾⅛⅜⅝⅞])", _fraction),
+    (r"(?<![\d/.,])\d{1,2}(?P<part> )(?=(?:1/[2348]|2/3|3/[48]|[57]/8)(?![\d/]))", _reads(" and "), "/"),
+    (r"(?P<whole>\d ?)?(?P<part>[½⅓⅔¼¾⅛⅜⅝⅞])", _fraction, "½⅓⅔¼¾⅛⅜⅝⅞"),
     (
         r"(?<![\w:.,/-])\d{1,2}(?::\d\d)?(?P<first> ?[AaPp]\.?[Mm]\.?)?(?P<dash> ?[-–—] ?)"
         r"\d{1,2}(?::\d\d)?(?P<last> ?[AaPp]\.?[Mm]\b)(?!\.\w)",
         _hours,
+        "-–—",
     ),
-    (r"(?<![\w:.,/-])\d{1,2}:\d\d(?P<part> ?[-–—] ?)(?=\d{1,2}:\d\d(?![\d:]))", _reads(" to ")),
+    (r"(?<![\w:.,/-])\d{1,2}:\d\d(?P<part> ?[-–—] ?)(?=\d{1,2}:\d\d(?![\d:]))", _reads(" to "), ":"),
     (_DURATION_H, _duration),
-    (r"(?<![\w.,/])\d{1,3}\.\d(?P<part> ?h)(?!\w|/)", _reads(" hours")),
+    (r"(?<![\w.,/])\d{1,3}\.\d(?P<part> ?h)(?!\w|/)", _reads(" hours"), "."),
     (r"(?<![\w.,/])(?P<m>\d{1,3} ?m)(?P<s> ?\d{1,2} ?s)(?!\w)", _duration),
     (
         r"(?P<amount>\d[\d.,]*(?:(?: \d)?/\d)?|(?:\d{1,2} ?)?[½⅓⅔¼¾⅛⅜⅝⅞]|\b[Aa]|\bof an?)"
@@ -333,27 +340,30 @@ _RULES: tuple[tuple[str, Callable[[re.Match[str]], Iterator[Rewrite]]], ...] = (
         r"(?P<unit>yr|mo|wk|hr|h|min|sec|s|d|pp|year|month|week|day|hour|minute|second|night"
         r"|user|seat|person|piece|page|request)\b",
         _rate,
+        "/",
     ),
-    (r"(?:(?<=/user)|(?<=/seat)|(?<=/person))(?P<slash>/)(?P<unit>yr|mo|year|month|week|day)\b", _rate),
+    (r"(?:(?<=/user)|(?<=/seat)|(?<=/person))(?P<slash>/)(?P<unit>yr|mo|year|month|week|day)\b", _rate, "/"),
     (r"(?<=\d)x(?=/(?:day|wk|week|mo|month|yr|year)\b| (?:per|a) (?:day|week|month|year)\b)", _reads(" times")),
-    (r"(?<![\d.,])\d{1,3}(?P<part>,)(?=\d\d ?€)", _reads(".")),
-    (r"(?<![\d.,])1(?P<part> ?€)(?!\d)", _reads(" euro")),
-    (r"(?<=\d)(?P<part> ?€)(?!\d)", _reads(" euros")),
+    (r"(?<![\d.,])\d{1,3}(?P<part>,)(?=\d\d ?€)", _reads("."), "€"),
+    (r"(?<![\d.,])1(?P<part> ?€)(?!\d)", _reads(" euro"), "€"),
+    (r"(?<=\d)(?P<part> ?€)(?!\d)", _reads(" euros"), "€"),
     (r"\b(?P<name>[Aa]pt|[Ss]te|[Rr]m|[Ee]xt|[Bb]ldg|[Ff]l)\.(?= ?(?:#?\d|[A-Z]\b))", _place),
     (r"\b(?P<name>[Aa]pt|[Ee]xt)(?= #?\d)", _place),
     (rf"\b{_DAY}\.?(?:(?:, (?:and |or )?|,? (?:and|or|to|through|&) | ?[-–/] ?){_DAY}(?:\.(?=\W*\w))?)+", _names),
-    (r"\bM[-–]F\b(?=[,:]? \d)", _reads("Monday to Friday")),
+    (r"\bM[-–]F\b(?=[,:]? \d)", _reads("Monday to Friday"), "-–"),
     (r"\b(?:Tues?|Thu(?:rs?)?|Fri|Wed)\b(?:\.(?=\W*\w))?", _names),
     (rf"\b(?:on|next|last|this|every|until|till|by|from|since|before|after) {_DAY}(?:\.(?=\W*\w))?", _names),
     (rf"\b{_DAY}\.?(?=[,:]? (?:at \d|\d|{_MONTH}|morning|afternoon|evening|night))", _names),
     (rf"\b{_MONTH}\.?(?= \d)|(?<=\d ){_MONTH}", _month),
-    (rf"\b{_MONTH}\.? \d{{1,2}}(?P<part> ?[-–] ?)(?=\d{{1,2}}\b(?!-))", _reads(" to ")),
-    (r"(?<![\w.])\d(?P<part>['′’] ?)(?=\d{1,2}[\"″”])", _reads(" foot ")),
-    (r"(?<=€)\d{1,3}(?:\.\d{3})*,\d\d(?!\d|[.,]\d)", _euros),
-    (r"[~≈](?=\d)", _reads("about ")),
-    (r"(?<![\w<=>-])> ?(?=\d)", _reads("more than ")),
+    (rf"\b{_MONTH}\.? \d{{1,2}}(?P<part> ?[-–] ?)(?=\d{{1,2}}\b(?!-))", _reads(" to "), "-–"),
+    (r"(?<![\w.])\d(?P<part>['′’] ?)(?=\d{1,2}[\"″”])", _reads(" foot "), "'′’"),
+    (r"(?<=€)\d{1,3}(?:\.\d{3})*,\d\d(?!\d|[.,]\d)", _euros, "€"),
+    (r"[~≈](?=\d)", _reads("about "), "~≈"),
+    (r"(?<![\w<=>-])> ?(?=\d)", _reads("more than "), ">"),
 )
-_COMPILED = tuple((re.compile(pattern), speak) for pattern, speak in _RULES)
+_COMPILED: tuple[tuple[re.Pattern[str], _Speak, frozenset[str]], ...] = tuple(
+    (re.compile(rule[0]), rule[1], frozenset(rule[2]) if len(rule) == 3 else frozenset()) for rule in _RULES
+)
 _MAY_APPLY = re.compile(rf"[\d½⅓⅔¼¾⅛⅜⅝⅞@]|\w\.[A-Za-z]{{2}}|\b{_DAY}|\b[Aa] [Tt]b?sp|\. [A-Z]\b")
 
 
@@ -362,7 +372,10 @@ def rewrites(text: str, first: int = 0) -> list[Rewrite]:
     if not _MAY_APPLY.search(text, first):
         return []
     found: list[Rewrite] = []
-    for pattern, speak in _COMPILED:
+    present = frozenset(text)
+    for pattern, speak, needs in _COMPILED:
+        if needs and needs.isdisjoint(present):
+            continue
         for match in pattern.finditer(text):
             for start, end, spoken in speak(match):
                 if first <= start and not any(start < last and begin < end for begin, last, _ in found):
