@@ -104,6 +104,7 @@ TOGETHER = (
     "tests/unit/streaming/",  # loaded networks
     "tests/behaviour/",
     "tests/browser/",  # a browser and a server
+    "tests/integration/test_ray.py",  # waits for processes most of the time
     "tests/quality/",  # a recognizer
     "tests/parity/",
 )

@@ -96,12 +96,15 @@ def _connect(settings: Settings) -> None:
     """Start a cluster; again if Ray's own limit of 30 s ran out on a busy machine."""
     from tts_worker.server import ray as ray_transport
 
+    before = set(psutil.Process().children(recursive=True))
     try:
         ray_transport.connect(settings.ray)
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
         ray.shutdown()
+        for process in set(psutil.Process().children(recursive=True)) - before:  # Ray would end them at exit
+            process.kill()
         ray_transport.connect(settings.ray)
 
 

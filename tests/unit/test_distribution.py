@@ -220,7 +220,7 @@ def test_sdist_holds_docs_and_examples_but_no_weights(wheels: Wheels, tmp_path: 
         "NOTICE",
     } <= folders
     assert not [name for name in names if name.endswith((".safetensors", ".pt", ".onnx"))]
-    assert file.stat().st_size < 3_000_000, "weights for tests made it 15 MB"
+    assert file.stat().st_size < 5_000_000, "weights for tests made it 15 MB"
     (project,) = tmp_path.glob("tts_worker-*")
     assert contents(zipfile.ZipFile(built("wheel", tmp_path / "wheel", project))) == contents(wheels.server)
 
