@@ -48,9 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline is not None and not (args.baseline / "tts_worker").is_dir():
         raise InvalidRequest(f"{args.baseline} does not contain the package tts_worker")
     kind = "hibari" if args.engine == "cpu" else "tone"
-    settings = [f"engines.{args.engine}.kind={kind}", f"engines.{args.engine}.max_utterances={args.sessions + 16}"]
-    settings += [f"session.max_sessions={args.sessions}", "log_level=warning"]
-    settings.append(f"telephony.max_calls={args.sessions}")
+    settings = server_settings(args.engine, kind, args.sessions, args.protocol)
     defaults = Settings()
     lead_ms = defaults.telephony.lead_ms if args.protocol == "twilio" else defaults.session.lead_ms
     figures = asyncio.run(
@@ -69,3 +67,12 @@ def run(args: argparse.Namespace) -> int:
     options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}
     show(options | {"protocol": args.protocol, "start_over_s": args.start_over} | figures, args.json)
     return 0
+
+
+def server_settings(engine: str, kind: str, sessions: int, protocol: str) -> list[str]:
+    """Return the settings of the measured server. A baseline refuses those that it does not know yet."""
+    settings = [f"engines.{engine}.kind={kind}", f"engines.{engine}.max_utterances={sessions + 16}"]
+    settings += [f"session.max_sessions={sessions}", "log_level=warning"]
+    if protocol == "twilio":
+        settings.append(f"telephony.max_calls={sessions}")
+    return settings

@@ -9,6 +9,7 @@ import pytest
 import tts_worker
 from tts_worker.benchmarks.frames import compare_frames
 from tts_worker.cli import main
+from tts_worker.commands.bench_frames import server_settings
 
 
 async def test_version_is_compared_with_a_baseline() -> None:
@@ -26,3 +27,9 @@ async def test_version_is_compared_with_a_baseline() -> None:
 def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "frames", "--start-over", "-1"]) == 2
     assert "--start-over at least 0" in capsys.readouterr().err
+
+
+def test_a_baseline_gets_no_settings_of_other_protocols() -> None:
+    shared = server_settings("tone", "tone", 8, "websocket")
+    assert {setting.partition(".")[0].partition("=")[0] for setting in shared} == {"engines", "session", "log_level"}
+    assert set(server_settings("tone", "tone", 8, "twilio")) - set(shared) == {"telephony.max_calls=8"}
