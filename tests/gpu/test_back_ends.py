@@ -28,8 +28,8 @@ CROWD = 2
 @pytest.mark.parametrize("family", FAMILIES)
 def test_device_has_the_numbers_of_the_reference(family: str, half: bool, device: torch.device) -> None:
     """As ``tts-worker parity --device cuda`` on the numbers that the reference computed."""
-    pytest.importorskip("soundfile")
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("soundfile", reason="ships with the CPU voice")
+    pytest.importorskip("onnxruntime", reason="needs the package onnxruntime or onnxruntime-gpu")
     from tools.parity.runner import run_parity
 
     report = run_parity(tiny(family), GOLDEN[family], device=device.type, half=half)
@@ -53,7 +53,7 @@ def spoken(options: LoadOptions) -> tuple[list[EngineOutput], Backend]:
 @pytest.fixture(params=FAMILIES)
 def options(request: pytest.FixtureRequest, device: torch.device, tmp_path: Path) -> LoadOptions:
     """An engine of the tiny size, and the graphs of its networks."""
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx", reason="needs the extra 'export'")
     from tests.unit.cosyvoice import graph_files
 
     return LoadOptions(
@@ -79,7 +79,7 @@ def assert_back_end_speaks_like_pytorch(options: LoadOptions, backend: Backend) 
 
 
 def test_onnxruntime_speaks_like_pytorch(options: LoadOptions) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime or onnxruntime-gpu")
     if options.device == "cuda" and CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime has no CUDA provider")
     assert_back_end_speaks_like_pytorch(options, Backend.ONNXRUNTIME)
@@ -88,7 +88,7 @@ def test_onnxruntime_speaks_like_pytorch(options: LoadOptions) -> None:
 @pytest.mark.usefixtures("cuda")
 def test_tensorrt_speaks_like_pytorch(options: LoadOptions) -> None:
     """Built, then loaded from its cache."""
-    pytest.importorskip("tensorrt")
+    pytest.importorskip("tensorrt", reason="needs the extra 'tensorrt'")
     for _ in range(2):
         assert_back_end_speaks_like_pytorch(options, Backend.TENSORRT)
     assert options.plan_cache is not None

@@ -333,7 +333,7 @@ def _parse(data: object, kind: type[T]) -> T:
 
 def _error(kind: type, data: Any) -> TTSWorkerError:
     if kind is not TTSWorkerError:
-        raise NotImplementedError
+        raise NotImplementedError  # how a hook tells msgspec that it does not know a type
     return as_exception(error_of_json(dict(data)))
 
 
