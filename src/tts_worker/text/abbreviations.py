@@ -24,13 +24,14 @@ def _words(text: str) -> frozenset[str]:
 # A name or number follows in any case: never the end of a sentence.
 _TITLES = _words(
     "mr mrs ms dr prof rev hon gen col capt cpt lt sgt cmdr adm gov sen rep pres supt insp messrs mme mlle st mt ft "
-    "vs cf viz al ste rm bldg"
+    "vs cf viz al ste rm bldg v"
 )
+_CAPITAL_TITLES = _words("Apt Ext Fl")
 # End a sentence if the next word begins with a capital.
 _MAY_END = _words(
     "etc inc ltd co corp llc bros jr sr esq dept univ assn no nos fig figs vol pp ch sec eq approx est ext tel ed eds "
     "ave blvd rd min max avg misc jan feb mar apr jun jul aug sept sep oct nov dec mon tue tues wed thu thurs fri sat "
-    "sun oz lb lbs hr hrs mi km apt acct fl tsp tbsp"
+    "sun oz lb lbs hr hrs mi km apt acct fl tsp tbsp sq cu rt rte hwy gal qt incl excl dep arr art pt ca ex"
 )
 # More titles by language. German nouns are capitalized, so no German abbreviation ends a sentence.
 _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
@@ -68,6 +69,8 @@ class PeriodRules:
         lower = word.lower()
         if lower in self._titles or lower in _MAY_END:
             return Period.AMBIGUOUS
+        if len(word) > 1 and "." not in word:  # as most words
+            return Period.ENDS_SENTENCE
         letters = [part for part in word.split(".") if part]
         if all(len(part) <= 3 and part.isalpha() for part in letters) and (len(letters) > 1 or len(word) == 1):
             return Period.ENDS_SENTENCE if word == "I" else Period.AMBIGUOUS
@@ -86,7 +89,7 @@ class PeriodRules:
         if word.isdigit():
             return at_start or self._ordinals
         lower = word.lower()
-        if lower in self._titles or lower in _DOTTED_NEVER_END:
+        if lower in self._titles or word in _CAPITAL_TITLES or lower in _DOTTED_NEVER_END:
             return True
         if lower in _MAY_END or lower in _DOTTED_MAY_END:
             return False

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from tts_worker.text.characters import is_pictograph
-from tts_worker.text.mapped_text import MappedText
 
 SOFT_SPACE = "\u200b"
 """Replaces dropped characters: a space if two words would otherwise be joined, else nothing."""
@@ -55,10 +55,14 @@ def is_filtered(char: str) -> bool:
 
 
 class CharacterFilter:
-    """Appends the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
+    """Passes on the remaining characters, with spaces as ``" "`` and line breaks as ``"\\n"``.
 
-    def __init__(self, out: MappedText) -> None:
-        self._out = out
+    Args:
+        append: Takes text and the offset of its first character.
+    """
+
+    def __init__(self, append: Callable[[str, int], None]) -> None:
+        self._append = append
         self.held = ""  # possible base of an emoji
         self._held_at = 0
         self._after_return = False
@@ -68,7 +72,7 @@ class CharacterFilter:
         last_char = text[-1]
         is_first = not (self.held or self._after_return)
         if is_first and last_char not in _MAY_BECOME_EMOJI and _UNUSUAL.search(text) is None:  # as for most text
-            self._out.append(text, start)
+            self._append(text, start)
             return
         if self.held:
             text = self.held + text
@@ -94,17 +98,17 @@ class CharacterFilter:
                 last -= 1
                 replaced = SOFT_SPACE
             if last > begin:
-                self._out.append(text[begin:last], start + begin)
+                self._append(text[begin:last], start + begin)
             if replaced:
-                self._out.append(replaced, start + last)
+                self._append(replaced, start + last)
             begin = place + 1
         if begin < end:
-            self._out.append(text[begin:end], start + begin)
+            self._append(text[begin:end], start + begin)
 
     def settle(self) -> None:
         """Resolve the held character as if the text ended here."""
         if self.held:
-            self._out.append(self.held, self._held_at)
+            self._append(self.held, self._held_at)
             self.held = ""
 
 

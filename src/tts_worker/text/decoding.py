@@ -16,15 +16,15 @@ class TextDecoder:
     def __init__(self) -> None:
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._high_surrogate = ""  # first half of a surrogate pair
-        self._may_wait = False  # whether part of a character may wait for the rest
+        self.may_wait = False  # whether part of a character may wait for the rest
 
     def feed(self, delta: str | bytes) -> str:
         """Return the characters completed by ``delta``."""
-        if not self._may_wait and isinstance(delta, str) and delta.isascii():
+        if not self.may_wait and isinstance(delta, str) and delta.isascii():
             return delta
         if not delta:
             return ""
-        self._may_wait = True
+        self.may_wait = True
         if isinstance(delta, bytes):
             replaced = _REPLACEMENT if self._high_surrogate else ""
             self._high_surrogate = ""
@@ -35,7 +35,7 @@ class TextDecoder:
         if "\ud800" <= text[-1] <= "\udbff":
             self._high_surrogate = text[-1]
             text = text[:-1]
-        self._may_wait = self._high_surrogate != ""
+        self.may_wait = self._high_surrogate != ""
         return replaced + _join_surrogates(text)
 
     def end(self) -> str:

@@ -7,6 +7,10 @@ _ONES = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_ORDINALS = {
+    **{"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"},
+    "twelve": "twelfth",
+}
 _SCALES = (
     *("", " thousand", " million", " billion", " trillion", " quadrillion", " quintillion", " sextillion"),
     *(" septillion", " octillion", " nonillion", " decillion"),
@@ -16,6 +20,22 @@ _SCALES = (
 def number_words(digits: str) -> str:
     """Return decimal digits as an American number: "two thousand five"."""
     return spell_out_number(digits).replace(" and ", " ").replace(",", "")
+
+
+def year_words(digits: str) -> str:
+    """Return a year of four digits as it is read: "nineteen ninety-nine", "nineteen oh five", "two thousand nine"."""
+    century, rest = digits[:2], digits[2:]
+    if digits[1:3] == "00":
+        return number_words(digits)
+    last = "hundred" if rest == "00" else f"oh {number_words(rest)}" if rest[0] == "0" else number_words(rest)
+    return f"{number_words(century)} {last}"
+
+
+def ordinal_words(number: int) -> str:
+    """Return "first", "twenty-second", "thirtieth"."""
+    words = number_words(str(number))
+    before, last = words[: words.rfind("-") + 1], words[words.rfind("-") + 1 :]
+    return before + (_ORDINALS.get(last) or (f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th"))
 
 
 def spell_out_number(digits: str) -> str:

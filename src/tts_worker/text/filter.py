@@ -1,22 +1,23 @@
 """Removes text that is not read aloud: Markdown, tags, URLs, emoji and invisible characters.
 
-Three stages: characters, the scanner for Markdown and URLs, whitespace. The scanner passes plain text on in runs, up to
-the next mark that one regular expression finds, and decides a mark when the text that decides it has arrived; so the
-result does not depend on how the stream is split, and the work is linear. The delay is one character outside an open
-mark, and at most a few hundred characters after an open ``[`` or ``<``.
+The scanner for Markdown and URLs reads what ``CharacterFilter`` leaves. It appends plain text to ``ReadableText`` in
+runs, up to the next mark that one regular expression finds, and decides a mark when the text that decides it has
+arrived; so the result does not depend on how the stream is split, and the work is linear. The delay is one character
+outside an open mark, and at most a few hundred characters after an open ``[`` or ``<``.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Collection
+from operator import itemgetter
 
 from tts_worker.text import markup
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
-from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
-from tts_worker.text.whitespace import BLANKS, WhitespaceFilter
+from tts_worker.text.readable import ReadableText
 from tts_worker.types import Span, UrlMode
 
 _COMMENT_LIMIT = 2000
@@ -24,6 +25,9 @@ _SPELL_LIMIT = 200
 """Characters that an unclosed ``<spell>`` spells."""
 
 _INDENT = f" >{SOFT_SPACE}"
+_ENDED_BLOCKS = ("heading", "row")
+"""Blocks that end with their line."""
+_PLACE = itemgetter(0)
 _WAIT = -1
 """What a handler returns if the text after its place must arrive first."""
 
@@ -31,12 +35,11 @@ _WAIT = -1
 class TextFilter:
     """Passes readable text to ``out``: single spaces, ``"\\n"`` at the end of a paragraph, ``BREAK``, replacements.
 
-    ``_source`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
+    ``_text`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
     the place after it, or ``_WAIT``. With ``_is_final`` it decides as if the text ended there.
 
     Args:
-        out: The source of the next stage.
-        space_follows: Called when a space or line break precedes the next letter, before it is known which.
+        out: Takes the text that is read.
         markdown: False keeps markup and tags; only characters are dropped and, depending on ``urls``, URLs.
         urls: How URLs are read.
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
@@ -46,8 +49,7 @@ class TextFilter:
 
     def __init__(
         self,
-        out: MappedText,
-        space_follows: Callable[[], None] = lambda: None,
+        out: ReadableText,
         *,
         markdown: bool = True,
         urls: UrlMode = UrlMode.DROP,
@@ -55,11 +57,11 @@ class TextFilter:
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
     ) -> None:
-        self._source = MappedText()
-        self._source.append(" ", -1)
-        self._characters = CharacterFilter(self._source)
-        self._text = ""  # of the source, while it is read
-        self._out = WhitespaceFilter(out, space_follows)
+        self._characters = CharacterFilter(self._append)
+        self._text = " "  # what is not decided, and the character before it
+        self._shift = -1  # from places to offsets in the original text
+        self._gaps: list[tuple[int, int]] = []  # places before which characters were dropped, and the shift from there
+        self._out = out
         self._control_tags = control_tags
         self._alphabets = alphabets
         self._pauses = {} if pauses is None else pauses
@@ -68,9 +70,7 @@ class TextFilter:
         self._is_final = False
         self._mode: Callable[[int], int] | None = self._line_start if markdown else None  # None within a line
         # the line
-        self._after_bullet = False
-        self._is_heading = False
-        self._is_row = False
+        self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
         self._fence = ""  # the marks that opened fenced code
@@ -80,6 +80,7 @@ class TextFilter:
         self._open: set[str] = set()  # open emphasis marks
         self._spelled_left = 0  # characters that an open <spell> tag may still spell
         self._joins_spelled = False  # whether a spelled character precedes
+        self._closing_spelled = markup.CLOSING_SPELLED["spell"]
         self._depth = 0  # open parentheses of a URL or a long link target
         self._in_angle_brackets = False  # whether the URL is in angle brackets
         has_urls = urls is not UrlMode.KEEP
@@ -88,10 +89,11 @@ class TextFilter:
         self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
         self._handlers: dict[str, Callable[[int], int]] = {
-            "\n": self._line_end if markdown else self._blank,
-            SOFT_SPACE: self._blank,
+            **dict.fromkeys(markup.CLOSE_UP, self._plain),
+            "\n": self._line_end if markdown else self._plain_line_end,
+            SOFT_SPACE: self._gap,
             "\\": self._escape,
-            "!": self._image,
+            "!": self._image if markdown else self._plain,
             "&": self._entity,
             "[": self._bracket,
             "<": self._angle,
@@ -117,23 +119,18 @@ class TextFilter:
         blanks = self._out.undecided
         if blanks is None or (self._mode is not None and self._mode in (self._spelled, self._fenced)):
             return None
-        return self._source.text[1:] + blanks + self._characters.held
-
-    @property
-    def holds_space(self) -> bool:
-        """Whether a space or a line break precedes the next letter."""
-        return self._out.holds_space
+        return self._text[1:] + blanks + self._characters.held
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
         self._characters.push(text, start)
-        self._run()
+        self._forget(self._scan(1))
 
     def settle(self) -> None:
         """Resolve pending characters at the end of the text."""
         self._characters.settle()
         self._is_final = True
-        self._run()
+        self._forget(self._scan(1))
         self._is_final = False
         self._leave_url()
 
@@ -144,13 +141,29 @@ class TextFilter:
 
     def release_mark(self) -> None:
         """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
-        if self._source.text[1:] == "!" and self._mode is None:
-            self._source.cut(self._keep(1, 2) - 1)
+        if self._text[1:] == "!" and self._mode is None:
+            self._forget(self._keep(1, 2))
 
-    def _run(self) -> None:
-        """Pass on what is decided."""
-        self._text = self._source.text
-        self._source.cut(self._scan(1) - 1)
+    def _append(self, text: str, start: int) -> None:
+        place = len(self._text)
+        if place == 1:
+            self._shift = start - 1
+        elif start != self._offset(place):
+            self._gaps.append((place, start - place))
+        self._text += text
+
+    def _offset(self, place: int) -> int:
+        """Return the offset of the character at ``place`` in the original text."""
+        gaps = bisect_right(self._gaps, place, key=_PLACE) if self._gaps else 0
+        return place + (self._gaps[gaps - 1][1] if gaps else self._shift)
+
+    def _forget(self, end: int) -> None:
+        """Forget the text before ``end``, except for one character."""
+        done = end - 1
+        self._text = self._text[done:]
+        self._shift = self._offset(done)
+        if self._gaps:
+            self._gaps = [(place - done, shift + done) for place, shift in self._gaps if place > done]
 
     def _scan(self, at: int) -> int:
         """Read ``_text`` from ``at`` and return the place of the first undecided character."""
@@ -164,10 +177,8 @@ class TextFilter:
                 if mark is None:
                     return self._keep(at, end)
                 place = mark.start()
-                if place > at:
-                    self._at_line_start = False
-                    self._out.run(self._source, at, place)
-                    at = place
+                if at < place:
+                    at = self._keep(at, place)
                 handler = handlers[text[at]]
             following = handler(at)
             if following == _WAIT:
@@ -185,44 +196,51 @@ class TextFilter:
         """Pass on the text from ``first`` to ``last`` as it is, and return ``last``."""
         if first < last:
             self._at_line_start = False
-            self._out.run(self._source, first, last)
+            text = self._text[first:last]
+            if not self._gaps and "  " not in text:
+                self._out.run(text, first + self._shift)
+            else:
+                for place in range(first, last):
+                    self._out.run(self._text[place], self._offset(place))
         return last
+
+    def _plain(self, at: int) -> int:
+        return self._keep(at, at + 1)
 
     def _emit(self, char: str, place: int) -> None:
         """Pass on ``char`` instead of the character at ``place``."""
         self._at_line_start = False
-        if char in BLANKS:
-            self._out.blank(char, self._source.offset(place))
-        else:
-            self._out.char(char, self._source.offset(place))
+        self._out.run(char, self._offset(place))
 
-    def _blank(self, at: int) -> int:
-        self._emit(self._text[at], at)
-        return at + 1
+    def _gap(self, place: int) -> int:
+        """Read the place of dropped characters."""
+        self._at_line_start = False
+        self._out.gap(self._offset(place))
+        return place + 1
 
     def _speak(self, spoken: str, first: int, last: int, phonemes: str | None = None) -> None:
         """Pass on a replacement of the text from ``first`` to ``last``."""
         self._at_line_start = False
-        start = self._source.offset(first)
-        self._out.unit(Span(spoken, start, self._source.offset(last - 1) + 1, phonemes))
+        start = self._offset(first)
+        self._out.unit(Span(spoken, start, self._offset(last - 1) + 1, phonemes))
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
         if self._code:
             self._code = 0
             self._marks = self._text_marks
-        if self._open and char == PARAGRAPH:
+        if char == PARAGRAPH:
             self._open.clear()
-        if char == BREAK:
-            self._out.silence(self._source.offset(place))
-        else:
-            self._out.line_end(char, self._source.offset(place))
         self._at_line_start = True
+        if char == BREAK:
+            self._out.silence(self._offset(place))
+        else:
+            self._out.line_end(char, self._offset(place))
 
     def _end_line(self, char: str, place: int) -> int:
-        self._is_heading = self._is_row = self._after_bullet = False
-        self._break(char, place)
+        self._block = ""
         self._mode = self._line_start
+        self._break(char, place)
         return place + 1
 
     # -- the start of a line ------------------------------------------------------------------------------------------
@@ -236,7 +254,7 @@ class TextFilter:
         if char == "\n":
             return self._end_line(PARAGRAPH, at)
         if char in _INDENT:
-            indent = (markup.INDENT_AFTER_BULLET if self._after_bullet else markup.INDENT).match(self._text, at)
+            indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
             if indent:
                 return indent.end()
         mark = markup.LINE_MARK.match(self._text, at)
@@ -251,7 +269,7 @@ class TextFilter:
             return self._end_line(PARAGRAPH, self._text.index("\n", end - 1))
         if kind == "bullet":
             self._break(PARAGRAPH, at)
-            self._after_bullet = True
+            self._block = kind
             return end
         self._mode = None
         return end if kind is not None and self._begin_block(kind, at) else at
@@ -259,10 +277,9 @@ class TextFilter:
     def _begin_block(self, kind: str, at: int) -> bool:
         """Begin the text of a heading, item or row; return whether its mark is dropped."""
         if kind == "checkbox":
-            return self._after_bullet
-        if kind in ("heading", "item", "dot") or not self._after_bullet:
-            self._is_heading = kind == "heading"
-            self._is_row = kind == "row"
+            return self._block == "bullet"
+        if kind != "row" or self._block != "bullet":
+            self._block = kind
             self._cell_seen = False
             self._break(PARAGRAPH, at)
         return kind in ("heading", "dot")
@@ -317,15 +334,20 @@ class TextFilter:
 
     # -- within a line ------------------------------------------------------------------------------------------------
 
+    def _plain_line_end(self, at: int) -> int:
+        self._at_line_start = False
+        self._out.line_end("\n", self._offset(at))
+        return at + 1
+
     def _line_end(self, at: int) -> int:
-        return self._end_line(PARAGRAPH if self._is_heading or self._is_row else "\n", at)
+        return self._end_line(PARAGRAPH if self._block in _ENDED_BLOCKS else "\n", at)
 
     def _escape(self, at: int) -> int:
         if self._must_wait(at + 1):
             return _WAIT
         if self._text[at + 1 : at + 2] in markup.ESCAPABLE:
             return self._keep(at + 1, at + 2)
-        return self._keep(at, at + 1)
+        return self._plain(at)
 
     def _entity(self, at: int) -> int:
         entity = markup.ENTITY.match(self._text, at)
@@ -337,19 +359,19 @@ class TextFilter:
                 return entity.end()
         elif entity and self._must_wait(entity.end()):
             return _WAIT
-        return self._keep(at, at + 1)
+        return self._plain(at)
 
     def _pipe(self, at: int) -> int:
         """Read ``a | b``, a table without outer pipes or a separator: it becomes a comma. ``a|b`` stays."""
-        if self._is_row:
+        if self._block == "row":
             return self._cell(at)
         if self._code:
-            return self._keep(at, at + 1)
+            return self._plain(at)
         if self._must_wait(at + 1):
             return _WAIT
         following = self._text[at + 1 : at + 2]
         if following and not (following in SPACES and self._text[at - 1] in SPACES):
-            return self._keep(at, at + 1)
+            return self._plain(at)
         if following == " " and not self._at_line_start:
             self._emit(",", at)
         return at + 1
@@ -375,8 +397,8 @@ class TextFilter:
 
     def _closing_hashes(self, at: int) -> int:
         """Read the closing marks of ``# Heading ##``."""
-        if not self._is_heading:
-            return self._keep(at, at + 1)
+        if self._block != "heading":
+            return self._plain(at)
         hashes = markup.CLOSING_HASHES.match(self._text, at)
         end = hashes.end() if hashes else at + 1
         if self._must_wait(end):
@@ -423,9 +445,11 @@ class TextFilter:
 
     def _image(self, at: int) -> int:
         """Read the beginning of ``![alt](picture)``."""
+        if self._code:
+            return self._plain(at)
         if self._must_wait(at + 1):
             return _WAIT
-        return self._bracket(at) if self._text[at + 1 : at + 2] == "[" else self._keep(at, at + 1)
+        return self._bracket(at) if self._text[at + 1 : at + 2] == "[" else self._plain(at)
 
     def _control_tag(self, at: int) -> int | None:
         """Pass on a tag that the engine acts on, after a "!" before it; None if there is none at ``at``."""
@@ -448,7 +472,7 @@ class TextFilter:
         if (end := self._control_tag(at)) is not None:
             return end
         if not self._markdown:
-            return self._keep(at, at + 1)
+            return self._plain(at)
         text = self._text
         bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         is_image = text[at] == "!"
@@ -526,7 +550,7 @@ class TextFilter:
             if url and text[url.end() - 1] != ":":
                 return self._begin_url(at, url.end())
         if self._code or not self._markdown:
-            return _WAIT if self._may_be_url(at + 1) else self._keep(at, at + 1)
+            return _WAIT if self._may_be_url(at + 1) else self._plain(at)
         tag = markup.TAG.match(text, at, at + markup.TAG_LIMIT)
         if tag:
             return self._tag(tag)
@@ -536,7 +560,7 @@ class TextFilter:
         if address and address["whole"]:
             self._keep(address.start("address"), address.end("address"))
             return address.end()
-        return _WAIT if address and self._must_wait(address.end()) else self._keep(at, at + 1)
+        return _WAIT if address and self._must_wait(address.end()) else self._plain(at)
 
     def _tag(self, tag: re.Match[str]) -> int:
         end = tag.end()
@@ -545,17 +569,20 @@ class TextFilter:
         if tag["comment"]:
             return self._comment(end)
         if name == "break" and (pause_ms := markup.break_ms(attributes)) is not None:
-            self._pauses[self._source.offset(end - 1)] = pause_ms
+            self._pauses[self._offset(end - 1)] = pause_ms
             self._break(BREAK, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(attributes, self._alphabets)) is not None:
-            return self._pronounced(end, phonemes)
-        elif name == "spell" and not tag["closed"]:
+            return self._replaced(end, name, phonemes=phonemes)
+        elif name == "sub" and (alias := markup.alias_of(attributes)) is not None:
+            return self._replaced(end, name, alias=alias)
+        elif not tag["closed"] and markup.is_spelled(name, attributes):
             self._spelled_left = _SPELL_LIMIT
             self._joins_spelled = False
+            self._closing_spelled = markup.CLOSING_SPELLED[name]
             self._mode = self._spelled
-        elif name in markup.BREAKING_TAGS:
+        elif name in markup.BREAKING_TAGS or markup.ends_sentence(tag):
             self._break(PARAGRAPH, end - 1)
-        elif name in markup.CELL_TAGS:
+        elif name in markup.SPACED_TAGS:
             self._emit(" ", end - 1)
         return end
 
@@ -570,7 +597,7 @@ class TextFilter:
         """Spell the next character of ``<spell>``, which ends with its closing tag, the line, or its limit."""
         char = self._text[at]
         if char == "<":
-            closing = markup.CLOSING_SPELL.match(self._text, at)
+            closing = self._closing_spelled.match(self._text, at)
             if closing and not closing["whole"] and self._must_wait(closing.end()):
                 return _WAIT
             if closing and closing["whole"]:
@@ -584,19 +611,19 @@ class TextFilter:
             self._joins_spelled = False
             if char == "&":
                 return self._entity(at)
-            return self._blank(at) if char in BLANKS else self._keep(at, at + 1)
+            return self._gap(at) if char == SOFT_SPACE else self._plain(at)
         self._speak(" " * self._joins_spelled + markup.letter_name(char), at, at + 1)
         self._joins_spelled = True
         return at + 1
 
-    def _pronounced(self, at: int, phonemes: str) -> int:
-        """Read the content of ``<phoneme>``. Without content, or a closing tag nearby, the tag has no effect."""
-        content = markup.PRONOUNCED.match(self._text, at)
+    def _replaced(self, at: int, name: str, *, alias: str | None = None, phonemes: str | None = None) -> int:
+        """Read the content of ``<phoneme>``, ``<sub>``. Without it, or a closing tag nearby, the tag has no effect."""
+        content = markup.REPLACED[name].match(self._text, at)
         if content and content["whole"]:
             words = content["content"].split()
             if not words:
                 return at
-            self._speak(" ".join(words), content.start(), content.end("content"), phonemes)
+            self._speak(alias or " ".join(words), content.start(), content.end("content"), phonemes)
             return content.end()
         return _WAIT if self._must_wait(content.end() if content else at) else at
 
@@ -609,7 +636,7 @@ class TextFilter:
         """Read a letter that may begin a URL."""
         prefix = markup.URL_PREFIX.match(self._text, at)
         if prefix is None:
-            return _WAIT if self._may_be_url(at) else self._keep(at, at + 1)
+            return _WAIT if self._may_be_url(at) else self._plain(at)
         end = prefix.end()
         return end if self._text[end - 1] == ":" else self._begin_url(at, end)  # the address after "mailto:" is read
 
@@ -631,7 +658,7 @@ class TextFilter:
             self._keep(begin, end if port < 0 else port)
             first = end
         else:
-            self._emit(SOFT_SPACE, at)
+            self._gap(at)
         self._in_angle_brackets = text[at] == "<"
         self._depth = 0
         self._mode = self._skip_url

@@ -207,24 +207,24 @@ class LexiconStage:
     Holds at most ``MAX_GRAPHEME_CHARS + 1`` characters, and only while they can begin an entry.
     """
 
-    def __init__(self, lexicon: Lexicon, out: Segmenter) -> None:
-        self.source = MappedText()  # what is not decided, and the character before it
-        self.source.append(" ", -1)
+    def __init__(self, lexicon: Lexicon, source: MappedText, out: Segmenter) -> None:
+        self.source = source  # what is not decided
+        self._before = " "  # the character before it
         self._lexicon = lexicon
         self._out = out
 
     @property
     def is_matching(self) -> bool:
         """Whether text is held because it may begin an entry."""
-        return len(self.source.text) > 1
+        return self.source.text != ""
 
     def run(self, *, is_final: bool = False) -> None:
         """Pass on what is decided; with ``is_final`` as if the text ended here."""
         text = self.source.text
-        done = place = 1
+        done = place = 0
         while start := self._lexicon.starts.search(text, place):
             place = start.start()
-            begins_word = _is_word_boundary(text[place - 1], text[place])
+            begins_word = _is_word_boundary(text[place - 1] if place else self._before, text[place])
             match = self._match(place, is_final=is_final) if begins_word else _NO_MATCH
             if match is None:
                 break
@@ -242,7 +242,9 @@ class LexiconStage:
             place = len(text)
         if done < place:
             self._out.source.extend(self.source, done, place)
-        self.source.cut(place - 1)
+        if place:
+            self._before = text[place - 1]
+            self.source.cut(place)
 
     def space_follows(self) -> None:
         """Tell the segmenter that a space or a line break precedes the next letter, unless text before it is held."""

@@ -23,7 +23,7 @@ BREAKING_TAGS = frozenset(
         *("ol", "p", "pre", "section", "summary", "table", "tr", "ul"),
     )
 )
-CELL_TAGS = frozenset(("td", "th"))
+SPACED_TAGS = frozenset(("s", "td", "th"))
 CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
 
 # -- the start of a line ----------------------------------------------------------------------------------------------
@@ -76,12 +76,16 @@ _URL_START = (
 
 @cache
 def marks(chars: str, *, urls: bool) -> re.Pattern[str]:
-    """Return the pattern of one of ``chars``, or the first letter of what may be a URL."""
+    """Return the pattern of one of ``chars``, a mark after a space, or the first letter of what may be a URL."""
     letters = URL_LETTERS if urls else ""
+    url = f"|{_URL_START}" if urls else ""
+    close_up = re.escape(CLOSE_UP)
     # The class comes first, because the search for a class is fast.
-    return re.compile(rf"[{chars}{letters}]" + (rf"(?:(?<![{letters}])|{_URL_START})" if urls else ""), re.DOTALL)
+    return re.compile(rf"[{chars}{close_up}{letters}](?:(?<=[{chars}])|(?<= [{close_up}]){url})", re.DOTALL)
 
 
+CLOSE_UP = ".,;:!?)。，；：！？、"
+"""Marks that follow a word without a space."""
 LINE_MARKS = rf"\n{SOFT_SPACE}"
 TEXT_MARKS = r"\\\[<|*_~`!&#"
 CODE_MARKS = r"<|`"
@@ -107,14 +111,25 @@ CUT_TAG = re.compile(
 )
 """A tag that is cut off by the end of the stream."""
 
-CLOSING_SPELL = re.compile(r"<(?:/(?:s(?:p(?:e(?:l(?:l {0,8}(?P<whole>>)?)?)?)?)?)?)?", re.IGNORECASE)
-PRONOUNCED = re.compile(
-    r"(?P<content>[^<\n]{1,100})(?:<(?:/(?:p(?:h(?:o(?:n(?:e(?:m(?:e(?P<whole>>)?)?)?)?)?)?)?)?)?)?",
-    re.IGNORECASE,
-)
+
+def _closing(name: str) -> str:
+    """Return a pattern of the closing tag of ``name``, or its beginning; the group "whole" is set for a whole tag."""
+    tag = f"</{name}"
+    return "(?:" + "(?:".join(map(re.escape, tag)) + r" {0,8}(?P<whole>>)?" + ")?" * len(tag)
+
+
+CLOSING_SPELLED = {name: re.compile(_closing(name), re.IGNORECASE) for name in ("spell", "say-as")}
+REPLACED = {
+    name: re.compile(r"(?P<content>[^<\n]{1,100})" + _closing(name), re.IGNORECASE) for name in ("phoneme", "sub")
+}
+"""The content and the closing tag of what is spoken otherwise."""
 _BREAK_TIME = re.compile(r"(?<![\w-])time=[\"']?(\d{1,6}(?:\.\d{1,3})?)(ms|s)(?![\w.])", re.IGNORECASE)
 _PHONEMES = re.compile(r"(?<![\w-])ph=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
 _ALPHABET = re.compile(r"(?<![\w-])alphabet=[\"']?([\w-]+)", re.IGNORECASE)
+_ALIAS = re.compile(r"(?<![\w-])alias=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
+_SPELLED_AS = re.compile(
+    r"(?<![\w-])interpret-as=[\"']?(?:characters|spell-out|digits|telephone)(?![\w-])", re.IGNORECASE
+)
 MAX_BREAK_MS = 10_000
 _MAX_PHONEMES = 100
 ADDRESS = re.compile(
@@ -172,6 +187,29 @@ def phonemes_of(attributes: str | None, alphabets: Collection[str]) -> str | Non
     if not phonemes or len(phonemes) > _MAX_PHONEMES or (alphabet and alphabet[1].lower() not in alphabets):
         return None
     return phonemes
+
+
+def alias_of(attributes: str | None) -> str | None:
+    """Return what is spoken instead of the content of a ``<sub>`` tag; None if nothing can be spoken."""
+    found = _ALIAS.search(attributes or "")
+    written = (found[1] or found[2] or "") if found else ""
+    alias = " ".join(ENTITY.sub(_entity_text, written).split())
+    return alias if any(map(str.isalnum, alias)) else None
+
+
+def _entity_text(entity: re.Match[str]) -> str:
+    char = entity_char(entity.group())
+    return entity.group() if char is None else char
+
+
+def ends_sentence(tag: re.Match[str]) -> bool:
+    """Return whether a tag is ``</s>`` after text without a stop."""
+    return tag["closed"] in ("s", "S") and tag.string[tag.start() - 1] not in ".!?…"
+
+
+def is_spelled(name: str, attributes: str | None) -> bool:
+    """Return whether the content of an opening tag is read character by character."""
+    return name == "spell" or (name == "say-as" and _SPELLED_AS.search(attributes or "") is not None)
 
 
 def letter_name(char: str) -> str:

@@ -17,6 +17,7 @@ from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.markup import BRACKET_LIMIT
+from tts_worker.text.readable import ReadableText
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
 from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
@@ -95,12 +96,12 @@ class TextPipeline:
         options = options or TextOptions()
         self._decoder = TextDecoder()
         pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
-        self._segmenter = Segmenter(options, options.language, pauses)
-        self._lexicon = LexiconStage(lexicon, self._segmenter) if lexicon else None
-        after_filter = self._lexicon or self._segmenter
+        self._readable = readable = ReadableText()
+        self._segmenter = Segmenter(options, options.language, pauses, None if lexicon else readable)
+        self._lexicon = LexiconStage(lexicon, readable, self._segmenter) if lexicon else None
+        readable.space_follows = (self._lexicon or self._segmenter).space_follows
         self._filter = TextFilter(
-            after_filter.source,
-            after_filter.space_follows,
+            readable,
             markdown=options.markdown,
             urls=UrlMode(options.urls),
             pauses=pauses,
@@ -142,15 +143,17 @@ class TextPipeline:
         Raises:
             IllegalCommand: Called after ``end``.
         """
+        if self._decoder.may_wait or not isinstance(delta, str) or not delta.isascii():
+            delta = self._decoder.feed(delta)
+        unread = self._unread + delta
+        if len(unread) <= self._fitting and self._watched.search(delta) is None:  # as for most deltas
+            self._unread = unread
+            return []
         if self._ended:
             self._reject()
-        text = self._decoder.feed(delta)
-        self._unread = unread = self._unread + text
-        if len(unread) <= self._fitting and self._watched.search(text) is None:  # as for most deltas
-            return []
-        if not self._may_complete(unread):
-            return []
-        self._read()
+        self._unread = unread
+        if self._may_complete(unread):
+            self._read()
         return self._pop_ready() if self._segmenter.ready else []
 
     def flush(self) -> list[Segment]:
@@ -175,7 +178,7 @@ class TextPipeline:
         self._filter.release_mark()
         self._run_stages()
         is_matching = self._lexicon is not None and self._lexicon.is_matching
-        self._segmenter.finish_words(space_follows=self._filter.holds_space and not is_matching)
+        self._segmenter.finish_words(space_follows=self._readable.holds_space and not is_matching)
         return self._pop_ready()
 
     def end(self) -> list[Segment]:
@@ -189,6 +192,7 @@ class TextPipeline:
         self._unread += self._decoder.end()
         self._read()
         self._ended = True
+        self._fitting = -1
         self._filter.settle()
         return self._finish(Boundary.END)
 
@@ -236,8 +240,7 @@ class TextPipeline:
         while ending := self._ending.search(unread, self._searched):
             first, end = ending.span()
             self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
-            is_long = unread[first] not in _CLAUSE_MARKS or _largest_size(unread[:end]) >= self._clause_size_left
-            if is_long and self._has_speech:
+            if self._has_speech and (unread[first] not in _CLAUSE_MARKS or self._ends_clause(unread[:end])):
                 return True
             self._searched = first + 1
         if self._ending is _ENDING:
@@ -245,6 +248,11 @@ class TextPipeline:
             self._searched = start.start() if start else length
             self._watched = _ENDING_REST if start else _ENDING_START
         return False
+
+    def _ends_clause(self, text: str) -> bool:
+        """Return whether a clause that ends with ``text`` is long enough for a segment."""
+        size_left = self._clause_size_left
+        return MAX_SIZE * len(text) >= size_left and _largest_size(text) >= size_left
 
     def _find_limits(self) -> None:
         """Find which text may be added without completing a segment."""
@@ -254,17 +262,17 @@ class TextPipeline:
             if self._filter.skips_line:
                 self._fitting = self._max_fitting = _BLOCK_CHARS
                 self._has_speech = True
-                self._watch(_LINE_END)
+                self._ending = self._watched = _LINE_END
             return
         self._size_left, self._clause_size_left = self._segmenter.size_left()
         self._has_speech = self._segmenter.has_speech
         self._max_fitting = _BLOCK_CHARS
         if self._by_word:
-            self._watch(_WORD_END)
+            self._ending = self._watched = _WORD_END
             self._size_left -= self._margin
             self._clause_size_left = 0
         else:
-            self._watch(_ENDING)
+            self._ending = _ENDING
             self._watched = _ENDING_START
         if undecided == " ":
             self._size_left -= 1
@@ -285,15 +293,11 @@ class TextPipeline:
         elif _TABLE_MARKS.fullmatch(undecided):
             self._size_left = self._clause_size_left
         elif undecided[0] == "[" and undecided[-1] != "]":
-            self._watch(_LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END)
+            self._ending = self._watched = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
             self._max_fitting = BRACKET_LIMIT - 1 - len(undecided)
             self._has_speech = True  # other text follows the link
         else:
             self._max_fitting = 0
-
-    def _watch(self, ending: re.Pattern[str]) -> None:
-        """Look for ``ending`` in new text."""
-        self._ending = self._watched = ending
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:

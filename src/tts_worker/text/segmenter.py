@@ -27,6 +27,7 @@ _CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
 # These need no space after them.
 _WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
 _LINE_ENDS = frozenset("\n" + BREAK)
+_UNSIZED = ("", *_LINE_ENDS)
 _AUDIBLE = re.compile(f"[^\\W_]|{UNIT}")
 _WIDE_CLASS = f"\n{BREAK}{''.join(_WIDE)}"
 # Other marks before a letter or digit are inside a word or number.
@@ -105,8 +106,9 @@ class Segmenter:
         options: SegmenterOptions | None = None,
         language: str | None = None,
         pauses: dict[int, int] | None = None,
+        source: MappedText | None = None,
     ) -> None:
-        self.source = MappedText()  # the current segment and the text after it
+        self.source = source or MappedText()  # the current segment and the text after it
         self.ready: list[Segment] = []
         self.count = 0
         self._pauses_ms = {} if pauses is None else pauses  # by the offset of the break
@@ -116,6 +118,7 @@ class Segmenter:
         self._waiting: _Mark | None = None  # the mark at ``_at``, until the text after it has arrived
         self._size = 0  # of the first ``_sized`` characters
         self._sized = 0
+        self._fitting = 0  # length that surely fits the segment
         self._start = 0  # of the current segment, in the original text
         self._last_boundary: Boundary | None = None
         self._last_clause = 0  # characters up to and including the last clause mark
@@ -129,7 +132,7 @@ class Segmenter:
     @property
     def has_speech(self) -> bool:
         """Whether there is pending text that is spoken."""
-        return _AUDIBLE.search(self.source.text) is not None
+        return self._has_speech_before(len(self.source.text))
 
     def size_left(self) -> tuple[int, int]:
         """Return the spoken size that may be added without completing a segment, and that with a comma after it."""
@@ -137,12 +140,13 @@ class Segmenter:
             return 0, 0  # any character may complete one
         length = len(self.source.text)
         if length > self._sized:
-            self._size += self._size_of(self._sized, length)
-            self._sized = length
+            self._set_size(self._size + self._size_of(self._sized, length), length)
         return self._limit - self._size, self._clause_minimum - self._size
 
     def run(self) -> None:
         """Emit the segments that are complete."""
+        if UNIT in self.source.text:  # may be of any size
+            self._fitting = self._sized
         if self._options.by_word:
             while self._scan_word():
                 pass
@@ -220,30 +224,32 @@ class Segmenter:
         return self.source.replacement(place).text[-1] if char == UNIT else char
 
     def _has_speech_before(self, length: int) -> bool:
-        return _AUDIBLE.search(self.source.text, 0, length) is not None
+        text = self.source.text
+        return (length > 0 and text[0].isalnum()) or _AUDIBLE.search(text, 0, length) is not None
 
     def _fits(self, length: int) -> bool:
         """Return whether the first ``length`` characters fit the segment."""
-        sized = self._sized
-        if length <= sized or (
-            self._size + MAX_SIZE * (length - sized) <= self._limit and UNIT not in self.source.text
-        ):
+        if length <= self._fitting:
             return True
         size = self._size + self._size_of(self._sized, length)
         if size > self._limit:
             return False
+        self._set_size(size, length)
+        return True
+
+    def _set_size(self, size: int, length: int) -> None:
+        """Note the size of the first ``length`` characters."""
         self._size = size
         self._sized = length
-        return True
+        self._fitting = length if UNIT in self.source.text else length + (self._limit - size) // MAX_SIZE
 
     def _size_of(self, first: int, last: int) -> int:
         if UNIT not in self.source.text:
             return spoken_size(self.source.text[first:last])
+        text = self.source.text[first:last]
         largest = self._options.first_max_chars // 2
-        return sum(
-            spoken_size(text) if unit is None else min(spoken_size(unit.text), largest)
-            for text, _, unit in self.source.pieces(first, last)
-        )
+        units = [self.source.replacement(first + place) for place, char in enumerate(text) if char == UNIT]
+        return spoken_size(text.replace(UNIT, "")) + sum(min(spoken_size(unit.text), largest) for unit in units)
 
     # -- by clause ----------------------------------------------------------------------------------------------------
 
@@ -256,13 +262,14 @@ class Segmenter:
             text = self.source.text
             mark = _MARKS.search(text, self._at)
             place = mark.start() if mark else len(text)
-            is_line_end = mark is None or text[place] in _LINE_ENDS
-            if not self._fits(place if is_line_end else place + 1):
+            char = text[place] if mark else ""
+            length = place if char in _UNSIZED else place + 1
+            if length > self._fitting and not self._fits(length):
                 self._force_cut()
-            elif mark is None:
+            elif not char:
                 self._at = place
                 return
-            elif is_line_end:
+            elif char in _LINE_ENDS:
                 self._end_line(place)
             elif not self._decide(place):
                 self._at = place
@@ -453,15 +460,17 @@ class Segmenter:
         """
         source = self.source
         has_speech = self._has_speech_before(length)
+        spans = self._spans(length) if has_speech else ()
+        cut_end = source.cut(length) if length else 0
         if has_speech:
-            self._push_segment(self._spans(length), source.end_of(length - 1) if end is None else end, boundary)
-        source.cut(length)
-        self._at = self._size = self._sized = self._last_clause = 0
+            self._push_segment(spans, cut_end if end is None else end, boundary)
+        self._at = self._last_clause = 0
+        self._set_size(0, 0)
         self._waiting = None
         return has_speech
 
     def _push_segment(self, spans: tuple[Span, ...], end: int, boundary: Boundary) -> None:
-        pause_ms = self._pauses_ms.pop(end - 1, 0)
+        pause_ms = self._pauses_ms.pop(end - 1, 0) if self._pauses_ms else 0
         self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
         self._limit = self._options.max_chars
@@ -471,14 +480,12 @@ class Segmenter:
 
     def _spans(self, length: int) -> tuple[Span, ...]:
         """Return the first ``length`` characters as spans: original text in runs, and the replacements."""
-        first = 0
-        if not self._options.by_word:
-            text = self.source.text[:length].rstrip()
-            first = 0 if text[0].isalnum() else _first_word(text)
-            length = len(text)
-        pieces = self.source.pieces(first, length)
-        spans = [unit or Span(text, start, start + len(text)) for text, start, unit in pieces]
-        if not self._options.by_word and spans[0].text[0] == " ":  # a spelled letter
+        if self._options.by_word:
+            return tuple(self.source.spans(0, length))
+        text = self.source.text[:length].rstrip()
+        first = 0 if text[0].isalnum() else _first_word(text)
+        spans = self.source.spans(first, len(text))
+        if spans[0].text[0] == " ":  # a spelled letter
             spans[0] = spans[0]._replace(text=spans[0].text.lstrip())
         return tuple(spans)
 

@@ -51,6 +51,7 @@ class PhonemizedText:
         ("on 3/4/2024.", {"on": "ˌɔn", "3/4/2024.": "mˈɑɹʧ fˈɔɹθ, twˈɛnti twˈɛnti fˈɔɹ"}),
         ("Résumé, jalapeño", {"Résumé,": "ɹˈɛzəmˌA", "jalapeño": "hˌɑləpˈAnjO"}),
         ("José: décor, divorcé", {"José:": "hOzˈA", "décor,": "dAkˈɔɹ", "divorcé": "dᵻvɔɹsˈA"}),
+        ("José’s, Noël's", {"José’s,": "hOzˈAz", "Noël's": "nOˈɛlz"}),
         ("don't stop", {"don't": "dˈOnt", "stop": "stˈɑp"}),
         ("Now (she) – said", {"Now": "nˈW", "(she)": "ʃi", "said": "sˈɛd"}),
         ("Hello 你好 world", {"Hello": "həlˈO", "world": "wˈɜɹld"}),

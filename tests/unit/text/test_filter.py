@@ -79,7 +79,7 @@ CASES = [
     ("请看https://x.com/路谢谢", "请看路谢谢"),
     # tags
     ("<b>Hello</b><br>World", "Hello\nWorld"),
-    ('<speak><s>Hi</s> <say-as interpret-as="date">May</say-as></speak>', "Hi May"),
+    ('<speak><s>Hi</s> <say-as interpret-as="date">May</say-as></speak>', "Hi\nMay"),
     ("<img src=a.png alt=\"b\" width=1/>see <a href='x'>this</a><hr />", "see this\n"),
     ("<b >x</b ><i=3> <a b> <a b c> </> <a =3>", "x<i=3> <a b> <a b c> </> <a =3>"),
     ("<p>one</p><p>two</p>", "one\ntwo\n"),

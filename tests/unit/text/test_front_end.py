@@ -27,8 +27,16 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "text" / "front_end.js
 """Texts, and what the reference's functions make of them without and with wetext 0.1.8."""
 
 OTHERWISE = {
-    "It is 25°C in the 3rd week, isn't it?": "It is twenty-five°C in the 3rd week, isn't it?",
-    "We won 3-2 in the 90th minute.": "We won three-two in the 90th minute.",
+    "It is 25°C in the 3rd week, isn't it?": "It is twenty-five degrees Celsius in the 3rd week, isn't it?",
+    "We won 3-2 in the 90th minute.": "We won three to two in the 90th minute.",
+    "We need 5 kg of flour and 2 l of milk & 3 eggs.": (
+        "We need five kilograms of flour and two liters of milk & three eggs."
+    ),
+    "World War II ended in 1945.": "World War two ended in one thousand, nine hundred and forty-five.",
+    "She ran 42.195 km in 3 hours.": "She ran forty-two.one hundred and ninety-five kilometers in three hours.",
+    "It costs $5.50, about 20% off on 12/25/2024 at 10:30 am.": (
+        "It costs $five.fifty, about twenty% off on December twenty-fifth, twenty twenty-four at ten:thirty am."
+    ),
     "The year 1999 and the 21st century; room 101.": (
         "The year one thousand, nine hundred and ninety-nine and the 21st century; room one hundred and one."
     ),
@@ -38,7 +46,17 @@ OTHERWISE = {
     "增长了12.5%，达到1.2亿元。": "增长了12.5%，达到1.2亿元。",
     "他今年18岁,身高1.75米.": "他今年18岁,身高1.75米。",
 }
-"""What is better than the reference's "threerd", "ninetys" and "23。5" without wetext."""
+"""What is better than the reference's "threerd", "ninetys" and "23。5"; the spoken English goes first."""
+
+OTHERWISE_AFTER_WETEXT = {
+    "We need 5 kg of flour and 2 l of milk & 3 eggs.": (
+        "We need five kilograms of flour and two liters of milk and three eggs."
+    ),
+    "It costs $5.50, about 20% off on 12/25/2024 at 10:30 am.": (
+        "It costs five point five dollars, about twenty percent off on December twenty-fifth, twenty twenty-four"
+        " at ten thirty AM."
+    ),
+}
 
 normalizer = cache(load_normalizer)
 
@@ -73,7 +91,7 @@ def test_rules_without_wetext_equal_the_reference(text: str, reference: str) -> 
 @pytest.mark.parametrize(("text", "reference"), [(text, written) for text, _, written in GOLDEN])
 def test_rules_after_wetext_equal_the_reference(text: str, reference: str) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    assert joined(spoken_segments([text], wetext=True)) == reference.replace("\\", "")
+    assert joined(spoken_segments([text], wetext=True)) == OTHERWISE_AFTER_WETEXT.get(text, reference.replace("\\", ""))
 
 
 FRAGMENTS = st.sampled_from(

@@ -1,4 +1,4 @@
-"""The tags ``<break>``, ``<spell>`` and ``<phoneme>``."""
+"""The tags of SSML that have an effect: ``<break>``, ``<spell>``, ``<say-as>``, ``<phoneme>``, ``<sub>``, ``<s>``."""
 
 from __future__ import annotations
 
@@ -69,6 +69,47 @@ def test_spelled_text_is_read_letter_by_letter(text: str, expected: list[str]) -
     assert [segment.text for segment in read(text)] == expected
 
 
+@pytest.mark.parametrize("kind", ["characters", "spell-out", "digits", "telephone"])
+def test_say_as_spells_like_spell(kind: str) -> None:
+    text = (
+        f'Code <say-as interpret-as="{kind}" format="1">AB12</say-as>. <SAY-AS INTERPRET-AS=\'{kind}\'>b</say-as > ok'
+    )
+    assert [segment.text for segment in read(text)] == ["Code A, B 1 2.", "B ok"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'on <say-as interpret-as="date" format="dmy">5 Nov</say-as> ok',
+        "on <say-as>5 Nov</say-as> ok",
+        '<speak version="1.1">on <prosody rate="slow">5 <emphasis level="strong">Nov</emphasis></prosody> ok',
+        "on <voice name='x'><lang xml:lang='de-DE'>5 Nov</lang></voice> <sub>ok</sub></speak>",
+        'on <sub alias="&#0; -">5</sub> <sub alias="x">Nov <sub alias="x"> </sub>ok',
+    ],
+)
+def test_other_tags_of_ssml_leave_their_text(text: str) -> None:
+    assert [segment.text for segment in read(text)] == ["on 5 Nov ok"]
+
+
+def test_alias_is_spoken_for_the_written_text() -> None:
+    text = "The <sub alias=\"World  Wide &amp; Web\">WWW</sub> or <sub alias='x y'>the web</sub> ok"
+    (segment,) = read(text, lexicon=Lexicon.from_mapping({"WWW": "no"}))
+    assert segment.text == "The World Wide & Web or x y ok"
+    assert [text[w.start_char : w.end_char] for w in spoken_words(segment)] == ["The", "WWW", "or", "the web", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<p>One</p><p>two</p>", [("One", Boundary.PARAGRAPH), ("two", Boundary.PARAGRAPH)]),
+        ("<s>One</s> <s>two</s>", [("One", Boundary.PARAGRAPH), ("two", Boundary.PARAGRAPH)]),
+        ("<s>One.</s><S>Two</S>", [("One.", Boundary.SENTENCE), ("Two", Boundary.PARAGRAPH)]),
+    ],
+)
+def test_tags_of_paragraph_and_sentence_end_a_segment(text: str, expected: list[tuple[str, Boundary]]) -> None:
+    assert [(segment.text, segment.boundary) for segment in read(text)] == expected
+
+
 def test_unclosed_spell_tag_ends_at_its_limit() -> None:
     spoken = " ".join(segment.text for segment in read("<spell>" + "b" * 210))
     assert spoken == "B " * 199 + "B" + "b" * 10
@@ -110,7 +151,9 @@ def test_unusable_phoneme_tag_leaves_its_text(text: str) -> None:
     assert all(span.phonemes is None for span in segment.spans)
 
 
-@pytest.mark.parametrize("tag", ["<spell>", '<phoneme ph="x">', '<phoneme ph="', "<break time=", "<spell></spe"])
+@pytest.mark.parametrize(
+    "tag", ["<spell>", '<phoneme ph="x">', '<phoneme ph="', "<break time=", "<spell></spe", '<sub alias="x">']
+)
 def test_unclosed_tag_holds_no_text(tag: str) -> None:
     pipeline = TextPipeline()
     pipeline.feed(tag)
@@ -140,6 +183,16 @@ FRAGMENTS = st.sampled_from(
             "&am",
         ),
         *('<phoneme ph="ə">', '<phoneme alphabet="ipa" ph="t">', "</phoneme>", "</phon", "Nike", "New York", "Dr. "),
+        *(
+            '<say-as interpret-as="digits">',
+            "</say-as>",
+            "</say-",
+            '<sub alias="a b">',
+            "</sub >",
+            "</sub",
+            "<s>",
+            "</s>",
+        ),
         *(" ", ". ", ", ", "\n", "**", "[", "](x)", "`", "<b>", "👋", "\u200b", "word ", "https://x.com/a "),
     )
 )

@@ -240,7 +240,7 @@ class Phonemizer:
                 joins_previous = is_joined
             else:
                 normalized = self._normalize(_bounded(run.text))
-                pairs = self.g2p.tokenizer(normalized)
+                pairs = _with_possessives(self.g2p.tokenizer(normalized))
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 new_tokens = [
                     self.make_token(text, tag, space, **self._accented(text))
@@ -272,12 +272,15 @@ class Phonemizer:
         if word.isascii():
             return {}
         written = unicodedata.normalize("NFC", word)
-        if phonemes := _ACCENTED.get(written.lower()):
-            return {"phonemes": phonemes, "rating": 5}
+        stem = written.removesuffix("'s")
+        ending = written[len(stem) :]
+        if phonemes := _ACCENTED.get(stem.lower()):
+            sound = "" if not ending else "s" if phonemes[-1] in "fkpt" else "ᵻz" if phonemes[-1] in "szʃʒʧʤ" else "z"
+            return {"phonemes": phonemes + sound, "rating": 5}
         lexicon = self.g2p.lexicon
-        plain = "".join(char for char in unicodedata.normalize("NFD", written) if not unicodedata.combining(char))
+        plain = "".join(char for char in unicodedata.normalize("NFD", stem) if not unicodedata.combining(char))
         is_known = plain.isascii() and plain.isalpha() and (plain in lexicon.golds or plain in lexicon.silvers)
-        return {"alias": plain} if is_known and not _OTHER_LETTERS.search(written) else {}
+        return {"alias": plain + ending} if is_known and not _OTHER_LETTERS.search(stem) else {}
 
     # -- phrases ------------------------------------------------------------------------------------------------------
 
@@ -314,6 +317,17 @@ class Phonemizer:
         ids.append(_PAD_ID)
         if spans:
             yield Phrase(tuple(ids), _phrase_words(spans, words), _inner_boundary(line[-1][0].phonemes))
+
+
+def _with_possessives(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join "José" and "'s", which the G2P reads as one word only if it knows the letters."""
+    joined: list[tuple[str, str]] = []
+    for text, space in pairs:
+        if text == "'s" and joined and not joined[-1][0].isascii() and not joined[-1][1]:
+            joined[-1] = (joined[-1][0] + text, space)
+        else:
+            joined.append((text, space))
+    return joined
 
 
 def _inner_boundary(phonemes: str) -> Boundary:
