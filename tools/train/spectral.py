@@ -8,39 +8,78 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from tts_worker.engine.cosyvoice.features import slaney_filters
 
-RESOLUTIONS = ((1024, 240), (512, 120), (256, 60), (128, 32))  # samples of a window and of a hop
-_COMPLEX = 3  # of the resolutions
+RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60), (128, 32))  # samples of a window and of a hop
+_PHASE_RESOLUTIONS = RESOLUTIONS[1:4]
 _MELS = ((1920, 480, 80), (512, 120, 64))  # window, hop, bins
 _FLOOR = 1e-4
 _MEL_FLOOR = 1e-5
+_SMALLEST = 1e-3  # of what divides
+
+Spectra = list[tuple[str, Tensor]]
+"""``magnitude``, ``log``, ``mel`` ``[B, bins, T]`` and ``complex`` ``[B, bins, T, 2]``, each of several resolutions."""
 
 
-class SpectralDistance(nn.Module):
-    """Distances of audio ``[B, samples]`` from a reference."""
+class SpectralDistance:
+    """Distances between waveforms: ``magnitude``, ``log`` magnitude, ``mel`` and ``complex``.
+
+    Each is the mean over frames, segments and resolutions. Except for magnitudes, the distance of two frames is the
+    Euclidean one of their bins.
+    """
 
     def __init__(self, rate_hz: int) -> None:
-        super().__init__()
         self._filters = [(size, hop, slaney_filters(rate_hz, size, bins, 0.0, None)) for size, hop, bins in _MELS]
 
-    def forward(self, audio: Tensor, reference: Tensor) -> dict[str, Tensor]:
-        """``convergence``, ``log`` magnitude, ``mel`` and ``complex``, each a mean over resolutions."""
-        convergence, log, phase = [], [], []
-        for i, (size, hop) in enumerate(RESOLUTIONS):
-            ours, theirs = spectrum(audio, size, hop), spectrum(reference, size, hop)
-            if i < _COMPLEX:
-                phase.append((ours - theirs).norm() / theirs.norm().clamp(min=1e-3))
-            ours, theirs = magnitude(ours), magnitude(theirs)
-            convergence.append((ours - theirs).norm() / theirs.norm().clamp(min=1e-3))
-            log.append((ours.clamp(min=_FLOOR).log() - theirs.clamp(min=_FLOOR).log()).abs().mean())
-        mel = []
+    def energy(self, draws: Tensor, reference: Tensor) -> dict[str, Tensor]:
+        """Distances between the distributions of ``draws`` and of ``reference``, but for a constant.
+
+        The mean distance of the draws from the reference, less half of that between two draws: least if both have the
+        same distribution. So what the mel does not tell is not averaged away, but stays as random as it is.
+        https://arxiv.org/abs/2008.01160
+
+        Args:
+            draws: ``[2 B, samples]``: a first and a second draw of all segments, which differ by noise only.
+            reference: ``[B, samples]``.
+        """
+        theirs = self._spectra(reference)
+        spectra = self._spectra(draws)
+        count = len(reference)
+        first = [(name, values[:count]) for name, values in spectra]
+        second = [(name, values[count:]) for name, values in spectra]
+        to_first, to_second = _distances(first, theirs, theirs), _distances(second, theirs, theirs)
+        between = _distances(first, second, theirs)
+        return {name: (to_first[name] + to_second[name] - between[name]) / 2 for name in between}
+
+    def _spectra(self, audio: Tensor) -> Spectra:
+        spectra: Spectra = []
+        for size, hop in RESOLUTIONS:
+            parts = spectrum(audio, size, hop)
+            values = magnitude(parts)
+            spectra += [("magnitude", values), ("log", values.clamp(min=_FLOOR).log())]
+            if (size, hop) in _PHASE_RESOLUTIONS:
+                spectra.append(("complex", parts))
         for size, hop, filters in self._filters:
-            weights = filters.to(audio.device)
-            ours, theirs = (
-                (weights @ magnitude(spectrum(x, size, hop))).clamp(min=_MEL_FLOOR).log() for x in (audio, reference)
-            )
-            mel.append((ours - theirs).abs().mean())
-        parts = {"convergence": convergence, "log": log, "mel": mel, "complex": phase}
-        return {name: torch.stack(values).mean() for name, values in parts.items()}
+            mel = filters.to(audio.device) @ magnitude(spectrum(audio, size, hop))
+            spectra.append(("mel", mel.clamp(min=_MEL_FLOOR).log()))
+        return spectra
+
+
+def _distances(ours: Spectra, theirs: Spectra, scale: Spectra) -> dict[str, Tensor]:
+    """Distances by name. Those that grow with the level are divided by the level of ``scale``."""
+    found: dict[str, list[Tensor]] = {}
+    for (name, a), (_, b), (_, c) in zip(ours, theirs, scale, strict=True):
+        if name == "magnitude":
+            distance = (a - b).abs().mean((1, 2)) / c.mean((1, 2)).clamp(min=_SMALLEST)
+        elif name == "complex":
+            distance = _frame_norm(a - b) / _frame_norm(c).clamp(min=_SMALLEST)
+        else:
+            distance = ((a - b).square().mean(1) + 1e-8).sqrt().mean(1)
+        found.setdefault(name, []).append(distance.mean())
+    return {name: torch.stack(values).mean() for name, values in found.items()}
+
+
+def _frame_norm(parts: Tensor) -> Tensor:
+    """Mean over the frames of the norm of ``parts [B, bins, T, 2]``: ``[B]``."""
+    return (parts.square().sum((1, 3)) + 1e-8).sqrt().mean(1)
 
 
 class Discriminator(nn.Module):
@@ -51,12 +90,12 @@ class Discriminator(nn.Module):
 
     def __init__(self, channels: int = 24) -> None:
         super().__init__()
-        self.nets = nn.ModuleList(_discriminator(channels) for _ in RESOLUTIONS[:_COMPLEX])
+        self.nets = nn.ModuleList(_discriminator(channels) for _ in _PHASE_RESOLUTIONS)
 
     def forward(self, audio: Tensor) -> list[list[Tensor]]:
         """Outputs of all layers for ``audio [B, samples]``, by resolution; the last one is the verdict."""
         results = []
-        for (size, hop), net in zip(RESOLUTIONS, self.nets, strict=False):
+        for (size, hop), net in zip(_PHASE_RESOLUTIONS, self.nets, strict=True):
             x = magnitude(spectrum(audio, size, hop)).clamp(min=_FLOOR).log()[:, None]  # [B, 1, freqs, T]
             layers: list[Tensor] = []
             for layer in net:  # type: ignore[attr-defined]

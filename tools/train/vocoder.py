@@ -1,4 +1,4 @@
-"""The vocoder's stage: mel to waveform, by spectral distances first, then with a discriminator as well."""
+"""The vocoder's stage: mel to waveform, by the energy distance of spectra, then with a discriminator as well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.train.spectral import (
 from tools.train.trainer import Stage
 from tts_worker.engine.cosyvoice.models.hift import Hift
 
-_WEIGHTS = {"convergence": 0.5, "log": 1.0, "mel": 2.0, "complex": 1.5}
+_WEIGHTS = {"magnitude": 1.0, "log": 1.0, "mel": 1.5, "complex": 1.0}
 _PITCH_WEIGHT = 0.01  # per Hz
 _PITCH_EDGE_FRAMES = 4  # at both ends of a segment, where the pitch predictor sees padding
 _HELD_OUT_SEGMENTS = 16
@@ -98,6 +98,8 @@ class VocoderData:
 class VocoderStage(Stage):
     """Trains the vocoder on random segments, with the pitch of the data and the phase that follows from it.
 
+    Each segment is drawn twice, with different noise of the source, for the energy distance.
+
     Options:
         frames: Frames of a segment.
         discriminator_from: Step from which the discriminator takes part.
@@ -131,24 +133,21 @@ class VocoderStage(Stage):
                 _draw(self.data.flow_starts, flow_count, generator),
             ]
         )
-        audio, reference, pitch_error = self._resynthesize(starts, flow_count, self.generator(_NOISE_SALT))
-        parts = self.distance(audio, reference)
-        if flow_count:  # a mel of the flow does not determine the phase
-            exact = slice(0, count - flow_count)
-            parts["complex"] = self.distance(audio[exact], reference[exact])["complex"]
+        draws, reference, pitch_error = self._resynthesize(starts, flow_count, self.generator(_NOISE_SALT))
+        parts = self.distance.energy(draws, reference)
         loss = torch.stack([_WEIGHTS[name] * value for name, value in parts.items()]).sum()
         loss = loss + _PITCH_WEIGHT * pitch_error
         metrics = {"loss": loss, **parts, "pitch_hz": pitch_error}
         if self.step >= self._discriminator_from:
-            loss = loss + self._play(audio, reference, metrics)
+            loss = loss + self._play(draws[:count], reference, metrics)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         generator = torch.Generator(self.device).manual_seed(0)
         starts = _draw(self.data.held_out_starts, _HELD_OUT_SEGMENTS, generator)
-        audio, reference, pitch_error = self._resynthesize(starts, 0, generator)
-        parts = self.distance(audio, reference)
+        draws, reference, pitch_error = self._resynthesize(starts, 0, generator)
+        parts = self.distance.energy(draws, reference)
         return {**{name: float(value) for name, value in parts.items()}, "pitch_hz": float(pitch_error)}
 
     def state(self) -> dict[str, Any]:
@@ -163,7 +162,11 @@ class VocoderStage(Stage):
     def _resynthesize(
         self, starts: Tensor, flow_count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Segments at ``starts``, the last ``flow_count`` from the flow's mel: audio, reference, pitch error in Hz."""
+        """Segments at ``starts``, the last ``flow_count`` from the flow's mel.
+
+        Returns:
+            Two draws ``[2 B, samples]``, the reference ``[B, samples]``, the pitch error in Hz.
+        """
         data = self.data
         dims = self.hift.dims
         rows = starts[:, None] + torch.arange(self.frames, device=self.device)  # [B, T]
@@ -179,10 +182,10 @@ class VocoderStage(Stage):
         error = (self.hift.f0_predictor(mel) - pitch).abs()[:, edge:-edge].mean()
         harmonics = dims.nb_harmonics + 1
         phase = data.cycles[starts][:, None] * torch.arange(1, harmonics + 1, device=self.device)
-        shape = len(starts), self.frames * frame, harmonics
+        shape = 2 * len(starts), self.frames * frame, harmonics
         noise = torch.randn(shape, generator=generator, device=self.device)
-        source = self.hift.m_source(pitch, phase, noise)
-        return self.hift.decode(mel, source), reference, error
+        source = self.hift.m_source(pitch.repeat(2, 1), phase.repeat(2, 1), noise)
+        return self.hift.decode(mel.repeat(2, 1, 1), source), reference, error
 
     def _play(self, audio: Tensor, reference: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Train the discriminator, and return what it adds to the loss."""

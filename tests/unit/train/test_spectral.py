@@ -1,0 +1,46 @@
+"""Properties of the vocoder's distances: what a network learns that cannot know the noise of its target."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tools.train.spectral import SpectralDistance
+
+RATE_HZ = 24_000
+SAMPLES = 6_000
+
+
+def noise(seed: int, count: int, level: float) -> torch.Tensor:
+    return level * torch.randn(count, SAMPLES, generator=torch.Generator().manual_seed(seed))
+
+
+def total(draws: torch.Tensor, reference: torch.Tensor) -> float:
+    return float(sum(SpectralDistance(RATE_HZ).energy(draws, reference).values()))
+
+
+@given(seed=st.integers(0, 1000), gain=st.sampled_from([0.0, 0.5, 2.0]))
+@settings(max_examples=6, deadline=None)
+def test_noise_of_the_same_level_is_closest(seed: int, gain: float) -> None:
+    reference = noise(seed, 8, 0.1)
+    equal = noise(seed + 10_000, 16, 0.1)
+    assert total(equal, reference) < total(gain * equal, reference)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=4, deadline=None)
+def test_noise_is_closer_than_one_sound_for_all(seed: int) -> None:
+    """With the mere distance from the reference a network would say the same sound at every draw."""
+    reference = noise(seed, 8, 0.1)
+    first = noise(seed + 10_000, 8, 0.1)
+    assert total(torch.cat([first, noise(seed + 20_000, 8, 0.1)]), reference) < total(
+        torch.cat([first, first]), reference
+    )
+
+
+def test_what_is_certain_has_no_distance() -> None:
+    tone = 0.1 * torch.sin(torch.arange(SAMPLES) * 0.05).repeat(2, 1)
+    distances = SpectralDistance(RATE_HZ).energy(tone.repeat(2, 1), tone)
+    assert set(distances) == {"magnitude", "log", "mel", "complex"}
+    assert all(float(value) < 1e-3 for value in distances.values())
