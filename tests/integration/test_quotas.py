@@ -111,6 +111,19 @@ async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
 
 
+async def test_a_cancelled_script_is_cancelled() -> None:
+    store = RedisStore(embedded_redis())
+    await store.evaluate("return 1", "connected", (), 30)
+    for turns in range(8):
+        task = asyncio.create_task(store.evaluate("return 1", "key", (), 30))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_cancelled = task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled() is is_cancelled, f"in turn {turns} of the event loop"
+    await store.aclose()
+
+
 async def _settled(member: RedisQuotas, kind: str = "characters") -> bool:
     charges = member._charges[kind, "app"]
     return charges.sending is None and charges.unsent == 0

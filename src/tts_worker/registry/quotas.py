@@ -54,14 +54,15 @@ local capacity = math.max(1, rate)
 local stored = redis.call('HMGET', KEYS[1], 'units', 'at_ms', 'charge:' .. worker)
 local level = capacity
 if stored[1] then level = math.min(capacity, stored[1] + math.max(0, now - stored[2]) * rate / 60000) end
+local is_new = number == '' or tonumber(number) > tonumber(stored[3] or 0)
 local wait_ms = 0
 if needed == '1' and level < 1 then
   wait_ms = (1 - level) * 60000 / rate
-elseif number == '' or stored[3] ~= number then
+elseif is_new then
   level = level - units
 end
 redis.call('HSET', KEYS[1], 'units', string.format('%.6f', level), 'at_ms', string.format('%.3f', now))
-if number ~= '' then redis.call('HSET', KEYS[1], 'charge:' .. worker, number) end
+if number ~= '' and is_new then redis.call('HSET', KEYS[1], 'charge:' .. worker, number) end
 redis.call('PEXPIRE', KEYS[1], math.ceil(60000 + (capacity - level) * 60000 / rate))
 return {string.format('%.6f', level), string.format('%.3f', wait_ms)}
 """

@@ -99,11 +99,20 @@ class RedisStore:
         return {name.decode("utf-8", "replace"): value for name, value in items if isinstance(value, bytes) and value}
 
     async def _run(self, command: Awaitable[_Value], timeout_s: float | None = None) -> _Value:
+        # In a separate task: redis-py uses asyncio.wait_for, which may lose a cancellation before Python 3.12. The
+        # caller would then go on for ever.
+        task = asyncio.ensure_future(command)
         try:
             async with fail_after(2 * TIMEOUT_S if timeout_s is None else timeout_s):
-                return await command
+                await asyncio.wait({task})
+            return task.result()
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise ConnectionLost(f"{self.name} does not answer ({type(error).__name__})") from None
+        finally:
+            if task.cancel():
+                await asyncio.wait({task})  # drops the connection, whose answer is unread
+            if not task.cancelled():
+                task.exception()  # is not logged
 
     async def aclose(self) -> None:
         """Close the connection."""

@@ -12,9 +12,11 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from tts_worker.callers import ALL_SCOPES, Caller
 from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauthenticated
@@ -48,8 +50,15 @@ class _FailureWindow:
     count: int = 0
 
 
+class _ValidKeys(NamedTuple):
+    """The valid keys, replaced as a whole: by the SHA-256 of each, and by the common name of a certificate."""
+
+    by_digest: tuple[tuple[bytes, ApiKey], ...] = ()
+    by_certificate: Mapping[str, ApiKey] = MappingProxyType({})
+
+
 class KeyRing:
-    """The valid API keys. All methods run on one event loop.
+    """The valid API keys. All methods run on one event loop, but ``replace`` may run on any thread.
 
     Args:
         keys: API keys.
@@ -68,8 +77,7 @@ class KeyRing:
         quotas: Quotas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys: tuple[tuple[bytes, ApiKey], ...] = ()
-        self._certificates: dict[str, ApiKey] = {}
+        self._valid = _ValidKeys()
         self._required = required
         self._on_failure = on_failure
         self._rate_log = ThrottledLog(log, interval_s=1.0)
@@ -82,14 +90,16 @@ class KeyRing:
     @property
     def required(self) -> bool:
         """Whether a caller needs a key."""
-        return self._required or bool(self._keys) or bool(self._certificates)
+        return self._required or any(self._valid)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
         """Replace the valid keys. Open sessions stay open."""
         keys = tuple(keys)
-        self._keys = tuple((key.digest, key) for key in keys if key.certificate is None)
-        self._certificates = {key.certificate: key for key in keys if key.certificate is not None}
-        hide_secrets(key.key.get_secret_value() for _, key in self._keys if key.key is not None)
+        hide_secrets(key.key.get_secret_value() for key in keys if key.certificate is None and key.key is not None)
+        self._valid = _ValidKeys(
+            tuple((key.digest, key) for key in keys if key.certificate is None),
+            {key.certificate: key for key in keys if key.certificate is not None},
+        )
 
     async def authenticate(
         self, key: str | None, transport: str, *, certificate: str | None = None, counted: bool = True
@@ -107,7 +117,7 @@ class KeyRing:
         """
         if not self.required:
             return Caller(transport=transport)
-        valid_key = self._match(key) if key is not None else self._certificates.get(certificate or "")
+        valid_key = self._match(key) if key is not None else self._valid.by_certificate.get(certificate or "")
         if valid_key is None:
             return None
         if counted:
@@ -121,7 +131,8 @@ class KeyRing:
         """
         if name is None:
             return None if self.required else Caller(transport=transport)
-        known = (*(key for _, key in self._keys), *self._certificates.values())
+        valid = self._valid
+        known = (*(key for _, key in valid.by_digest), *valid.by_certificate.values())
         key = next((key for key in known if key.name == name), None)
         return None if key is None else self._caller(key, transport)
 
@@ -141,12 +152,12 @@ class KeyRing:
     @property
     def knows_certificates(self) -> bool:
         """Whether certificates of clients identify callers."""
-        return bool(self._certificates)
+        return bool(self._valid.by_certificate)
 
     def _match(self, candidate: str) -> ApiKey | None:
         digest = hashlib.sha256(candidate.encode("utf-8", "surrogatepass")).digest()
         # Compare every key: the time reveals nothing about which one matches.
-        matches = [key for valid_digest, key in self._keys if hmac.compare_digest(digest, valid_digest)]
+        matches = [key for valid_digest, key in self._valid.by_digest if hmac.compare_digest(digest, valid_digest)]
         return matches[0] if matches else None
 
     async def _count(self, key: ApiKey, transport: str) -> None:

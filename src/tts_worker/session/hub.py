@@ -167,6 +167,23 @@ class _Delivery:
         return cls(OutputFormat.of(options.sample_rate, options.encoding), frame_ms, lead_s, is_paced)
 
 
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """How the utterances of a session find their voices.
+
+    Attributes:
+        port: Takes the commands of the session.
+        router: Chooses the voices by language; None if all utterances have the voice of the session.
+        choose: Returns parameters with the voice of an utterance, by its first text; None as ``router``.
+        engines: Other engines, to which utterances were routed. It grows with them.
+    """
+
+    port: CommandPort
+    router: LanguageRouter | None = None
+    choose: Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]] | None = None
+    engines: set[str] = field(default_factory=set)
+
+
 @dataclass(slots=True)
 class _OpenSession:
     """What the hub knows of an open session.
@@ -525,17 +542,12 @@ class SessionHub:
         name = f"{self._session_prefix}-{next(self._session_numbers)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
-        router, route = None, None
-        routed_engines: set[str] = set()
-        if self.config.route_by_language:
-            router = LanguageRouter(self.voices, options, self._is_ready)
-            route = self._route(router, voice.engine, routed_engines)
-            port = RoutingPort(port, self._other_port(voice.engine, options), self.config.max_queued_utterances + 2)
+        routing = self._routing(options, voice.engine, port)
         machine_config = _machine_config(self.config, options, delivery, voice)
-        machine = SessionMachine(name, params, make_text, machine_config, make_output, route)
+        machine = SessionMachine(name, params, make_text, machine_config, make_output, routing.choose)
         session = LocalSession(
             machine,
-            port,
+            routing.port,
             lead_s=delivery.lead_s,
             observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
             timeouts=timeouts,
@@ -547,7 +559,7 @@ class SessionHub:
             traces=self.traces,
         )
         session.join_trace(options.traceparent)
-        self._sessions[session.id] = _OpenSession(session, voice.engine, caller, router, routed_engines)
+        self._sessions[session.id] = _OpenSession(session, voice.engine, caller, routing.router, routing.engines)
         self._touch(voice.engine)
         return session
 
@@ -723,6 +735,20 @@ class SessionHub:
         """The segments of a whole text."""
         pipeline = self._text_factory(SessionOptions(), None)(params)
         return [*pipeline.feed(text), *pipeline.end()]
+
+    def _routing(self, options: SessionOptions, engine: str, port: CommandPort) -> _Routing:
+        """Return the routing of a session whose voice belongs to ``engine``, behind ``port``."""
+        if not self.config.route_by_language:
+            return _Routing(port)
+        router = LanguageRouter(self.voices, options, self._is_ready)
+        engines: set[str] = set()
+        most_utterances = self.config.max_queued_utterances + 2
+        return _Routing(
+            RoutingPort(port, self._other_port(engine, options), most_utterances),
+            router,
+            self._route(router, engine, engines),
+            engines,
+        )
 
     def _route(
         self, router: LanguageRouter, engine: str, routed_engines: set[str]

@@ -262,6 +262,12 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
             return
         await ContextSocket(websocket, hub, limits, partial(_CartesiaProtocol, checksums=checksums)).run()
 
+    _add_speech_routes(routes, hub, limits)
+    _add_voice_routes(routes, hub)
+    return routes
+
+
+def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def read(request: Request) -> vendor.GenerationRequest:
         body = parse_object(await request.body(), "body")
         generation = validate(vendor.GenerationRequest, body)
@@ -297,9 +303,6 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
             {"x-synthetic": "true"},
             send_timeout_s=limits.send_timeout_s,
         )
-
-    _add_voice_routes(routes, hub)
-    return routes
 
 
 def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:

@@ -351,7 +351,11 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
     cloning.add_elevenlabs_routes(routes, hub)
+    _add_speech(routes, hub, limits)
+    _add_conversion(routes, hub, limits)
 
+
+def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Encoder]:
         query = vendor.parse_query(request.query_params)
         body = validate(vendor.Body, parse_object(await request.body(), "body"))
@@ -360,15 +364,31 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
         return query.options(voice, body.voice_settings), body.text, query.open_encoder()
 
-    def streamed(chunks: AsyncGenerator[bytes, None], content_type: str) -> Response:
-        return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
-
     @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
     @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_BODY)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
-        return streamed(download(hub, options, text, encoder), encoder.content_type)
+        return _streamed(download(hub, options, text, encoder), encoder.content_type, limits)
 
+    @routes.post(
+        f"{_SPEECH_PATH}/with-timestamps",
+        summary="Text to speech as JSON, with character timestamps",
+        openapi_extra=_BODY,
+    )
+    async def speech_with_times(request: Request, voice: str) -> Response:
+        audio = _timed_audio(hub, *await read(request, voice))
+        return _streamed(_as_document(audio), "application/json", limits)
+
+    @routes.post(
+        f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
+    )
+    async def stream_with_times(request: Request, voice: str) -> Response:
+        checksums = wants_checksums(request.query_params)
+        lines = _as_lines(_timed_audio(hub, *await read(request, voice)), checksums=checksums)
+        return _streamed(lines, "application/x-ndjson", limits)
+
+
+def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def convert(request: Request, voice: str) -> Response:
         query = vendor.parse_query(request.query_params)
         body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
@@ -380,7 +400,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
             audio = wav_file(audio[: len(audio) // 2 * 2], vendor.RAW_PCM_RATE_HZ)
         encoder = query.open_encoder()
         options = replace(query.options(voice, form.settings()), language=None)
-        return streamed(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type)
+        return _streamed(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type, limits)
 
     conversion_body = partial(upload_body, vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"})
     for path in CONVERSION_PATHS:
@@ -393,21 +413,9 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
                 openapi_extra=conversion_body,
             )
 
-    @routes.post(
-        f"{_SPEECH_PATH}/with-timestamps",
-        summary="Text to speech as JSON, with character timestamps",
-        openapi_extra=_BODY,
-    )
-    async def speech_with_times(request: Request, voice: str) -> Response:
-        return streamed(_as_document(_timed_audio(hub, *await read(request, voice))), "application/json")
 
-    @routes.post(
-        f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
-    )
-    async def stream_with_times(request: Request, voice: str) -> Response:
-        checksums = wants_checksums(request.query_params)
-        lines = _as_lines(_timed_audio(hub, *await read(request, voice)), checksums=checksums)
-        return streamed(lines, "application/x-ndjson")
+def _streamed(chunks: AsyncGenerator[bytes, None], content_type: str, limits: ApiLimits) -> Response:
+    return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
 
 def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:

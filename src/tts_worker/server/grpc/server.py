@@ -153,8 +153,25 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     Raises:
         ConfigError: The port cannot be bound or a TLS file cannot be read.
     """
+    server = _new_server(hub, config)
+    names, drainable = register(server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    address = _bind(server, config)
+    await _set_health(health_service, names, ready=hub.ready)
+    await server.start()
+    watcher = asyncio.create_task(_watch_health(health_service, names, hub), name="grpc-health")
+    try:
+        yield RunningServer(address, drainable)
+    finally:
+        watcher.cancel()
+        await server.stop(_CLOSE_GRACE_S)
+
+
+def _new_server(hub: SessionHub, config: PortConfig) -> grpc.aio.Server:
     keepalive_ms = int(1000 * config.keepalive_s)
-    server = grpc.aio.server(
+    return grpc.aio.server(
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
         + _EXTRA_CALLS,
@@ -169,10 +186,14 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
             ("grpc.http2.max_ping_strikes", 0),
         ],
     )
-    names, drainable = register(server)
-    health_service = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+
+def _bind(server: grpc.aio.Server, config: PortConfig) -> str:
+    """Bind the port and return its address.
+
+    Raises:
+        ConfigError: The port cannot be bound or a TLS file cannot be read.
+    """
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
         if config.tls is None:
@@ -183,14 +204,7 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         port = 0
     if port == 0:
         raise ConfigError(f"grpc: cannot listen on {host}:{config.port}: is the port in use?")
-    await _set_health(health_service, names, ready=hub.ready)
-    await server.start()
-    watcher = asyncio.create_task(_watch_health(health_service, names, hub), name="grpc-health")
-    try:
-        yield RunningServer(f"{host}:{port}", drainable)
-    finally:
-        watcher.cancel()
-        await server.stop(_CLOSE_GRACE_S)
+    return f"{host}:{port}"
 
 
 async def _watch_health(health_service: health.aio.HealthServicer, names: Sequence[str], hub: SessionHub) -> None:
