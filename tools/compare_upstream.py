@@ -1,6 +1,6 @@
-"""Compare the streaming engine with the reference code: same weights, same forced tokens, one process, alternating.
+"""Compare the streaming engine with the reference code: same weights, same forced tokens, one run, alternating.
 
-    python -m tools.compare_upstream --checkout DIR --bundle DIR [--seconds 20] [--repeats 3] [--threads 1] [--json]
+    python -m tools.compare_upstream --checkout DIR --bundle DIR [--baseline SRC] [--seconds 20] [--repeats 3] [--json]
 
 ``--checkout`` is a checkout of the reference repository with ``third_party/Matcha-TTS``. Its dependencies beyond torch,
 numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be installed;
@@ -11,6 +11,10 @@ The reference runs twice: unchanged, where the chunk size is stored on the model
 and with the chunk size reset before each request. Both sides run the language model and sample; the sampled tokens are
 then overwritten. Compared are wall and processor time (the machine may be shared), the first chunk, and the mel of the
 same tokens under the same chunk mask. No file of the reference is changed.
+
+The engine runs in a separate process. ``--baseline`` is the source folder of another version of it, which runs in
+turn with both: what a processor gives to matrix products and what to everything else differs between machines, so that
+ratios of two versions can be compared only within a run.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import importlib.util
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -31,15 +36,19 @@ from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import tts_worker
+from tools.forced_speech import SWITCH_INTERVAL_S
 from tts_worker.benchmarks.engine import TEXT, VOICE, Bench, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.errors import EngineFault
 from tts_worker.types import SAMPLE_RATE_HZ
 
 STUBBED_MODULES = (
@@ -204,16 +213,46 @@ class Reference:
         return mel[0]
 
 
-class StreamingEngine(Bench):
-    """The streaming engine, with access to the mel that the flow passes to the vocoder."""
+class EngineProcess:
+    """The streaming engine of one version in a separate process.
+
+    Args:
+        source: Source folder of the version.
+        args: Arguments of this tool.
+    """
+
+    def __init__(self, source: Path, args: argparse.Namespace) -> None:
+        words = [sys.executable, str(Path(__file__).with_name("forced_speech.py")), str(args.bundle)]
+        for name in ("prompt_tokens", "threads", "overlap", "first_tokens"):
+            words += [f"--{name.replace('_', '-')}", str(int(getattr(args, name)))]
+        words += ["--max-segment-s", str(int(args.seconds) + 2)]
+        environment = os.environ | {"PYTHONPATH": str(source)}
+        self._process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineFault("the process of the engine has ended")
+        return line
 
     def stream(self, tokens: np.ndarray[Any, Any]) -> StreamTimes:
-        began_cpu_s = time.process_time()
-        times = self.speak(tokens)
-        cpu_s = time.process_time() - began_cpu_s
-        chunks = len(times.chunks_ms)
-        samples = len(times.pcm) // 2
-        return StreamTimes(times.first_s, times.first_samples, times.wall_s, cpu_s, chunks, samples)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(tokens.tolist()) + "\n")
+        self._process.stdin.flush()
+        return StreamTimes(**json.loads(self._answer()))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class StreamingEngine(Bench):
+    """The streaming engine, with access to the mel that the flow passes to the vocoder."""
 
     def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
         """Return the streamed mel for ``tokens``, concatenated: ``[mel, frames]``."""
@@ -240,7 +279,7 @@ def _exit_on_thread_failure(failure: Any) -> None:
     os._exit(1)
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--checkout", type=Path, required=True, metavar="DIR", help="checkout of the reference repository"
@@ -253,7 +292,8 @@ def main() -> int:
         "--prompt-tokens", type=int, default=125, help="prompt length of the random voice (default 125)"
     )
     parser.add_argument("--first-tokens", type=int, default=8, help="tokens of the engine before the first boundary")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each, of which the best counts (default 3)")
+    parser.add_argument("--baseline", type=Path, metavar="SRC", help="source folder of another version of the engine")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each; the figures are medians (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument(
         "--as-it-is",
@@ -268,8 +308,13 @@ def main() -> int:
         help="run the engine in two threads, as the reference does (default)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
     warnings.simplefilter("ignore")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # for the reference, too
     threading.excepthook = _exit_on_thread_failure
     torch.set_num_threads(args.threads)
     bundle = Bundle.open(args.bundle)
@@ -308,52 +353,63 @@ def main() -> int:
     ours_mel = ours.mel(tokens)
     assert theirs_mel.shape == ours_mel.shape, (theirs_mel.shape, ours_mel.shape)
 
+    del ours
     reference.speak(inputs, tokens[:60], reset_hop=True)  # warm-up
-    runs: dict[str, list[StreamTimes]] = {"ours": [], "hop_reset": []}
+    versions = {"ours": Path(tts_worker.__file__).parents[1]}
+    if args.baseline is not None:
+        versions["baseline"] = args.baseline.resolve()
+    engines = {name: EngineProcess(source, args) for name, source in versions.items()}
+    runs: dict[str, list[StreamTimes]] = {name: [] for name in (*engines, "hop_reset")}
     if args.as_it_is:
         runs["as_it_is"] = []
         for _ in range(2):  # the chunk size of a fresh model grows in its first two requests
             reference.speak(inputs, tokens[:160], reset_hop=False)
     for _ in range(args.repeats):
-        runs["ours"].append(ours.stream(tokens))
+        for name, engine in engines.items():
+            runs[name].append(engine.stream(tokens))
         if args.as_it_is:
             runs["as_it_is"].append(reference.speak(inputs, tokens, reset_hop=False))
         leaked = reference.model.token_hop_len
         runs["hop_reset"].append(reference.speak(inputs, tokens, reset_hop=True))
         reference.model.token_hop_len = leaked
         assert threading.active_count() < 8
-    show(figures_of(runs, bundle, args, float((theirs_mel - ours_mel).abs().max()), float(theirs_mel.std())), args.json)
-    return 0
-
-
-def figures_of(
-    runs: dict[str, list[StreamTimes]], bundle: Bundle, args: argparse.Namespace, mel_difference: float, mel_std: float
-) -> dict[str, Any]:
-    """Return the best of each side, and its ratio to the streaming engine."""
-    figures: dict[str, Any] = {
+    for engine in engines.values():
+        engine.close()
+    figures = {
         "family": bundle.config.family,
         "seconds": args.seconds,
         "prompt_tokens": args.prompt_tokens,
         "threads": args.threads,
         "overlap": args.overlap,
+        "repeats": args.repeats,
         "torch": torch.__version__,
-        "mel_largest_difference": mel_difference,
-        "mel_std": mel_std,
+        "mel_largest_difference": float((theirs_mel - ours_mel).abs().max()),
+        "mel_std": float(theirs_mel.std()),
     }
-    best: dict[str, dict[str, float]] = {}
+    show(figures | figures_of(runs), args.json)
+    return 0
+
+
+def figures_of(runs: dict[str, list[StreamTimes]]) -> dict[str, Any]:
+    """Return the median times of each side, and the ratio of the reference's to those of each version of the engine."""
+    figures: dict[str, Any] = {}
+    medians: dict[str, dict[str, float]] = {}
     for name, streamed in runs.items():
-        best[name] = {
-            "first_s": min(run.first_s for run in streamed),
-            "wall_s": min(run.wall_s for run in streamed),
-            "cpu_s": min(run.cpu_s for run in streamed),
+        medians[name] = {
+            "first_s": median(run.first_s for run in streamed),
+            "wall_s": median(run.wall_s for run in streamed),
+            "cpu_s": median(run.cpu_s for run in streamed),
         }
-        figures |= {f"{name}_{key}": round(value, 3) for key, value in best[name].items()}
+        figures |= {f"{name}_{key}": round(value, 3) for key, value in medians[name].items()}
         figures[f"{name}_first_audio_s"] = round(streamed[-1].first_samples / SAMPLE_RATE_HZ, 3)
         figures[f"{name}_chunks"] = streamed[-1].chunks
         figures[f"{name}_samples"] = streamed[-1].samples
-    for name in (name for name in best if name != "ours"):
-        for key in ("wall_s", "cpu_s", "first_s"):
-            figures[f"{name}_over_ours_{key.removesuffix('_s')}"] = round(best[name][key] / best["ours"][key], 2)
+    versions = [name for name in ("ours", "baseline") if name in runs]
+    for name in (name for name in runs if name not in versions):
+        for version in versions:
+            for key in ("wall_s", "cpu_s", "first_s"):
+                ratio = round(medians[name][key] / medians[version][key], 2)
+                figures[f"{name}_over_{version}_{key.removesuffix('_s')}"] = ratio
     return figures
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from tests.fakes.opened_files import opened_files
 from tts_worker.engine.base import Engine
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
@@ -516,10 +517,12 @@ def warm_up_does_not_change_output(case: EngineCase) -> None:
     driver = EngineDriver(case)
     driver.engine.warm_up()
     assert not driver.engine.has_work
-    output = driver.open(KEY)
-    driver.send_text(KEY)
-    driver.drain()
+    with opened_files() as files:
+        output = driver.open(KEY)
+        driver.send_text(KEY)
+        driver.drain()
     assert output.content == expected.content
+    assert files == [], "a warm engine waits for no disk"
 
 
 ContractCheck = Callable[[EngineCase], None]

@@ -1,10 +1,11 @@
-"""Other ways to run the networks on a device: the reference's numbers, ONNX Runtime and TensorRT.
+"""Other ways to run the networks on a device: the reference's numbers, ONNX Runtime, TensorRT, and attention.
 
 What needs a package that a bare PyTorch image lacks is skipped there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,22 @@ import pytest
 import torch
 
 from tests.contract.engine_contract import EngineOutput
-from tests.gpu.engines import forced, relative_difference, seeded, speak_crowd
+from tests.gpu.engines import device_engine, forced, relative_difference, relative_error, seeded, speak_crowd
+from tests.gpu.test_graphs import eager_calls, recorded_mel
+from tests.gpu.test_numbers import MAX_ERROR, streamed_mel, whole_mel
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from tests.unit.streaming.engines import voice
+from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageShape
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
 from tts_worker.engine.cosyvoice.backends.onnx_providers import CUDA
 from tts_worker.engine.cosyvoice.backends.selection import Backend
-from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.components import attention_library, use_kernels
+from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine, load_networks
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks import Networks
 
 pytestmark = pytest.mark.gpu
 
@@ -93,3 +104,49 @@ def test_tensorrt_speaks_like_pytorch(options: LoadOptions) -> None:
         assert_back_end_speaks_like_pytorch(options, Backend.TENSORRT)
     assert options.plan_cache is not None
     assert any(options.plan_cache.iterdir())
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AttentionMode])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_has_the_numbers_of_the_cpu(
+    family: str,
+    mode: str,
+    cuda: torch.device,
+    large_bundle: Callable[[str], Bundle],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the official size in bfloat16, over the pages of five chunks, one of which is partial."""
+    for operator in (paged_attention, slot_attention):
+        monkeypatch.setattr(operator, "is_excluded", False)  # for the other tests
+    exact = load_networks(large_bundle(family), torch.device("cpu"), half=False)
+    flow = load_networks(large_bundle(family), cuda, half=True)
+    library = library_of(flow, mode)
+    use_kernels(flow, cuda, StreamingConfig(attention=AttentionMode(mode)))
+
+    mel = streamed_mel(flow, cuda, library)
+
+    assert relative_error(mel, whole_mel(exact, torch.device("cpu"))) < MAX_ERROR[True]
+
+
+def library_of(loaded: Networks, mode: str) -> Callable[[PageShape], PagedLibrary] | None:
+    if mode == AttentionMode.FLASHINFER:
+        pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
+    assert isinstance(loaded.flow, Flow)
+    library, missing = attention_library(loaded.flow, AttentionMode(mode), captures=False)
+    assert missing == ()
+    return library
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flashinfer_is_captured(family: str, cuda: torch.device) -> None:
+    """A graph is replayed with another plan for every pass."""
+    pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
+    mels = []
+    for graphs in (False, True):
+        subject = device_engine(family, cuda, half=True, graphs=graphs, crowd=2, attention=AttentionMode.FLASHINFER)
+        assert subject.info.degraded == ()
+        with pytest.MonkeyPatch.context() as patch:
+            mels.append(recorded_mel(subject, patch))
+        if graphs:
+            assert eager_calls(subject) == {}
+    assert relative_error(mels[1], mels[0]) < MAX_ERROR[True]

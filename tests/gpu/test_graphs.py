@@ -134,9 +134,9 @@ def test_compiled_steps_have_the_numbers_of_eager_ones(half: bool, cuda: torch.d
 def test_every_kernel_passes_its_check(cuda: torch.device) -> None:
     for family in FAMILIES:
         for half in (False, True):
-            device_engine(family, cuda, half=half, graphs=False)
+            subject = device_engine(family, cuda, half=half, graphs=False)
             assert kernels.are_enabled()
-            assert kernels.faults() == {}
+            assert subject.components.kernel_faults == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
+from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
@@ -46,10 +47,12 @@ def whole_mel(networks: Networks, device: torch.device) -> Tensor:
     return flow.mel(speech_ids(networks, device), length, prompt, length * 0, spk, chunked=True, final=True)
 
 
-def streamed_mel(networks: Networks, device: torch.device) -> Tensor:
+def streamed_mel(
+    networks: Networks, device: torch.device, library: Callable[[PageShape], PagedLibrary] | None = None
+) -> Tensor:
     """Compute the mel of forced tokens chunk by chunk, from paged memory."""
     flow = networks.flow
-    pool = FlowPool(flow, slots=1, pages=8, max_chunks=8, dtype=flow.dtype)
+    pool = FlowPool(flow, slots=1, pages=8, max_chunks=8, dtype=flow.dtype, library=library)
     state = pool.open()
     size = pool.chunk_tokens
     ahead = flow.dims.lookahead_tokens

@@ -126,7 +126,7 @@ class Crowd:
         self.clock = Clock()
         self.thread = VirtualThread(self.clock)
         monkeypatch.setattr(phrases, "perf_counter", lambda: self.clock.now_s)
-        monkeypatch.setattr(phrases, "WorkerThread", lambda name: self.thread)
+        monkeypatch.setattr(phrases, "WorkerThread", lambda name, prepare: self.thread)
         info = EngineInfo("modelled", voices=("v",), languages=("en",), alignment=Alignment.NONE, max_utterances=64)
         self.network = ModelledNetwork(self.clock, id_s)
         self.engine: PhraseEngine[None] = PhraseEngine(info, self.network)

@@ -139,7 +139,7 @@ class _BistreamRun:
 
     def run(self) -> None:
         """Decode to the end, or to the point where the golden file ends."""
-        while not self._interleaver.done:
+        while not self._interleaver.is_over:
             if self._interleaver.wants_text:
                 self._read_text()
             elif not self._decode_token():

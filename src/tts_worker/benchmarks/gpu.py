@@ -32,12 +32,12 @@ import torch
 from torch.autograd.profiler_util import FunctionEventAvg
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
+from tts_worker.benchmarks.gpu_attention import Sizes, measure_attention
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
-from tts_worker.benchmarks.measure_stages import measure_stage_times
+from tts_worker.benchmarks.measure_stages import LIVE, measure_stage_times
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
@@ -47,6 +47,7 @@ from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 
@@ -77,6 +78,7 @@ class Plan:
         growth_seconds: Length of the long turn.
         correct_tokens: Lengths of the utterances that are compared with the CPU.
         stage_batches: Numbers of utterances for the stage times.
+        stage_live: Calls for the stage times; None for none.
         cancels: Utterances to cancel.
         budget_s: A section starts only while the time it is expected to take is left.
         sections: Names of the sections to run; empty for all.
@@ -91,6 +93,7 @@ class Plan:
     growth_seconds: float = 60.0
     correct_tokens: tuple[int, ...] = (40, 110, 250)
     stage_batches: tuple[int, ...] = (1, 4, 16)
+    stage_live: Arrivals | None = LIVE
     cancels: int = 500
     budget_s: float = 1500.0
     sections: tuple[str, ...] = ()
@@ -165,7 +168,8 @@ def sections(plan: Plan) -> list[Section]:
         Section("start", GpuBench.start, 60.0),
         Section("first_audio", GpuBench.first_audio, 30.0),
         Section("speed", GpuBench.speed, 40.0),
-        Section("stages", GpuBench.stages, 30.0, excludes_v1=True),
+        Section("stages", GpuBench.stages, 45.0, excludes_v1=True),
+        Section("attention", GpuBench.attention, 60.0, excludes_v1=True),
         Section("correct", GpuBench.correct, 120.0),
         Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
         Section("profile", GpuBench.profile, 40.0),
@@ -188,6 +192,8 @@ def _variant_sections() -> list[Section]:
         "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
         "compiled": ({"kernels": False, "compile": "on"}, cuda),
         "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
+        "flashinfer": ({"attention": "flashinfer"}, cuda | not_v1),
+        "gather": ({"attention": "gather"}, cuda | not_v1),
         "first_chunk_by_host": ({"first_chunk_on_device": False}, cuda | not_v1),
         "float32": ({"half": False}, {}),
         "no_smooth_start": ({"smooth_start": False}, {}),
@@ -338,9 +344,20 @@ class GpuBench:
         """Measure the stage times by batch; ``bench simulate --times`` reads them from the results."""
         slots = max(self._plan.stage_batches)
         bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
-        figures = stage_times_as_json(measure_stage_times(bench, self._plan.stage_batches, repeats=2))
+        figures = stage_times_as_json(measure_stage_times(bench, self._plan.stage_batches, 2, self._plan.stage_live))
         self.unload()
         return figures
+
+    def attention(self) -> Figures:
+        """Measure everything that computes attention on this machine, alone: times and numbers."""
+        parts = self.bench.engine.components
+        lm = self._config.qwen
+        weight = parts.networks.lm.llm_decoder.weight
+        cache = weight.new_empty(1, 2, 0, lm.kv_heads, 0, lm.head_dim)
+        sizes = Sizes() if self._device.type == "cuda" else Sizes(past_pages=(4,), contexts=(256,), repeats=3)
+        flow = parts.networks.flow
+        assert isinstance(flow, Flow)
+        return measure_attention(flow, cache, lm.heads // lm.kv_heads, sizes)
 
     def replays(self) -> Figures:
         """Time every captured graph alone."""
@@ -603,7 +620,7 @@ def _fallbacks(engine: CosyVoiceEngine) -> Figures:
     return {
         "degraded": list(engine.info.degraded),
         "refused_graphs": {" ".join(map(str, key)): why for runner in runners for key, why in runner.refused.items()},
-        "unused_kernels": dict(kernels.faults()),
+        "unused_kernels": dict(parts.kernel_faults),
         "compiled_shapes": {} if compiler is None else dict(compiler.shapes),
         "not_compiled": {} if compiler is None else dict(compiler.faults),
     }

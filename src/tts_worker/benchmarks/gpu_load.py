@@ -51,6 +51,10 @@ _LISTED_STEPS = 10
 _MAX_GAP_S = 0.05  # a call with gaps of at most this in total counts as continuous (C50)
 
 
+Step = Callable[[float], Sequence[Event]]
+"""A step of an engine at a time in seconds."""
+
+
 class StageClock(Protocol):
     """Reads what the stages of an engine have spent so far, by name."""
 
@@ -76,11 +80,13 @@ class ObservedEngine:
     Args:
         engine: The engine.
         stages: Reads its stage times before and after each step.
+        step: Runs a step of the engine; None: its ``step``.
     """
 
-    def __init__(self, engine: MeasuredEngine, stages: StageClock) -> None:
+    def __init__(self, engine: MeasuredEngine, stages: StageClock, step: Step | None = None) -> None:
         self._engine = engine
         self._stages = stages
+        self._step = step or engine.step
         self.slow_steps: list[SlowStep] = []
         self.busy_s = 0.0
 
@@ -101,7 +107,7 @@ class ObservedEngine:
     def step(self, now_s: float) -> Sequence[Event]:
         before = self._stages()
         began_s = perf_counter()
-        events = self._engine.step(now_s)
+        events = self._step(now_s)
         elapsed_s = perf_counter() - began_s
         self.busy_s += elapsed_s
         if elapsed_s > SLOW_STEP_S:
@@ -231,6 +237,7 @@ async def measure_arrivals(
     *,
     stages: StageClock,
     announce: Callable[[UtteranceKey, CallScript], None],
+    step: Step | None = None,
 ) -> dict[str, object]:
     """Run the load and return its figures.
 
@@ -239,8 +246,9 @@ async def measure_arrivals(
         arrivals: How calls arrive.
         stages: Reads the stage times of the engine.
         announce: Called with the key and the script of a call before it is opened, to prepare its tokens.
+        step: Runs a step of the engine; None: its ``step``.
     """
-    observed = ObservedEngine(engine, stages)
+    observed = ObservedEngine(engine, stages, step)
     loop = EngineLoop(lambda: observed, name="bench", hang_timeout_s=600.0)
     load = _Load(loop, arrivals, announce)
     await loop.start()

@@ -1,27 +1,33 @@
 """Measures the stage times of a CosyVoice engine: what each pass took, by the size of its batch.
 
-The engine speaks as in service; a recorder beside its scheduler notes the batches that it planned.
+The engine speaks as in service; a recorder beside its scheduler notes the batches that it planned. Utterances that
+begin together and speak as fast as they can give the times of large batches. Calls that arrive at random give the times
+in service, where a pass takes longer: the caches hold other data after a pause, and the event loop runs beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals
-from tts_worker.benchmarks.stage_times import fit
+from tts_worker.benchmarks.stage_times import adjusted, fit
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, Policy
-from tts_worker.engine.simulator import NO_TIME, Execution, SimulationConfig, StageTime, StageTimes
+from tts_worker.engine.simulator import NO_TIME, SAMPLES_PER_TOKEN, Execution, SimulationConfig, StageTime, StageTimes
 from tts_worker.errors import SynthesisFailed
-from tts_worker.types import Boundary, EndText, Failed, Open, Segment, Span, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import Boundary, EndText, Event, Failed, Open, Segment, Span, SynthesisParams, Text, UtteranceKey
 
 _SESSION = "stages"
 _CREDIT_SAMPLES = 1 << 40
+
+LIVE = Arrivals(3, 10.0, (1.0, 3.0), VOICE, seed=1000)
+"""Calls for the times in service: short ones, which have more first chunks."""
 
 
 @dataclass
@@ -57,13 +63,13 @@ class PassRecorder:
             self._tokens = (plan.tokens, sum(c.inputs for c in candidates if c.key in members))
         return plan
 
-    def step(self, engine: CosyVoiceEngine) -> Sequence[object]:
+    def step(self, engine: CosyVoiceEngine, now_s: float) -> Sequence[Event]:
         """Run one step of ``engine`` and note what it took."""
         before = _Totals.of(engine)
         live = engine.active_utterances
         self._plan = Plan()
         began_s = perf_counter()
-        events = engine.step(began_s)
+        events = engine.step(now_s)
         elapsed_us = 1e6 * (perf_counter() - began_s)
         spent = _Totals.of(engine).since(before)
         if self._tokens is not None and spent.tokens_us:
@@ -127,41 +133,97 @@ class _Totals:
         return self.tokens_us + self.flow_us + self.vocoder_us
 
 
+@contextmanager
+def _recording(engine: CosyVoiceEngine) -> Iterator[PassRecorder]:
+    """Record the passes of ``engine`` inside the block."""
+    recorder = PassRecorder(engine.policy)
+    engine.policy = recorder
+    try:
+        yield recorder
+    finally:
+        engine.policy = recorder.policy
+
+
 def measure_stage_times(
-    bench: Bench, batches: Sequence[int] = (1, 2, 4, 8), tokens: int = 110, repeats: int = 3
+    bench: Bench, batches: Sequence[int] = (1, 2, 4, 8), repeats: int = 3, live: Arrivals | None = LIVE
 ) -> StageTimes:
-    """Speak in batches of several sizes and return the stage times.
+    """Speak in batches of several sizes, then in calls that arrive at random, and return the stage times.
 
     Args:
         bench: A warm engine without utterances.
         batches: Numbers of concurrent utterances.
-        tokens: Speech tokens of each.
         repeats: How often each batch speaks.
+        live: The calls; None for none.
 
     Raises:
         SynthesisFailed: An utterance failed.
     """
-    engine = bench.engine
-    recorder = PassRecorder(engine.policy)
-    engine.policy = recorder
+    together = record_batches(bench, batches, repeats)
+    return stage_times(bench.engine, together, None if live is None else record_load(bench, live)[1])
+
+
+def record_batches(bench: Bench, batches: Sequence[int], repeats: int, tokens: int = 110) -> PassRecorder:
+    """Let as many utterances as each of ``batches`` speak ``tokens`` speech tokens, as fast as they can."""
     bench.tokens_of = lambda key, run: forced_tokens(tokens, key.generation).tolist()
-    try:
-        for count in batches:
-            for _ in range(repeats):
-                _speak_together(engine, recorder, count)
-    finally:
-        engine.policy = recorder.policy
+    with _recording(bench.engine) as recorder:
+        for _ in range(repeats):
+            for count in batches:
+                _speak_together(bench.engine, recorder, count)
+    return recorder
+
+
+def record_load(bench: Bench, arrivals: Arrivals) -> tuple[dict[str, object], PassRecorder]:
+    """Run ``arrivals`` on the engine in real time; return the figures of ``bench gpu``, and the passes."""
+    engine = bench.engine
+    scripts: dict[UtteranceKey, CallScript] = {}
+    bench.tokens_of = lambda key, run: forced_tokens(scripts[key].tokens[run], run).tolist()
+
+    def stages() -> dict[str, float]:
+        timings = engine.timings
+        return {name: getattr(timings, name) for name in ("prefill_ms", "decode_ms", "flow_ms", "vocoder_ms")}
+
+    with _recording(engine) as recorder:
+        load = measure_arrivals(
+            engine,
+            arrivals,
+            stages=stages,
+            announce=scripts.__setitem__,
+            step=lambda now_s: recorder.step(engine, now_s),
+        )
+        return asyncio.run(load), recorder
+
+
+def stage_times(engine: CosyVoiceEngine, together: PassRecorder, live: PassRecorder | None) -> StageTimes:
+    """Return the stage times of ``engine``.
+
+    Args:
+        engine: The engine.
+        together: Passes of utterances that began together.
+        live: Passes of calls that arrived at random, if measured. Each stage takes as long as in them in total.
+    """
+    if live is None:
+        live = PassRecorder(engine.policy)
+
+    def stage(
+        before: Sequence[tuple[float, float]],
+        after: Sequence[tuple[float, float]],
+        through: Callable[[Sequence[tuple[float, float]]], StageTime] = fit,
+    ) -> StageTime:
+        samples = [*before, *after]
+        return adjusted(through(samples), after) if samples else NO_TIME
+
     return StageTimes(
         execution_of(engine),
-        prefill=_line(recorder.prefills),
-        decode=fit(recorder.decodes),
-        flow=fit(recorder.flows),
-        vocoder=fit(recorder.vocoders),
-        launch_prefill=_fit_or_none(recorder.launches[Need.PREFILL]),
-        launch_decode=_fit_or_none(recorder.launches[Need.DECODE]),
-        launch_flow=_fit_or_none(recorder.launches[Need.RENDER]),  # the vocoder is launched in the same step
-        step=_fit_or_none(recorder.steps),
-        pads_audio=bench.engine.components.runners[1].fixed_shapes,
+        prefill=stage(together.prefills, live.prefills, _line),
+        decode=stage(together.decodes, live.decodes),
+        flow=stage(together.flows, live.flows),
+        vocoder=stage(together.vocoders, live.vocoders),
+        launch_prefill=stage(together.launches[Need.PREFILL], live.launches[Need.PREFILL]),
+        launch_decode=stage(together.launches[Need.DECODE], live.launches[Need.DECODE]),
+        # The vocoder is launched in the same step.
+        launch_flow=stage(together.launches[Need.RENDER], live.launches[Need.RENDER]),
+        step=stage(together.steps, live.steps),
+        pads_audio=engine.components.runners[1].fixed_shapes,
         source=f"measured on {engine.info.device}",
     )
 
@@ -171,10 +233,6 @@ def execution_of(engine: CosyVoiceEngine) -> Execution:
     if engine.info.device != "cpu":
         return Execution.STREAMS
     return Execution.FLOW_THREAD if engine.settings.overlap else Execution.SERIAL
-
-
-def _fit_or_none(samples: Sequence[tuple[float, float]]) -> StageTime:
-    return fit(samples) if samples else NO_TIME
 
 
 def _line(samples: Sequence[tuple[float, float]]) -> StageTime:
@@ -199,7 +257,7 @@ def _speak_together(engine: CosyVoiceEngine, recorder: PassRecorder, count: int)
         engine.handle(Text(key, segment))
         engine.handle(EndText(key))
     while engine.has_work:
-        for event in recorder.step(engine):
+        for event in recorder.step(engine, perf_counter()):
             if isinstance(event, Failed):
                 raise SynthesisFailed(f"the measurement failed: {event.error.message}")
 
@@ -208,7 +266,8 @@ def simulated_settings(engine: CosyVoiceEngine, prompt_tokens: int) -> Simulatio
     """Return the settings of ``engine`` for a simulation."""
     settings = engine.settings
     networks = engine.components.networks
-    context_frames = networks.hift.held + networks.hift.history
+    hift = networks.hift
+    frames_per_token = networks.config.flow.frames_per_token
     return SimulationConfig(
         first_tokens=settings.first_tokens,
         stride_chunks=settings.stride_chunks,
@@ -219,19 +278,7 @@ def simulated_settings(engine: CosyVoiceEngine, prompt_tokens: int) -> Simulatio
         burst_tokens=settings.burst_tokens,
         smooth_start=settings.smooth_start,
         first_chunk_on_device=settings.first_chunk_on_device,
-        vocoder_context_tokens=context_frames // networks.config.flow.frames_per_token,
+        vocoder_context_tokens=(hift.held + hift.history) // frames_per_token,
+        held_samples=hift.held * SAMPLES_PER_TOKEN // frames_per_token,
         prompt_tokens=prompt_tokens,
     )
-
-
-def measure_load(bench: Bench, arrivals: Arrivals) -> dict[str, object]:
-    """Run ``arrivals`` on the engine in real time and return the figures of ``bench gpu``."""
-    engine = bench.engine
-    scripts: dict[UtteranceKey, CallScript] = {}
-    bench.tokens_of = lambda key, run: forced_tokens(scripts[key].tokens[run], run).tolist()
-
-    def stages() -> dict[str, float]:
-        timings = engine.timings
-        return {name: getattr(timings, name) for name in ("prefill_ms", "decode_ms", "flow_ms", "vocoder_ms")}
-
-    return asyncio.run(measure_arrivals(engine, arrivals, stages=stages, announce=scripts.__setitem__))

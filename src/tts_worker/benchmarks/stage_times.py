@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from tts_worker.engine.simulator import Execution, StageTime, StageTimes
 from tts_worker.errors import ConfigError
@@ -92,6 +92,8 @@ def stage_times_as_json(times: StageTimes) -> dict[str, Any]:
 def fit(samples: Iterable[tuple[float, float]]) -> StageTime:
     """Return the stage time through the median of the samples of each size, never falling with the size.
 
+    Medians that would fall are replaced by their mean, weighted by their samples: the closest rising line.
+
     Args:
         samples: Size of a batch and its time in microseconds.
 
@@ -101,9 +103,32 @@ def fit(samples: Iterable[tuple[float, float]]) -> StageTime:
     by_size = defaultdict[float, list[float]](list)
     for size, us in samples:
         by_size[size].append(us)
-    points = []
-    floor_us = 0.0
+    levels: list[_Level] = []
     for size in sorted(by_size):
-        floor_us = max(floor_us, median(by_size[size]))
-        points.append((size, floor_us))
-    return StageTime(tuple(points))
+        levels.append(_Level(median(by_size[size]), len(by_size[size]), (size,)))
+        while len(levels) > 1 and levels[-2].us > levels[-1].us:
+            last = levels.pop()
+            levels[-1] = levels[-1].joined(last)
+    return StageTime(tuple((size, level.us) for level in levels for size in level.sizes))
+
+
+class _Level(NamedTuple):
+    """Sizes with the same time."""
+
+    us: float
+    samples: int
+    sizes: tuple[float, ...]
+
+    def joined(self, other: _Level) -> _Level:
+        samples = self.samples + other.samples
+        us = (self.us * self.samples + other.us * other.samples) / samples
+        return _Level(us, samples, self.sizes + other.sizes)
+
+
+def adjusted(stage: StageTime, samples: Sequence[tuple[float, float]]) -> StageTime:
+    """Return ``stage`` multiplied so that it gives the total time of ``samples``; without samples, as it is."""
+    expected_us = sum(stage.us(size) for size, _ in samples)
+    if expected_us <= 0:
+        return stage
+    factor = sum(us for _, us in samples) / expected_us
+    return StageTime(tuple((size, us * factor) for size, us in stage.points))

@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", action="store_true", help="--bundle: also run the calls on the real engine")
     parser.add_argument("--batches", default="1,2,4,8", help="--bundle: batches to measure (default 1,2,4,8)")
     parser.add_argument("--repeats", type=int, default=3, help="--bundle: how often each is measured (default 3)")
+    parser.add_argument(
+        "--live-seconds",
+        type=float,
+        default=10.0,
+        help="--bundle: how long calls are measured that arrive at random; 0: not at all (default 10)",
+    )
     parser.add_argument("--threads", type=int, help="--bundle: CPU threads")
     parser.add_argument("--device", default="auto", help="--bundle: auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--json", action="store_true", help="print one line instead of indented JSON")
@@ -97,8 +103,10 @@ def _check(args: argparse.Namespace) -> tuple[list[int], tuple[float, float]]:
         shortest_s, longest_s = (float(part) for part in args.call_seconds.split(","))
     except ValueError:
         raise InvalidRequest("--call-seconds takes two numbers, such as 4,12") from None
-    if not _numbers(args.batches, "--batches") or args.repeats < 1:
-        raise InvalidRequest("--batches takes at least one number, and --repeats must be at least 1")
+    if not _numbers(args.batches, "--batches") or args.repeats < 1 or not 0 <= args.live_seconds <= MAX_SECONDS:
+        raise InvalidRequest(
+            f"--batches takes at least one number, --repeats at least 1, --live-seconds 0 to {MAX_SECONDS:,}"
+        )
     if not 0 < args.seconds <= MAX_SECONDS or not 0 < shortest_s <= longest_s <= 60:
         raise InvalidRequest(f"--seconds must be positive up to {MAX_SECONDS:,}, --call-seconds ascending up to 60")
     if not 0 < args.c50 <= 1 or not 0 <= args.first_audio_ms < math.inf:
@@ -143,10 +151,19 @@ def _predicted(
 def _measured(
     args: argparse.Namespace, loads: list[int], goal: Goal | None, arrivals: Callable[[int], Arrivals]
 ) -> dict[str, Any]:
-    """Measure the stage times of a model directory, predict, and run the same calls on its engine."""
+    """Measure the stage times of a model directory, predict, and run the same calls on its engine.
+
+    ``predicted_afterwards`` has the stage times of the measured calls: what remains is the error of the simulator.
+    """
     from tts_worker.benchmarks.engine import VOICE, Bench
     from tts_worker.benchmarks.gpu_load import slots_for
-    from tts_worker.benchmarks.measure_stages import measure_load, measure_stage_times, simulated_settings
+    from tts_worker.benchmarks.measure_stages import (
+        LIVE,
+        record_batches,
+        record_load,
+        simulated_settings,
+        stage_times,
+    )
     from tts_worker.engine.cosyvoice.bundle import Bundle
     from tts_worker.engine.cosyvoice.config import V1
     from tts_worker.engine.cosyvoice.loader import LoadOptions
@@ -166,14 +183,20 @@ def _measured(
         first_chunk_on_device=args.first_chunk_on_device,
     )
     bench = Bench(options, PROMPT_TOKENS)
-    times = measure_stage_times(bench, _numbers(args.batches, "--batches"), repeats=args.repeats)
-    config = simulated_settings(bench.engine, PROMPT_TOKENS)
+    engine = bench.engine
+    together = record_batches(bench, _numbers(args.batches, "--batches"), args.repeats)
+    live = record_load(bench, replace(LIVE, seconds=args.live_seconds))[1] if args.live_seconds else None
+    config = simulated_settings(engine, PROMPT_TOKENS)
     if args.pages is not None:
         config = replace(config, pages=args.pages)
-    figures = {**bench.describe(), **_predicted(times, config, loads, goal, arrivals)}
+    figures = {**bench.describe(), **_predicted(stage_times(engine, together, live), config, loads, goal, arrivals)}
     if args.measure:
-        figures["measured"] = [
-            measure_load(bench, replace(arrivals(calls), voice=VOICE)) for calls in measured(loads, "measured loads")
-        ]
-    bench.engine.close()
+        figures["measured"] = []
+        figures["predicted_afterwards"] = []
+        for calls in measured(loads, "measured loads"):
+            heard, recorder = record_load(bench, replace(arrivals(calls), voice=VOICE))
+            figures["measured"].append(heard)
+            times = stage_times(engine, together, recorder)
+            figures["predicted_afterwards"].append(predict(times, config, arrivals(calls)))
+    engine.close()
     return figures

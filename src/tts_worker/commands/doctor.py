@@ -39,6 +39,7 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": (("pynvml",), "GPU memory and utilisation in the metrics"),
     "tensorrt": (("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
+    "flashinfer": (("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
     "export": (("onnx",), "writing ONNX graphs"),
     "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
     "webrtc": (("aiortc",), "speech in a browser over WebRTC"),

@@ -22,9 +22,11 @@ from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
 if TYPE_CHECKING:
     from tts_worker.settings import Settings
 
+_FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
+
 
 def backend_findings(settings: Settings | None) -> Iterator[Finding]:
-    """Check ONNX Runtime, which the CPU voice needs, and every back end: PyTorch, ONNX Runtime, TensorRT."""
+    """Check ONNX Runtime, which the CPU voice needs, and every other back end and library."""
     builds = diagnose(installed_builds(), imported_folder(), install_command())
     yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
     torch = importlib.import_module("torch") if find_spec("torch") is not None else None
@@ -32,6 +34,7 @@ def backend_findings(settings: Settings | None) -> Iterator[Finding]:
     if builds.works:
         yield _providers()
     yield _tensorrt(torch, settings)
+    yield _flashinfer(torch)
 
 
 def has_nvidia_driver() -> bool:
@@ -57,9 +60,13 @@ def _torch(torch: Any) -> Finding:
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     problem = _graph_problem(torch)
     graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
-    triton = "fused kernels" if find_spec("triton") is not None else "no fused kernels, as triton is not installed"
-    advice = "" if find_spec("triton") is not None else "pip install --force-reinstall torch"
-    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}; {triton}", advice)
+    advice = ""
+    if find_spec("triton") is None:
+        fused, advice = "no fused kernels, as triton is not installed", "pip install --force-reinstall torch"
+    else:
+        problem = _kernel_problem()
+        fused = f"fused attention is not used ({problem})" if problem else "fused attention works"
+    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}; {fused}", advice)
 
 
 def _cosyvoice_command() -> str:
@@ -77,6 +84,21 @@ def _graph_problem(torch: Any) -> str:
         return "" if x.tolist() == [1.0] else "a replay changed nothing"
     except RuntimeError as error:
         return f"{error!s:.100}"
+
+
+def _kernel_problem() -> str:
+    """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
+    import torch
+
+    from tts_worker.engine.cosyvoice.backends.kernels import Case, check
+    from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
+
+    try:
+        case = attention_arguments(*_FLOW_SIZES, 1, torch.bfloat16, torch.device("cuda"))
+        faults = check([Case(paged_attention, *case)])
+    except RuntimeError as error:
+        return f"{error!s:.100}"
+    return "; ".join(f"{fault:.100}" for fault in faults.values())
 
 
 def _providers() -> Finding:
@@ -118,6 +140,29 @@ def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
     if not torch.cuda.is_available():
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
     return Finding(what, Status.OK, f"{version}; {_plans(settings, version)}")
+
+
+def _flashinfer(torch: Any) -> Finding:
+    """Compare FlashInfer with PyTorch's operators on the device; its kernels are compiled on first use."""
+    what = "attention flashinfer"
+    if find_spec("flashinfer") is None:
+        return Finding(what, Status.OPTIONAL, "not installed", install_command("flashinfer"))
+    if torch is None:
+        return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
+    from tts_worker.engine.cosyvoice.backends.attention import PageShape, check_flashinfer, find_flashinfer
+    from tts_worker.errors import BackendUnavailable
+
+    try:
+        module = find_flashinfer()
+        version = getattr(module, "__version__", "installed")
+        if not torch.cuda.is_available():
+            return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device")
+        check_flashinfer(module, PageShape(*_FLOW_SIZES), torch.bfloat16, torch.device("cuda"))
+    except BackendUnavailable as error:
+        return Finding(what, Status.OPTIONAL, f"cannot be used: {error.message}")
+    return Finding(
+        what, Status.OK, f"{version}, with the numbers of PyTorch's operators; attention: flashinfer uses it"
+    )
 
 
 def _plans(settings: Settings | None, version: str) -> str:

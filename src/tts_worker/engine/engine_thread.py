@@ -6,7 +6,6 @@ leaves the engine, which is closed and freed before the observer hears of it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -14,10 +13,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
 from typing import Final, Protocol
 
 from tts_worker.engine.base import Engine, ReportingEngine, WakingEngine
+from tts_worker.engine.worker_thread import ENGINE_NICENESS, lower_priority
 from tts_worker.types import Command, EngineInfo, EngineReport, Event
 
 log = logging.getLogger(__name__)
@@ -49,6 +48,28 @@ class EngineObserver(Protocol):
         ...
 
 
+class FaultTrace(Exception):
+    """Where a fault was raised, as text. It is the cause of the fault, so that the log shows it."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def _keep_text_only(fault: BaseException) -> None:
+    """Replace the tracebacks of ``fault`` and of its causes by their text.
+
+    They hold the engine, whose memory must be free before the next engine is built.
+    """
+    text = "".join(traceback.format_exception(type(fault), fault, fault.__traceback__))
+    errors: list[BaseException | None] = [fault]
+    while errors:
+        error = errors.pop()
+        if error is not None:
+            errors += [error.__cause__, error.__context__]
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+    fault.__cause__ = FaultTrace(text)
+
+
 class EngineThread:
     """One engine on one thread.
 
@@ -59,7 +80,7 @@ class EngineThread:
         clock: Monotonic time in seconds.
 
     Attributes:
-        has_started: Whether the engine is built and warm.
+        info: What the engine offers, once it is built and warm.
         busy_since_s: Start of the engine call in progress, or of the start; None between calls.
     """
 
@@ -71,7 +92,7 @@ class EngineThread:
         name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.has_started = False
+        self.info: EngineInfo | None = None
         self.busy_since_s: float | None = clock()
         self._factory = factory
         self._observer = observer
@@ -101,8 +122,9 @@ class EngineThread:
         try:
             engine = self._factory()
             engine.warm_up()
+            lower_priority(ENGINE_NICENESS)  # the event loop goes first; threads that the warm-up started keep theirs
             self.busy_since_s = None
-            self.has_started = True
+            self.info = engine.info
             self._observer.on_ready(engine.info)
             self._serve(engine)
         except BaseException as exc:  # a panic of a Rust extension and SystemExit do not derive from Exception
@@ -114,9 +136,8 @@ class EngineThread:
                 except BaseException:
                     log.exception("engine %s: close failed", self._name)
                 engine = None
-            # The traceback holds references to the engine; its memory must be free before the next engine is built.
-            for error in _exception_chain(fault):
-                _clear_frames(error)
+            if fault is not None:
+                _keep_text_only(fault)
         self._observer.on_end(fault)
 
     def _serve(self, engine: Engine) -> None:
@@ -148,25 +169,3 @@ class EngineThread:
             self.busy_since_s = None
             elapsed_s = self._clock() - start_s
             self._observer.on_step(events, elapsed_s, _NO_REPORT if reporting is None else reporting.report())
-
-
-def _exception_chain(fault: BaseException | None) -> list[BaseException]:
-    """Collect ``fault`` and all exceptions reachable through ``__cause__`` and ``__context__``."""
-    chain: list[BaseException] = []
-    unvisited = [fault]
-    while unvisited:
-        error = unvisited.pop()
-        if error is not None and not any(error is other for other in chain):
-            chain.append(error)
-            unvisited += [error.__cause__, error.__context__]
-    return chain
-
-
-def _clear_frames(fault: BaseException) -> None:
-    """Clear the local variables of the finished frames in the traceback of ``fault`` and of their callers."""
-    for frame, _ in traceback.walk_tb(fault.__traceback__):
-        caller: FrameType | None = frame
-        while caller is not None:
-            with contextlib.suppress(RuntimeError):  # still running
-                caller.clear()
-            caller = caller.f_back

@@ -172,7 +172,7 @@ class ThreadRunner:
 
     @property
     def has_started(self) -> bool:
-        return self._thread.has_started
+        return self._thread.info is not None
 
     def launch(self) -> None:
         self._thread.start()

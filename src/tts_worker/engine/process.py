@@ -15,9 +15,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from tts_worker.engine.base import Engine, SharedState
+from tts_worker.engine.engine_thread import FaultTrace
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.pipe import (
     Commands,
     Decoder,
@@ -32,7 +35,7 @@ from tts_worker.engine.pipe import (
     encode,
 )
 from tts_worker.errors import ConfigError, EngineFault
-from tts_worker.types import Command
+from tts_worker.types import Command, EngineInfo
 
 if TYPE_CHECKING:
     from tts_worker.engine.loop import EngineOwner
@@ -44,6 +47,21 @@ _KILL_TIMEOUT_S = 5.0
 
 _PIPE_DRAIN_S = 0.5
 """Time after the exit of a child for its last messages, where another process still holds the pipe."""
+
+
+class _ChildPhase(Enum):
+    """A child process: LIVE -> ENDING -> EXITED, or LIVE -> EXITED, which is a fault."""
+
+    LIVE = "starting or serving"
+    ENDING = "its end was asked for or reported"
+    EXITED = "it has exited"
+
+
+_TRANSITIONS: dict[_ChildPhase, frozenset[_ChildPhase]] = {
+    _ChildPhase.LIVE: frozenset({_ChildPhase.ENDING, _ChildPhase.EXITED}),
+    _ChildPhase.ENDING: frozenset({_ChildPhase.EXITED}),
+    _ChildPhase.EXITED: frozenset(),
+}
 
 
 class ProcessRunner(asyncio.SubprocessProtocol):
@@ -61,7 +79,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
     def __init__(
         self, factory: Callable[[], Engine], owner: EngineOwner, *, name: str, shared: SharedState | None = None
     ) -> None:
-        self.has_started = False
+        self._info: EngineInfo | None = None  # once the engine is built and warm
         self._factory = factory
         self._owner = owner
         self._name = name
@@ -73,13 +91,17 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._commands: list[Command] = []
         self._spawning: asyncio.Task[None] | None = None
         self._exited = self._loop.create_future()
-        self._is_expected_to_end = False
-        self._awaits_pong = False
+        self._phase = _ChildPhase.LIVE
+        self._unanswered_pings = 0
         self._silent_s = 0.0
         self._busy_s = 0.0
         self._cpu_s = 0.0
 
     # -- engine.loop.EngineRunner -------------------------------------------------------------------------------------
+
+    @property
+    def has_started(self) -> bool:
+        return self._info is not None
 
     def launch(self) -> None:
         self._spawning = self._loop.create_task(self._spawn())
@@ -94,16 +116,16 @@ class ProcessRunner(asyncio.SubprocessProtocol):
 
         Silence is counted in calls of this method, so that a stall of this process does not look like a hang.
         """
-        if self.has_started and not self._awaits_pong:
+        if self.has_started and not self._unanswered_pings:
             self._silent_s = 0.0
-            self._awaits_pong = True
+            self._unanswered_pings += 1
             self._send(Request.PING)
         else:
             self._silent_s += interval_s
         return max(self._silent_s, self._busy_s)
 
     def abandon(self) -> None:
-        self._is_expected_to_end = True
+        self._expect_end()
         self._kill()
 
     async def wait_until_freed(self, timeout_s: float) -> bool:
@@ -111,7 +133,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         return self._exited.done()
 
     async def close(self, timeout_s: float) -> bool:
-        self._is_expected_to_end = True
+        self._expect_end()
         if self._spawning is not None:
             await asyncio.wait({self._spawning})
         if self.has_started:
@@ -138,7 +160,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
             self._mark_exited()
             self._owner.on_fault(self, error)
             return
-        if self._is_expected_to_end:
+        if self._phase is not _ChildPhase.LIVE:
             self._kill()
             return
         requests = transport.get_pipe_transport(0)
@@ -162,21 +184,26 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._on_exit()
 
     def _on_exit(self) -> None:
-        if self._exited.done():
+        if self._phase is _ChildPhase.EXITED:
             return
         code = self._transport.get_returncode() if self._transport is not None else None
+        is_fault = self._phase is _ChildPhase.LIVE
         self._mark_exited()
-        if not self._is_expected_to_end:
-            self._is_expected_to_end = True
+        if is_fault:
             self._owner.on_fault(self, EngineFault(f"the engine process ended ({_describe_exit(code)})"))
 
     def _mark_exited(self) -> None:
         if self._shared is not None:
             self._shared.on_change(None)
-        if not self._exited.done():
+        if self._phase is not _ChildPhase.EXITED:
+            self._phase = change_phase(self._phase, _ChildPhase.EXITED, _TRANSITIONS)
             self._exited.set_result(None)
         if self._transport is not None:
             self._transport.close()
+
+    def _expect_end(self) -> None:
+        if self._phase is _ChildPhase.LIVE:
+            self._phase = change_phase(self._phase, _ChildPhase.ENDING, _TRANSITIONS)
 
     def _kill(self) -> None:
         if self._transport is not None:
@@ -206,7 +233,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
                 self._owner.stats.add_steps(message.steps, message.steps_s)
                 self._owner.on_events(self, message.events)
             case Pong():
-                self._awaits_pong = False
+                self._unanswered_pings = 0
                 self._busy_s = message.busy_s
                 self._owner.stats.add_report(message.report, message.slowest_s)
                 self._note_usage(message.cpu_s, message.memory_bytes)
@@ -215,12 +242,12 @@ class ProcessRunner(asyncio.SubprocessProtocol):
                 if logger.isEnabledFor(message.values["levelno"]):
                     logger.handle(logging.makeLogRecord(message.values))
             case EngineReady():
-                self.has_started = True
+                self._info = message.info
                 self._note_usage(message.cpu_s, message.memory_bytes)
                 self._owner.on_ready(self, message.info)
-            case EngineEnded() if message.fault is not None and not self._is_expected_to_end:
-                self._is_expected_to_end = True
-                message.fault.__cause__ = _RemoteTraceback(message.traceback)
+            case EngineEnded() if message.fault is not None and self._phase is _ChildPhase.LIVE:
+                self._expect_end()
+                message.fault.__cause__ = FaultTrace(message.traceback)
                 self._owner.on_fault(self, message.fault)
 
     def _note_usage(self, cpu_s: float, memory_bytes: int) -> None:
@@ -231,13 +258,6 @@ class ProcessRunner(asyncio.SubprocessProtocol):
 
 
 _CHILD = "tts_worker.engine.process_child"
-
-
-class _RemoteTraceback(Exception):
-    """Where an exception was raised in the engine process, for the log."""
-
-    def __str__(self) -> str:
-        return f"\n\n{self.args[0]}"
 
 
 def _encode_start(start: StartEngine) -> bytes:

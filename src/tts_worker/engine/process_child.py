@@ -15,7 +15,6 @@ import pickle
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import BinaryIO, NoReturn
@@ -91,8 +90,7 @@ class _Reporter:
         message = EngineEnded(None)
         if fault is not None:
             code = 1
-            trace = "".join(traceback.format_exception(type(fault), fault, fault.__traceback__))
-            message = EngineEnded(_portable(fault), trace)
+            message = EngineEnded(_portable(fault), str(fault.__cause__).strip())
         with contextlib.suppress(OSError):  # the server has ended
             self._server.send(message)
         # Not an ordinary exit, which would wait for the main thread and run destructors of a device that may be lost.

@@ -412,7 +412,12 @@ class ChunkTimes(NamedTuple):
 
 
 def defers_first_chunk(
-    first: Candidate, others: Iterable[Candidate], times: ChunkTimes, render_batch: int, now_us: int
+    first: Candidate,
+    others: Callable[[], Iterable[Candidate]],
+    most_others: int,
+    times: ChunkTimes,
+    render_batch: int,
+    now_us: int,
 ) -> bool:
     """Whether a rendered first chunk should wait for the second one.
 
@@ -421,18 +426,31 @@ def defers_first_chunk(
 
     Args:
         first: The utterance; its lead is the first chunk.
-        others: The other utterances that want audio.
+        others: Finds the other utterances that want audio. Called only if it depends on them.
+        most_others: Their number, at most.
         times: Measured times.
         render_batch: Chunks of one render batch.
         now_us: The time.
     """
+
+    def comes_too_late(ahead: int) -> bool:
+        next_us = times.decode_us + (1 + ahead // render_batch) * times.render_us
+        return first.lead_samples * 1_000_000 < next_us * SAMPLE_RATE_HZ
+
+    if comes_too_late(0) or not comes_too_late(most_others):
+        return comes_too_late(0)
     started = first._replace(started=True)
-    ahead = by_urgency([started, *others], now_us).index(started)
-    next_us = times.decode_us + (1 + ahead // render_batch) * times.render_us
-    return first.lead_samples * 1_000_000 < next_us * SAMPLE_RATE_HZ
+    return comes_too_late(by_urgency([started, *others()], now_us).index(started))
 
 
 # -- scheduler ---------------------------------------------------------------------------------------------------------
+
+
+class _TimedStep(NamedTuple):
+    """A step of a runner that is not timed yet."""
+
+    is_paced: bool
+    started_at_us: int
 
 
 class _UnpacedShare:
@@ -446,18 +464,17 @@ class _UnpacedShare:
     def __init__(self) -> None:
         self._credit_us = 0.0
         self._step_us = _INITIAL_STEP_US  # time of the last unpaced step
-        self._started_at_us: int | None = None  # of a step that is not timed yet
-        self._serves_paced = False
+        self._step: _TimedStep | None = None
 
     def order(self, waiting: list[Candidate], now_us: int) -> list[Candidate]:
         """Return ``waiting`` in the order in which the runner, which is free, may serve it."""
-        if self._started_at_us is not None:
-            elapsed_us = min(max(0, now_us - self._started_at_us), _MAX_STEP_US)
-            if self._serves_paced:
+        if self._step is not None:
+            elapsed_us = min(max(0, now_us - self._step.started_at_us), _MAX_STEP_US)
+            if self._step.is_paced:
                 self._credit_us += elapsed_us * UNPACED_SHARE / (1 - UNPACED_SHARE)
             else:
                 self._step_us = elapsed_us
-            self._started_at_us = None
+            self._step = None
         if self._credit_us >= self._step_us:
             first = next((candidate for candidate in waiting if not candidate.paced), None)
             if first is not None:
@@ -466,11 +483,10 @@ class _UnpacedShare:
 
     def record(self, served: Candidate, waiting: Sequence[Candidate], now_us: int) -> None:
         """Record that the runner serves ``served``, one of ``waiting``, from now on."""
-        self._serves_paced = served.paced
         if not served.paced:
             self._credit_us = 0.0
         if not served.paced or not all(candidate.paced for candidate in waiting):
-            self._started_at_us = now_us
+            self._step = _TimedStep(served.paced, now_us)
 
 
 class Scheduler:

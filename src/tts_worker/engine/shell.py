@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from operator import attrgetter
 from typing import ClassVar, Generic, TypeVar
 
@@ -54,6 +55,23 @@ MIN_CHUNK_SAMPLES = SAMPLE_RATE_HZ // 10
 """While audio is on its way to the client, small credits are coalesced to chunks of 100 ms."""
 
 
+class Input(Enum):
+    """What an utterance has received: NOTHING -> TEXT or SPEECH -> ENDED, or NOTHING -> ENDED_EMPTY."""
+
+    NOTHING = "nothing yet"
+    TEXT = "text"
+    SPEECH = "speech tokens"
+    ENDED = "text or speech, and its end"
+    ENDED_EMPTY = "the end, and nothing before"
+
+
+class _StepKind(Enum):
+    """What a step is for. Finished audio leaves before new work starts, but two EMIT never follow each other."""
+
+    EMIT = "only emit what was finished"
+    WORK = "plan and submit"
+
+
 class EngineSequence(ABC):
     """An utterance inside an engine: its text, its output buffer, and the operation that it needs next.
 
@@ -61,9 +79,7 @@ class EngineSequence(ABC):
         key: The utterance.
         params: Its synthesis parameters.
         output: Rendered audio that waits for credit.
-        has_text: Whether any text or speech was received.
-        text_ended: Whether no more text follows.
-        has_speech: Whether it renders given speech tokens instead of text.
+        input: What it has received.
         waiting_since_us: Since when an operation has been due; None if none is.
         in_flight_samples: Samples that are being rendered.
         arrival: Its number in the order of arrival.
@@ -76,9 +92,7 @@ class EngineSequence(ABC):
         self.key = command.key
         self.params = command.params
         self.output = OutputBuffer(command.key, command.credit_samples, paced=command.paced, buffered=command.buffered)
-        self.has_text = False
-        self.text_ended = False
-        self.has_speech = False
+        self.input = Input.NOTHING
         self._received: deque[Text | EndText] = deque()  # text after a break
         self._pause_ms: int | None = None  # silence that is due when the text before it is rendered
         self.waiting_since_us: int | None = None
@@ -107,7 +121,12 @@ class EngineSequence(ABC):
 
     def end_text(self) -> None:
         """Take the end of the text."""
-        self.text_ended = True
+        self.input = Input.ENDED_EMPTY if self.input is Input.NOTHING else Input.ENDED
+
+    @property
+    def text_ended(self) -> bool:
+        """Whether no more text follows."""
+        return self.input is Input.ENDED or self.input is Input.ENDED_EMPTY
 
     def receive_speech(self, tokens: tuple[int, ...]) -> None:
         """Take speech tokens in order.
@@ -115,10 +134,11 @@ class EngineSequence(ABC):
         Raises:
             InvalidRequest: The utterance has text, or the engine does not know them.
         """
-        if self.has_text and not self.has_speech:
+        if self.input is Input.TEXT:
             raise InvalidRequest("an utterance takes either text or speech tokens")
         self.add_speech(tokens)
-        self.has_text = self.has_speech = True
+        if tokens and self.input is Input.NOTHING:
+            self.input = Input.SPEECH
 
     def receive(self, command: Text | EndText) -> None:
         """Take text in order. After a break it waits for the audio before it."""
@@ -144,7 +164,8 @@ class EngineSequence(ABC):
                 self.end_text()
                 continue
             segment = command.segment
-            self.has_text = True
+            if self.input is Input.NOTHING:
+                self.input = Input.TEXT
             if segment.spans or segment.boundary is not Boundary.BREAK:
                 self.add_text(segment)
             if segment.boundary is Boundary.BREAK:
@@ -174,7 +195,7 @@ class EngineSequence(ABC):
     @property
     def is_complete(self) -> bool:
         """Whether all its audio is in the output buffer and no text follows."""
-        return self.text_ended and not self.has_pending_speech
+        return not self.has_pending_speech and self.text_ended
 
     @property
     def is_finished(self) -> bool:
@@ -206,7 +227,7 @@ class EngineSequence(ABC):
         Raises:
             TTSWorkerError: Its text gave no audio.
         """
-        if self.has_text and not self.output.rendered_samples:
+        if self.input is not Input.ENDED_EMPTY and not self.output.rendered_samples:
             raise UnspeakableText(self.unspeakable)
         return Done(self.key)
 
@@ -246,7 +267,7 @@ class EngineShell(ABC, Generic[S]):
         self._max_chunk_samples = max_chunk_samples
         self._min_chunk_samples = min_chunk_samples
         self._arrivals = 0
-        self._only_emitted = False  # whether the last step started no work
+        self._step_kind = _StepKind.WORK  # of the last step
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
@@ -406,15 +427,17 @@ class EngineShell(ABC, Generic[S]):
         now_us = int(now_s * 1e6)
         self.collect()
         self._postprocess(now_us)
-        # Finished audio leaves before new work starts, but two consecutive steps never only emit.
-        self._only_emitted = bool(self._events) and not self._only_emitted
-        if not self._only_emitted:
-            self.submit(self._schedule(now_us))
+        if self._next_step_kind() is _StepKind.WORK:
+            plan = self._schedule(now_us)
+            self.submit(plan)
             if self.collect():  # a device that works synchronously has finished, or the step has waited for a result
                 self._postprocess(now_us)
-        events = self._events
-        self._events = []
-        return events
+        return self._take_events()
+
+    def _next_step_kind(self) -> _StepKind:
+        has_emitted = self._events and self._step_kind is _StepKind.WORK
+        self._step_kind = _StepKind.EMIT if has_emitted else _StepKind.WORK
+        return self._step_kind
 
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
@@ -431,6 +454,11 @@ class EngineShell(ABC, Generic[S]):
         """Plan the step from what the utterances need and what is free."""
         candidates = self.candidates(now_us)
         return self.policy(candidates, self.budgets(candidates), now_us)
+
+    def _take_events(self) -> list[Event]:
+        events = self._events
+        self._events = []
+        return events
 
     def _emit(self, sequence: S) -> None:
         last = sequence.is_complete

@@ -16,8 +16,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan, trimmed_prompt
+from tts_worker.engine.cosyvoice.phases import (
+    SEGMENT_TRANSITIONS,
+    SEQUENCE_TRANSITIONS,
+    TOKEN_PASS_TRANSITIONS,
+    SegmentPhase,
+    SequencePhase,
+    TokenPass,
+)
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import (
     Budgets,
     Candidate,
@@ -169,6 +179,7 @@ class SimulationConfig:
 
     Attributes:
         vocoder_context_tokens: Speech tokens whose frames the vocoder computes again with each chunk.
+        held_samples: Audio at the end of a chunk that the vocoder gives with the next one.
         prompt_tokens: Speech tokens of the prompt of every voice.
         voices: Names of the voices.
         prepared: Whether the prompts are in memory at the start.
@@ -185,6 +196,7 @@ class SimulationConfig:
     burst_tokens: int = 8
     smooth_start: bool = True
     vocoder_context_tokens: int = 16
+    held_samples: int = 4 * SAMPLES_PER_TOKEN
     prompt_tokens: int = 125
     voices: tuple[str, ...] = ("simulated",)
     prepared: bool = True
@@ -220,12 +232,10 @@ class _Run:
         inputs: Inputs that the network has not processed, besides the last drawn id.
         tokens: Speech tokens that it gives.
         drawn: Tokens drawn so far.
-        closes_segment: Whether its audio segment ends with it.
     """
 
     inputs: int
     tokens: int
-    closes_segment: bool
     drawn: int = 0
 
 
@@ -240,9 +250,7 @@ class _Segment:
         tokens: Tokens so far.
         expected_tokens: Tokens of the runs so far, once they are over.
         rendered_tokens: Tokens that are rendered.
-        is_closed: Whether no further run follows.
-        is_complete: Whether no further token follows.
-        is_rendered: Whether its last chunk is rendered.
+        phase: How far it is.
         due: The chunk that can be rendered now.
     """
 
@@ -252,14 +260,20 @@ class _Segment:
     tokens: int = 0
     expected_tokens: int = 0
     rendered_tokens: int = 0
-    is_closed: bool = False
-    is_complete: bool = False
-    is_rendered: bool = False
+    phase: SegmentPhase = SegmentPhase.OPEN
     due: Chunk | None = None
 
+    def enter(self, phase: SegmentPhase) -> None:
+        self.phase = change_phase(self.phase, phase, SEGMENT_TRANSITIONS)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further token follows."""
+        return self.phase is SegmentPhase.COMPLETE or self.phase is SegmentPhase.RENDERED
+
     def due_chunk(self) -> Chunk | None:
-        if self.due is None and not self.is_rendered:
-            self.due = self.plan.next(self.tokens, self.is_complete)
+        if self.due is None and self.phase is not SegmentPhase.RENDERED:
+            self.due = self.plan.next(self.tokens, self.phase is SegmentPhase.COMPLETE)
         return self.due
 
     @property
@@ -275,7 +289,8 @@ class _Segment:
     def mark_rendered(self, chunk: Chunk) -> None:
         self.due = None
         self.rendered_tokens = chunk.end
-        self.is_rendered = chunk.final
+        if chunk.final:
+            self.enter(SegmentPhase.RENDERED)
 
 
 class SimulatedSequence(EngineSequence):
@@ -285,11 +300,10 @@ class SimulatedSequence(EngineSequence):
         voice: Its voice.
         segments: Audio segments that are not fully rendered, in order.
         run: The current run.
-        is_decoding: Whether a pass of the language model is in flight.
-        is_rendering: Whether a flow pass is in flight.
-        is_closed: Whether results must be dropped.
-        waits_for_pages: Whether admission refused pages.
-        runs_alone: Whether a batch with it failed.
+        phase: Where it is in its life. While its voice is not prepared, it counts as speaking.
+        token_pass: The pass of the language model that it is in.
+        chunk_in_flow: The chunk that the flow computes.
+        failed_batches: Batches with it that failed since its last chunk. With any, it runs alone.
         rendered_chunks: Chunks rendered so far.
     """
 
@@ -306,11 +320,10 @@ class SimulatedSequence(EngineSequence):
         self.voice = voice
         self.segments: deque[_Segment] = deque()
         self.run: _Run | None = None
-        self.is_decoding = False
-        self.is_rendering = False
-        self.is_closed = False
-        self.waits_for_pages = False
-        self.runs_alone = False
+        self.phase = SequencePhase.SPEAKING
+        self.token_pass = TokenPass.NONE
+        self.chunk_in_flow: Chunk | None = None
+        self.failed_batches = 0
         self.rendered_chunks = 0
         self._config = config
         self._tokens_of = tokens_of
@@ -318,6 +331,18 @@ class SimulatedSequence(EngineSequence):
         self._runs = 0
         self._context_inputs = 0
         self._first_chunk_on_device = first_chunk_on_device and command.paced
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: SequencePhase) -> None:
+        self.phase = change_phase(self.phase, phase, SEQUENCE_TRANSITIONS)
+
+    def enter_pass(self, token_pass: TokenPass) -> None:
+        self.token_pass = change_phase(self.token_pass, token_pass, TOKEN_PASS_TRANSITIONS)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase is SequencePhase.ENDED
 
     # -- text and tokens ----------------------------------------------------------------------------------------------
 
@@ -333,9 +358,9 @@ class SimulatedSequence(EngineSequence):
             text_tokens, tokens, _ = self._text[-1]
             self._text[-1] = (text_tokens, tokens, True)
         elif self.run is not None:
-            self.run.closes_segment = True
-        elif self.segments:
-            self.segments[-1].is_closed = self.segments[-1].is_complete = True
+            self._close_after_run()
+        elif self.segments and self.segments[-1].phase is SegmentPhase.OPEN:
+            self.segments[-1].enter(SegmentPhase.COMPLETE)
 
     def end_text(self) -> None:
         super().end_text()
@@ -345,11 +370,18 @@ class SimulatedSequence(EngineSequence):
         """Start the run of the next text."""
         text_tokens, tokens, closes = self._text.popleft()
         context = min(self._context_inputs, self._config.context_tokens)
-        self.run = _Run(2 + text_tokens + self.voice.prompt_tokens + context, tokens, closes)
+        self.run = _Run(2 + text_tokens + self.voice.prompt_tokens + context, tokens)
         self._context_inputs += text_tokens + tokens
-        if not self.segments or self.segments[-1].is_closed:
+        if not self.segments or self.segments[-1].is_complete:
             self.segments.append(_Segment(self._new_plan(), self.voice.shared_chunks * CHUNK_TOKENS))
         self.segments[-1].expected_tokens += tokens
+        if closes:
+            self._close_after_run()
+
+    def _close_after_run(self) -> None:
+        """Let the current run be the last one of its audio segment."""
+        if self.segments[-1].phase is SegmentPhase.OPEN:
+            self.segments[-1].enter(SegmentPhase.CLOSING)
 
     def _new_plan(self) -> GridPlan:
         return GridPlan(self.voice.prompt_tokens, CHUNK_TOKENS, LOOKAHEAD_TOKENS, self._config.stride_chunks)
@@ -365,13 +397,14 @@ class SimulatedSequence(EngineSequence):
         segment.tokens += tokens
         if tokens < draws:
             self.run = None
-            if run.closes_segment:
-                segment.is_closed = segment.is_complete = True
+            if segment.phase is SegmentPhase.CLOSING:
+                segment.enter(SegmentPhase.COMPLETE)
             self._close_if_finished()
 
     def _close_if_finished(self) -> None:
-        if self.text_ended and not self._text and self.run is None and self.segments:
-            self.segments[-1].is_closed = self.segments[-1].is_complete = True
+        is_finished = self.text_ended and not self._text and self.run is None
+        if is_finished and self.segments and self.segments[-1].phase is SegmentPhase.OPEN:
+            self.segments[-1].enter(SegmentPhase.COMPLETE)
 
     @property
     def draws_left(self) -> int:
@@ -410,19 +443,19 @@ class SimulatedSequence(EngineSequence):
         if not self.has_capacity:
             return Need.NONE
         if self.has_pending_speech and self.voice.unprepared_pages:
-            return Need.NONE if self.waits_for_pages else Need.PREPARE_VOICE
+            return Need.NONE if self.phase is SequencePhase.WAITING_PAGES else Need.PREPARE_VOICE
         if self.due_chunk is None:
             return self._needs_tokens
-        if not self.is_rendering:
-            return Need.NONE if self.waits_for_pages else Need.RENDER
+        if self.chunk_in_flow is None:
+            return Need.NONE if self.phase is SequencePhase.WAITING_PAGES else Need.RENDER
         return Need.NONE if self.segments[0].has_next_chunk else self._needs_tokens
 
     @property
     def _needs_tokens(self) -> Need:
-        if self.is_decoding or self.voice.unprepared_pages:
+        if self.token_pass is not TokenPass.NONE or self.voice.unprepared_pages:
             return Need.NONE
         if self.run is None:
-            can_begin = bool(self._text) and (len(self.segments) < 2 or not self.segments[-1].is_closed)
+            can_begin = bool(self._text) and (len(self.segments) < 2 or not self.segments[-1].is_complete)
             return Need.PREFILL if can_begin else Need.NONE
         return Need.PREFILL if self.run.inputs else Need.DECODE
 
@@ -459,14 +492,14 @@ class SimulatedSequence(EngineSequence):
             pages=pages,
             pages_ahead=pages_ahead,
             starts=starts,
-            runs_alone=self.runs_alone,
+            runs_alone=self.failed_batches > 0,
         )
 
     @property
     def _may_render_unread(self) -> bool:
         """Whether its first chunk may be rendered from ids that the host has not read."""
         is_first = not self.output.rendered_samples and not self.segments and self.run is None
-        return self._first_chunk_on_device and is_first and not self.runs_alone
+        return self._first_chunk_on_device and is_first and not self.failed_batches
 
     def _first_chunk_needs(self) -> tuple[int, int, int]:
         """Return the tokens and pages of the first chunk, and the estimated pages of its audio segment."""
@@ -507,7 +540,8 @@ class SimulatedSequence(EngineSequence):
 
     def claim(self) -> PageClaim | None:
         """Return its claim if it will return pages."""
-        is_preparing = not self.waits_for_pages and self.has_pending_speech and self.voice.prepared_chunks > 0
+        may_ask = self.phase is not SequencePhase.WAITING_PAGES
+        is_preparing = may_ask and self.has_pending_speech and self.voice.prepared_chunks > 0
         holds = bool(self.segments and self.segments[0].pages) or (is_preparing and self.voice.unprepared_pages > 0)
         if not holds and not is_preparing:
             return None
@@ -517,7 +551,7 @@ class SimulatedSequence(EngineSequence):
 # -- engine ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pass:
     """A pass in flight.
 
@@ -637,7 +671,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         return SimulatedSequence(command, voice, self.config, self._tokens_of, first_chunk_on_device=on_device)
 
     def close_sequence(self, sequence: SimulatedSequence) -> None:
-        sequence.is_closed = True
+        sequence.enter(SequencePhase.ENDED)
         sequence.voice.users -= 1
         for segment in sequence.segments:
             self.free_pages += segment.pages
@@ -645,7 +679,8 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
 
     def _wake_page_waiters(self) -> None:
         for sequence in self.sequences.values():
-            sequence.waits_for_pages = False
+            if sequence.phase is SequencePhase.WAITING_PAGES:
+                sequence.enter(SequencePhase.SPEAKING)
 
     @property
     def is_busy(self) -> bool:
@@ -681,7 +716,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self.usage.steps += 1
         self._occupy_thread(self._times.step.us(len(self.sequences)))
         for key in plan.refused:
-            self.sequences[key].waits_for_pages = True
+            self.sequences[key].enter(SequencePhase.WAITING_PAGES)
         for key in plan.out_of_memory:
             self.fail(self.sequences[key], OutOfMemory("no memory for more audio").info)
         self._evict(plan.free_pages)
@@ -727,14 +762,16 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             return False
         if not sequence.segments or not sequence.has_capacity:
             return False
-        if sequence.needs is Need.NONE and not (
-            sequence.is_decoding or sequence.is_rendering or sequence.in_flight_samples
-        ):
+        is_in_pass = sequence.token_pass is not TokenPass.NONE or sequence.chunk_in_flow is not None
+        if sequence.needs is Need.NONE and not is_in_pass and not sequence.in_flight_samples:
             return False
         times = ChunkTimes(int(CHUNK_TOKENS * self._token_us), int(self._chunk_us))
         first = Candidate(output.key, output.waiting_samples, now_us, started=False, paced=output.paced)
-        others = [candidate for candidate in self.candidates(now_us) if candidate.key != output.key]
-        return defers_first_chunk(first, others, times, self.config.render_batch, now_us)
+        others = partial(self._other_candidates, sequence, now_us)
+        return defers_first_chunk(first, others, len(self.sequences), times, self.config.render_batch, now_us)
+
+    def _other_candidates(self, sequence: SimulatedSequence, now_us: int) -> list[Candidate]:
+        return [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -789,7 +826,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self.usage.decode_us += decode_us
         duration_us = prefill_us + decode_us
         for sequence in members:
-            sequence.is_decoding = True
+            sequence.enter_pass(TokenPass.FIRST_CHUNK if goes_on else TokenPass.IDS)
         fails = self._pass_fails(operation, tuple(sequence.key for sequence in members))
         self.usage.count(operation, len(members))
         self._tokens_free_us = self._start(self._tokens_free_us, launch_us, duration_us)
@@ -805,14 +842,14 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         done = self._tokens
         self._tokens = None
         for sequence in done.members:
-            sequence.is_decoding = False
+            sequence.enter_pass(TokenPass.NONE)
         if done.fails:
             self._handle_fault(done)
             return
         if done.operation is Need.DECODE:
             self._token_us = _running_mean(self._token_us, done.duration_us / max(1, done.steps))
         for sequence in done.members:
-            if not sequence.is_closed:
+            if not sequence.has_ended:
                 sequence.draw(done.steps)
 
     def _render(self, members: Sequence[SimulatedSequence]) -> None:
@@ -830,7 +867,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             if chunk.final:
                 segment.computed_tokens = sequence.voice.prompt_tokens + chunk.end
             self.free_pages -= pages
-            sequence.is_rendering = True
+            sequence.chunk_in_flow = chunk
             chunks.append(chunk)
         fails = self._pass_fails(Need.RENDER, tuple(sequence.key for sequence in members))
         self.usage.count(Need.RENDER, len(members))
@@ -847,6 +884,13 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             if self._has_vocoder_work:
                 self._vocode()
 
+    def _samples(self, chunk: Chunk) -> int:
+        """Return the audio that the vocoder gives for a chunk."""
+        begin = chunk.begin * SAMPLES_PER_TOKEN
+        end = chunk.end * SAMPLES_PER_TOKEN
+        held = self.config.held_samples
+        return end - (0 if chunk.final else min(held, end)) - (begin - min(held, begin))
+
     def _padding(self, rows: int) -> float:
         """Return the computed rows of an audio batch by its real ones."""
         return (1 << (rows - 1).bit_length()) / rows if self._times.pads_audio else 1.0
@@ -856,19 +900,19 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         done = self._flow
         self._flow = None
         for sequence in done.members:
-            sequence.is_rendering = False
+            sequence.chunk_in_flow = None
         if done.fails:
             self._handle_fault(done)
             return
         for sequence, chunk in zip(done.members, done.chunks, strict=True):
-            if not sequence.is_closed:
+            if not sequence.has_ended:
                 sequence.segments[0].mark_rendered(chunk)
-                sequence.in_flight_samples = (chunk.end - chunk.begin) * SAMPLES_PER_TOKEN
+                sequence.in_flight_samples = self._samples(chunk)
         self._vocoder_queue.append(done)
 
     def _vocode(self) -> None:
         flow = self._vocoder_queue.popleft()
-        live = [(s, chunk) for s, chunk in zip(flow.members, flow.chunks, strict=True) if not s.is_closed]
+        live = [(s, chunk) for s, chunk in zip(flow.members, flow.chunks, strict=True) if not s.has_ended]
         if not live:
             return
         context = self.config.vocoder_context_tokens
@@ -888,12 +932,12 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self._chunk_us = _running_mean(self._chunk_us, done.duration_us)
         wall_ms = done.duration_us / 1000 / len(done.members)
         for sequence, chunk in zip(done.members, done.chunks, strict=True):
-            if sequence.is_closed:
+            if sequence.has_ended:
                 continue
-            samples = (chunk.end - chunk.begin) * SAMPLES_PER_TOKEN
-            sequence.output.render(bytes(samples * BYTES_PER_SAMPLE), wall_ms=wall_ms, stages_ms=(("audio", wall_ms),))
+            pcm = bytes(self._samples(chunk) * BYTES_PER_SAMPLE)
+            sequence.output.render(pcm, wall_ms=wall_ms, stages_ms=(("audio", wall_ms),))
             sequence.rendered_chunks += 1
-            sequence.runs_alone = False
+            sequence.failed_batches = 0
             sequence.in_flight_samples = 0
             if chunk.final:
                 self.free_pages += sequence.segments.popleft().pages
@@ -910,12 +954,12 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
     def _handle_fault(self, failed: _Pass) -> None:
         """Fail a single utterance; let the members of a batch run alone to isolate the fault."""
         for sequence in failed.members:
-            if sequence.is_closed:
+            if sequence.has_ended:
                 continue
             if len(failed.members) == 1:
                 self.fail(sequence, SynthesisFailed("injected fault").info)
                 continue
-            sequence.runs_alone = True
+            sequence.failed_batches += 1
             if failed.operation is Need.RENDER:
                 self._drop_flow(sequence)
             elif sequence.run is not None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+ENGINE_NICENESS = 1
+NETWORK_NICENESS = 2
+"""How much nicer than their process the threads of an engine and of a CPU voice's network are. With 5 for the network,
+64 calls left it too little time."""
 
 
 class StreamFuture(Generic[T]):
@@ -86,6 +94,18 @@ class WorkerThread:
         """Wait for submitted work. Nothing may be submitted afterwards."""
         self._inbox.put(None)
         self.thread.join()
+
+
+def lower_priority(niceness: int) -> None:
+    """Let threads of the process with less ``niceness`` go before the calling one (Linux only).
+
+    If more threads than processors want to run, they go in turns of milliseconds, and one that waits may have a STOP to
+    take or frames to send, or hold the interpreter lock.
+    """
+    if sys.platform == "linux":  # elsewhere the priority is that of the whole process
+        process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), process_niceness + niceness)
 
 
 def _serve(inbox: _Inbox) -> None:

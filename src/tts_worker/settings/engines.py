@@ -77,6 +77,7 @@ class CosyVoiceEngineSettings(Section):
     graphs: bool = True
     kernels: bool = True
     compile: Literal["auto", "on", "off"] = "auto"
+    attention: Literal["auto", "flashinfer", "gather"] = "auto"
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)

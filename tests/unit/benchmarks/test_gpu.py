@@ -21,7 +21,6 @@ from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config
-from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
@@ -44,7 +43,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     bundle = tmp_path_factory.mktemp("gpu") / "tiny"
     write_random_bundle(bundle, "cosyvoice3", "tiny")
     options = LoadOptions(bundle, device="cpu", memory_gb=0.5, threads=1)
-    return Plan(options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(12,))
+    return Plan(
+        options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(12,), stage_live=None
+    )
 
 
 def only(plan: Plan, *names: str, **changes: Any) -> Plan:
@@ -83,7 +84,7 @@ def test_cosyvoice_300m_is_measured(plan: Plan, tmp_path: Path) -> None:
         scores = gpu._scores(engine, 8)
         ids = gpu._drawn_ids(engine, 4)
 
-    assert refused == ["stages", "variant_stride_2"]  # the other ones need CUDA
+    assert refused == ["stages", "attention", "variant_stride_2"]  # the other ones need CUDA
     assert figures["texts"] == 2
     assert figures["computations"]["decode"]["eager_calls"] > 0
     assert scores.shape == (4097,)
@@ -133,6 +134,20 @@ def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.
     assert run_sections(plan, Results(None)).figures == {"on_cuda": {"skipped": "needs a CUDA device"}}
 
 
+def test_attention_is_compared_where_it_can_run(plan: Plan) -> None:
+    figures = run_sections(only(plan, "attention"), Results(None)).figures["attention"]
+
+    shapes = [shape for shape in figures if shape != "section_s"]
+    assert shapes == [
+        f"{what} batch {n} {past}" for n in (1, 8) for what, past in (("pages", "past 4"), ("slots", "context 256"))
+    ]
+    for shape in shapes:
+        assert figures[shape]["gather"]["ms"] > 0
+        assert figures[shape]["gather"]["difference"] < 1e-5
+        assert "CUDA" in figures[shape]["kernel"]["skipped"]
+    assert figures["pages batch 1 past 4"]["flashinfer"] == {"skipped": "needs a CUDA device"}
+
+
 def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
     names = ["variant_no_smooth_start", "variant_no_kernels", "variant_no_graphs"]
 
@@ -144,15 +159,15 @@ def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
     assert figures["variant_no_smooth_start"]["degraded"] == []
 
 
-def test_fallbacks_are_listed_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallbacks_are_listed_with_their_reasons() -> None:
     reason = "it differs by 0.1 from PyTorch's operators"
-    monkeypatch.setattr(kernels.OPERATORS["draw_ids"], "fault", reason)
     compiler = Compiler()
     compiler.shapes["flow"] = 3
     compiler.faults["vocoder"] = reason
     runner = FakeGraphRunner()
     runner.refused["decode", 2, 512] = "OutOfMemoryError: no memory"
-    parts = SimpleNamespace(compiler=compiler, runners=(runner, EagerRunner()))
+    faults = {"draw_ids": reason}
+    parts = SimpleNamespace(compiler=compiler, runners=(runner, EagerRunner()), kernel_faults=faults)
     engine: Any = SimpleNamespace(
         info=SimpleNamespace(degraded=("draw_ids: the kernel is not used",)), components=parts
     )

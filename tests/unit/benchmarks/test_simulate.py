@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,21 @@ import pytest
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.benchmarks.gpu_load import Arrivals
 from tts_worker.benchmarks.measure_stages import PassRecorder
-from tts_worker.benchmarks.simulate import Goal, largest_load, predict
-from tts_worker.benchmarks.stage_times import fit, read_stage_times, stage_times_as_json
+from tts_worker.benchmarks.simulate import Goal, SimulatedCall, Simulation, largest_load, predict
+from tts_worker.benchmarks.stage_times import adjusted, fit, read_stage_times, stage_times_as_json
 from tts_worker.cli import main
+from tts_worker.engine.phrases.engine import whole_text
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
-from tts_worker.engine.simulator import Execution, SimulationConfig, StageTime, StageTimes
+from tts_worker.engine.simulator import (
+    Execution,
+    SimulatedEngine,
+    SimulationConfig,
+    StageTime,
+    StageTimes,
+    VirtualClock,
+)
 from tts_worker.errors import ConfigError
-from tts_worker.types import UtteranceKey
+from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
 STAGE_TIMES = Path(__file__).parents[3] / "bench" / "stage_times"
 FAST = StageTimes(
@@ -38,7 +47,14 @@ def test_stage_time_interpolates_and_extrapolates() -> None:
 
 
 def test_fit_takes_medians_and_never_falls() -> None:
-    assert fit([(1, 5.0), (1, 7.0), (1, 900.0), (2, 6.0), (3, 9.0)]).points == ((1, 7.0), (2, 7.0), (3, 9.0))
+    assert fit([(1, 5.0), (1, 7.0), (1, 900.0), (2, 3.0), (3, 9.0)]).points == ((1, 6.0), (2, 6.0), (3, 9.0))
+
+
+def test_adjusted_times_have_the_total_of_the_samples() -> None:
+    stage = StageTime(((1, 10.0), (3, 30.0)))
+
+    assert adjusted(stage, [(1, 9.0), (2, 36.0)]).points == ((1, 15.0), (3, 45.0))
+    assert adjusted(stage, []) == stage
 
 
 def test_stage_times_survive_a_file(tmp_path: Path) -> None:
@@ -146,8 +162,9 @@ def test_measured_times_are_read_again(
     from tests.unit.cosyvoice.networks import load_shallow  # the other tests need no PyTorch
 
     monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
-    quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--call-seconds", "0.2,0.3"]
-    load = ["--calls", "2", "--seconds", "0.5", "--measure", "--json"]
+    quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--live-seconds", "0.1"]
+    monkeypatch.setattr("tts_worker.benchmarks.measure_stages.LIVE", Arrivals(2, 0.1, (0.2, 0.3), "benchmark"))
+    load = ["--call-seconds", "0.2,0.3", "--calls", "2", "--seconds", "0.5", "--measure", "--json"]
 
     assert main(["bench", "simulate", "--bundle", str(tiny("cosyvoice3")), *quick, *load]) == 0
     printed = capsys.readouterr().out
@@ -160,6 +177,29 @@ def test_measured_times_are_read_again(
     assert all(us > 0 for name in ("prefill", "decode", "flow", "vocoder", "step") for us in stages[name].values())
     assert [load["arrivals"] for load in figures["predicted"]] == [load["arrivals"] for load in figures["measured"]]
     assert stage_times_as_json(read_stage_times(file)) == figures["times"]
+
+
+def test_simulated_chunks_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audio of the first chunk decides which of two calls is more urgent."""
+    from tests.unit.cosyvoice.networks import load_shallow
+    from tts_worker.benchmarks.engine import Bench, forced_tokens
+    from tts_worker.benchmarks.measure_stages import simulated_settings
+    from tts_worker.engine.cosyvoice.loader import LoadOptions
+
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
+    bench = Bench(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=1), 125)
+    spoken = bench.speak(forced_tokens(70, 1))
+    config = simulated_settings(bench.engine, 125)
+    bench.engine.close()
+
+    clock = VirtualClock()
+    call = SimulatedCall(UtteranceKey("s", 1), 0, ((0, whole_text("a" * 35)),), paced=False)
+    listener = Simulation(SimulatedEngine(FAST, config, clock=clock), clock, [call]).run(10**7).listeners[call.key]
+    chunks_s: dict[float, float] = defaultdict(float)
+    for at_s, samples in listener.received:
+        chunks_s[at_s] += samples / SAMPLE_RATE_HZ
+
+    assert list(chunks_s.values()) == pytest.approx(spoken.chunks_s)
 
 
 @dataclass
@@ -191,8 +231,8 @@ def test_recorder_separates_launch_and_device_time() -> None:
     recorder = PassRecorder(lambda candidates, budgets, now_us: burst)
     device: Any = _Device(recorder)
 
-    recorder.step(device)
-    recorder.step(device)
+    recorder.step(device, 0.0)
+    recorder.step(device, 0.0)
 
     assert recorder.decodes == [(1.0, 2000.0)]
     ((steps, launch_us),) = recorder.launches[Need.DECODE]

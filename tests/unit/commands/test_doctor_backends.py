@@ -15,11 +15,14 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
+import torch
 
+from tests.unit.cosyvoice import fake_flashinfer
 from tts_worker.commands import doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice.backends import onnx_providers
+from tts_worker.engine.cosyvoice.backends import kernels, onnx_providers
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, TENSORRT, load_problem
 from tts_worker.settings import Settings, load_settings
 
@@ -242,6 +245,7 @@ def test_torch_is_described_as_it_runs(
 ) -> None:
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
     monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object())
+    monkeypatch.setattr(doctor_backends, "_kernel_problem", str)
     finding = doctor_backends._torch(torch)
     assert (finding.status, finding.advice) == (Status.OK, advice)
     assert detail in finding.detail
@@ -250,9 +254,23 @@ def test_torch_is_described_as_it_runs(
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_missing_triton_is_told_on_cuda(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object() if is_installed else None)
+    monkeypatch.setattr(doctor_backends, "_kernel_problem", str)
     finding = doctor_backends._torch(fake_torch("13.0", device=True))
     assert ("triton is not installed" in finding.detail) is not is_installed
     assert bool(finding.advice) is not is_installed
+
+
+def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch, "device", lambda name: "cpu")
+    monkeypatch.setattr(paged_attention, "fault", "")
+
+    monkeypatch.setattr(
+        kernels, "import_module", lambda name: SimpleNamespace(paged_attention=paged_attention.composition)
+    )
+    assert "fused attention works" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    monkeypatch.setattr(kernels, "import_module", lambda name: SimpleNamespace())  # the kernel cannot be launched
+    assert "fused attention is not used" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,3 +301,24 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
     finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), settings_with(tmp_path))
     assert finding.status is Status.OK
     assert finding.detail == f"11.4; 2 plans, 1 of this version, 2 MB in {tmp_path}"
+
+
+def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(torch: Any) -> Finding:
+        return doctor_backends._flashinfer(torch)
+
+    on_device = fake_torch("13.0", device=True)
+    on_device.bfloat16, on_device.device = torch.bfloat16, lambda name: torch.device("cpu")
+    monkeypatch.setattr(doctor_backends, "find_spec", lambda name: None)
+    assert find(on_device).status is Status.OPTIONAL
+    assert "[flashinfer]" in find(on_device).advice
+
+    monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    assert "sees no CUDA device" in find(fake_torch("13.0")).detail
+    assert find(on_device).status is Status.OK
+    assert "the numbers of PyTorch" in find(on_device).detail
+
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # an older version without the wrapper
+    assert find(on_device).status is Status.OPTIONAL
+    assert "BatchPrefillWithPagedKVCacheWrapper" in find(on_device).detail

@@ -51,7 +51,7 @@ def ids(*texts: Segment) -> list[int]:
     found = []
     for segment in texts:
         found += generator._text_ids(segment)
-        generator._needs_space = True
+        generator._last_text = "a word"
     return found
 
 

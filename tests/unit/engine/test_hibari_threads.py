@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import cast
@@ -11,6 +13,7 @@ import pytest
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
+from tts_worker.engine.phrases.engine import PhrasePhase
 from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
@@ -79,7 +82,7 @@ class Subject:
     @property
     def predicting(self) -> list[UtteranceKey]:
         """The utterances for which the network has a run."""
-        return [key for key, sequence in self.engine.sequences.items() if sequence.is_predicting]
+        return [key for key, sequence in self.engine.sequences.items() if sequence.phase is PhrasePhase.PREDICTING]
 
     def open_gate(self) -> None:
         """Let the network run until the engine has nothing more to do."""
@@ -115,6 +118,16 @@ def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> 
     subject.open_gate()
     assert set(subject.model.threads) == {"tts-network"}
     assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER)] == [pcm, pcm]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_network_goes_after_the_other_threads(subject: Subject) -> None:
+    subject.speak(KEY)
+    subject.speak(OTHER)
+    subject.open_gate()
+    assert subject.thread.native_id is not None
+    process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert os.getpriority(os.PRIO_PROCESS, subject.thread.native_id) == min(19, process_niceness + 2)
 
 
 def test_second_run_begins_without_the_engine_thread(subject: Subject, pcm: bytes) -> None:

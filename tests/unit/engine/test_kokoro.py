@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, EngineDriver, segments
+from tests.fakes.opened_files import opened_files
 from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.engine.kokoro import model as kokoro_model
 from tts_worker.engine.kokoro.engine import KokoroEngine, KokoroSettings
@@ -135,6 +136,17 @@ def test_kokoro_engine_contract(check: ContractCheck, phonemizer: MandarinPhonem
             unspeakable=segments(("。。", Boundary.SENTENCE), ("… 😀", Boundary.END)),
         )
     )
+
+
+def test_unknown_words_need_no_file_after_the_warm_up(
+    phonemizer: MandarinPhonemizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phonemizer.g2p, "_oov", None)  # as in a new process: it is loaded at the first unknown word
+    engine = KokoroEngine(model=cast(KokoroModel, ToneModel(phonemizer)))
+    engine.warm_up()
+    with opened_files() as files:
+        assert engine.speak(KEY, SynthesisParams("kumo"), segments(("A xyzzyq.", Boundary.END)))
+    assert files == []
 
 
 def test_silence_around_a_phrase_is_cut(phonemizer: MandarinPhonemizer) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,23 @@ async def test_utterance_runs_from_text_to_done(in_process: bool) -> None:
         assert sum(e.samples for e in log.events if isinstance(e, Audio)) == 5 * 60 * 24
         assert loop.live_utterances == 0
         assert loop.stats.steps >= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+async def test_engine_goes_after_the_event_loop() -> None:
+    priorities = []
+
+    class Engine(ToneEngine):
+        def step(self, now_s: float) -> Sequence[Event]:
+            priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return super().step(now_s)
+
+    async with started(Engine) as loop:
+        log = EventLog()
+        loop.subscribe("a", log)
+        speak(loop, key("a"))
+        await log.until(lambda e: isinstance(e, Done))
+    assert set(priorities) == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + 1)}
 
 
 async def test_idle_engine_does_not_step(in_process: bool) -> None:
@@ -323,7 +342,7 @@ async def break_and_rebuild(loop: EngineLoop) -> None:
         await loop.stop()
 
 
-async def test_broken_engine_is_freed_before_the_next_is_built() -> None:
+async def test_broken_engine_is_freed_before_the_next_is_built(caplog: pytest.LogCaptureFixture) -> None:
     """Two engines may not fit on a device, and a frozen heap is not garbage-collected."""
     engines: list[weakref.ref[ToneEngine]] = []
     alive: list[bool] = []
@@ -342,6 +361,7 @@ async def test_broken_engine_is_freed_before_the_next_is_built() -> None:
     finally:
         gc.enable()
     assert alive == [False, False]
+    assert "tone.py" in caplog.text, "the log shows where it was raised"
 
 
 async def lose(loop: EngineLoop) -> list[EngineState]:

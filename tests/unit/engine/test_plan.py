@@ -359,7 +359,7 @@ TIMES = ChunkTimes(decode_us=20_000, render_us=40_000)
 
 def defers(lead_ms: int, *others: Candidate, render_batch: int = 1, paced: bool = True) -> bool:
     first = candidate("first", lead_samples=lead_ms * SAMPLE_RATE_HZ // 1000, started=False, paced=paced)
-    return defers_first_chunk(first, others, TIMES, render_batch, 0)
+    return defers_first_chunk(first, lambda: others, len(others), TIMES, render_batch, 0)
 
 
 def test_first_chunk_waits_if_the_second_comes_too_late() -> None:
@@ -373,6 +373,24 @@ def test_streams_with_more_slack_do_not_defer_a_first_chunk() -> None:
     behind = [candidate(f"behind{i}", lead_samples=480) for i in range(7)]
     assert defers(320, *behind)
     assert not defers(320, *behind, render_batch=8)
+
+
+@given(
+    lead_ms=st.integers(0, 800), leads_ms=st.lists(st.integers(-100, 800), max_size=12), render_batch=st.integers(1, 4)
+)
+def test_others_are_looked_at_only_if_they_matter(lead_ms: int, leads_ms: list[int], render_batch: int) -> None:
+    others = [candidate(f"other{i}", lead_samples=24 * lead) for i, lead in enumerate(leads_ms)]
+    first = candidate("first", lead_samples=24 * lead_ms, started=False)
+    asked = []
+
+    def find() -> list[Candidate]:
+        asked.append(others)
+        return others
+
+    decision = defers_first_chunk(first, find, len(others), TIMES, render_batch, 0)
+    assert decision == defers_first_chunk(first, lambda: others, 1000, TIMES, render_batch, 0)
+    latest_ms = 20 + 40 * (1 + len(others) // render_batch)
+    assert bool(asked) == (60 <= lead_ms < latest_ms)
 
 
 def test_downloads_do_not_defer_first_chunk_of_a_call() -> None:

@@ -8,19 +8,20 @@ import pytest
 
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import KEY, PROMPTED, engine, settings
-from tts_worker.engine.cosyvoice.sequence import Phase, Sequence, plain_segment
+from tts_worker.engine.cosyvoice.phases import SequencePhase
+from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
 from tts_worker.engine.scheduler import Need
 from tts_worker.types import Cancel, Credit, EndText, Open, Text
 
 LEGAL = {
-    (Phase.WAITING_VOICE, Phase.PREPARING),
-    (Phase.WAITING_VOICE, Phase.SPEAKING),
-    (Phase.PREPARING, Phase.SPEAKING),
-    (Phase.PREPARING, Phase.WAITING_PAGES),
-    (Phase.SPEAKING, Phase.WAITING_PAGES),
-    (Phase.WAITING_PAGES, Phase.PREPARING),
-    (Phase.WAITING_PAGES, Phase.SPEAKING),
-    *((phase, Phase.ENDED) for phase in Phase if phase is not Phase.ENDED),
+    (SequencePhase.WAITING_VOICE, SequencePhase.PREPARING),
+    (SequencePhase.WAITING_VOICE, SequencePhase.SPEAKING),
+    (SequencePhase.PREPARING, SequencePhase.SPEAKING),
+    (SequencePhase.PREPARING, SequencePhase.WAITING_PAGES),
+    (SequencePhase.SPEAKING, SequencePhase.WAITING_PAGES),
+    (SequencePhase.WAITING_PAGES, SequencePhase.PREPARING),
+    (SequencePhase.WAITING_PAGES, SequencePhase.SPEAKING),
+    *((phase, SequencePhase.ENDED) for phase in SequencePhase if phase is not SequencePhase.ENDED),
 }
 
 
@@ -31,8 +32,10 @@ def sequence() -> Sequence:
     return subject.sequences[KEY]
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)))
-def test_illegal_phase_changes_raise_and_change_nothing(sequence: Sequence, before: Phase, after: Phase) -> None:
+@pytest.mark.parametrize(("before", "after"), list(product(SequencePhase, SequencePhase)))
+def test_illegal_phase_changes_raise_and_change_nothing(
+    sequence: Sequence, before: SequencePhase, after: SequencePhase
+) -> None:
     sequence.phase = before
     if (before, after) in LEGAL:
         sequence.enter(after)
@@ -47,7 +50,7 @@ def test_phases_and_needs_of_a_first_utterance() -> None:
     subject = engine("cosyvoice3", settings(smooth_start=False), script=lambda key, run: [*range(20), 6562])
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     sequence = subject.sequences[KEY]
-    assert (sequence.phase, sequence.needs) == (Phase.PREPARING, Need.NONE)
+    assert (sequence.phase, sequence.needs) == (SequencePhase.PREPARING, Need.NONE)
     subject.handle(Text(KEY, plain_segment("Hello")))
     subject.handle(EndText(KEY))
     seen = [(sequence.phase, sequence.needs)]
@@ -56,13 +59,13 @@ def test_phases_and_needs_of_a_first_utterance() -> None:
         if seen[-1] != (sequence.phase, sequence.needs):
             seen.append((sequence.phase, sequence.needs))
     assert seen == [
-        (Phase.PREPARING, Need.PREPARE_VOICE),
-        (Phase.SPEAKING, Need.PREFILL),
-        (Phase.SPEAKING, Need.DECODE),
-        (Phase.SPEAKING, Need.RENDER),
-        (Phase.SPEAKING, Need.DECODE),
-        (Phase.SPEAKING, Need.RENDER),
-        (Phase.ENDED, Need.NONE),
+        (SequencePhase.PREPARING, Need.PREPARE_VOICE),
+        (SequencePhase.SPEAKING, Need.PREFILL),
+        (SequencePhase.SPEAKING, Need.DECODE),
+        (SequencePhase.SPEAKING, Need.RENDER),
+        (SequencePhase.SPEAKING, Need.DECODE),
+        (SequencePhase.SPEAKING, Need.RENDER),
+        (SequencePhase.ENDED, Need.NONE),
     ]
 
 
@@ -88,6 +91,8 @@ def test_refused_sequence_waits_for_pages_and_proceeds() -> None:
         subject.handle(EndText(key))
     while subject.has_work:
         subject.step(0.0)
-        waiting += [s for s in subject.sequences.values() if s.phase is Phase.WAITING_PAGES and s not in waiting]
+        waiting += [
+            s for s in subject.sequences.values() if s.phase is SequencePhase.WAITING_PAGES and s not in waiting
+        ]
     assert [sequence.key for sequence in waiting] == keys[1:]
     assert all(sequence.has_ended for sequence in waiting)

@@ -18,8 +18,9 @@ from tts_worker.engine.chunk_log import chunk_log
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
+from tts_worker.engine.cosyvoice.phases import TokenPass
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
-from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
+from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
@@ -144,7 +145,7 @@ class AudioRunner:
     def awaits_ids(self) -> bool:
         """Whether audio in flight can only be returned when the host has read its ids."""
         jobs = () if self._vocoder is None else self._vocoder.mel.jobs
-        return any(InFlight.UNREAD in job.sequence.in_flight for job in jobs)
+        return any(job.sequence.token_pass is TokenPass.FIRST_CHUNK for job in jobs)
 
     @property
     def expected_at_s(self) -> float:
@@ -195,7 +196,7 @@ class AudioRunner:
 
     def _start_flow(self, jobs: list[ChunkJob]) -> None:
         for job in jobs:
-            job.sequence.in_flight |= InFlight.FLOW
+            job.sequence.chunk_in_flow = job.request.chunk
         self._flow = _FlowPass(tuple(jobs), self._renderer.flow([job.request for job in jobs]))
         if self._shares_stream:  # the vocoder follows in the order of the stream
             self._finish_flow()
@@ -251,7 +252,7 @@ class AudioRunner:
             output = attempt(_members(finished.jobs), Stage.FLOW, finished.future.result)
             for job in finished.jobs:
                 if isinstance(output, Fault) or not job.is_unread:
-                    job.sequence.in_flight &= ~InFlight.FLOW
+                    job.sequence.chunk_in_flow = None
             if isinstance(output, Fault):
                 self._results.append(output)
             else:
@@ -272,7 +273,7 @@ class AudioRunner:
         mels = [_figures_of(mel) for mel in finished.mel.output.frames]
         for job, pcm, mel, next_state in zip(jobs, pcm_chunks, mels, finished.output.next_states, strict=True):
             if job.is_unread:
-                job.sequence.in_flight &= ~InFlight.FLOW
+                job.sequence.chunk_in_flow = None
             if not job.sequence.has_ended:
                 job.request.state.hift = next_state
                 self._results.append(AudioChunk(job, pcm, mel, flow_ms / len(jobs), vocoder_ms / len(jobs)))

@@ -14,8 +14,10 @@ from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
 from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims, V1FlowDims
+from tts_worker.engine.cosyvoice.phases import SEGMENT_TRANSITIONS, SegmentPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
+from tts_worker.engine.phases import change_phase
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
 
@@ -34,9 +36,7 @@ class AudioSegment:
         state: Render state: voice, tokens and network caches.
         tokens: Speech tokens so far; the list of ``state``.
         aligner: Estimates word positions.
-        is_closed: Whether no further run of the language model follows.
-        is_complete: Whether the last run is over, so no further token follows.
-        is_rendered: Whether the final chunk is rendered.
+        phase: How far it is.
         base_sample: First sample of the segment in the utterance, once its first audio is rendered.
         rendered_tokens: Tokens that are rendered.
         rendered_frames: Mel frames that are rendered.
@@ -58,9 +58,7 @@ class AudioSegment:
         self.state = state
         self.tokens = state.tokens
         self.aligner = WordAligner(pace, token_rate_hz)
-        self.is_closed = False
-        self.is_complete = False
-        self.is_rendered = False
+        self.phase = SegmentPhase.OPEN
         self.base_sample: int | None = None
         self.rendered_tokens = 0
         self.rendered_frames = 0
@@ -75,6 +73,19 @@ class AudioSegment:
         self._due: Chunk | None = None
         self._text_ranges: list[tuple[int, int]] = []
         self._text_range = (0, 0)
+
+    def enter(self, phase: SegmentPhase) -> None:
+        """Change the phase.
+
+        Raises:
+            ValueError: The change is illegal.
+        """
+        self.phase = change_phase(self.phase, phase, SEGMENT_TRANSITIONS)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further token follows."""
+        return self.phase is SegmentPhase.COMPLETE or self.phase is SegmentPhase.RENDERED
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -102,8 +113,8 @@ class AudioSegment:
     @property
     def due_chunk(self) -> Chunk | None:
         """The chunk that can be rendered now."""
-        if self._due is None and not self.is_rendered:
-            self._due = self._plan.next(len(self.tokens), self.is_complete)
+        if self._due is None and self.phase is not SegmentPhase.RENDERED:
+            self._due = self._plan.next(len(self.tokens), self.phase is SegmentPhase.COMPLETE)
         return self._due
 
     @property
@@ -125,7 +136,8 @@ class AudioSegment:
         """Record that ``chunk`` is rendered, or empty."""
         self._due = None
         self.rendered_tokens = chunk.end
-        self.is_rendered = chunk.final
+        if chunk.final:
+            self.enter(SegmentPhase.RENDERED)
 
     def committed_tokens(self) -> int:
         """Return the number of tokens that may affect rendered audio.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -12,6 +14,13 @@ import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends.attention import (
+    FlashInfer,
+    PagedLibrary,
+    PageShape,
+    check_flashinfer,
+    find_flashinfer,
+)
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
 from tts_worker.engine.cosyvoice.backends.graphs import (
     CapturingRunner,
@@ -25,9 +34,11 @@ from tts_worker.engine.cosyvoice.backends.selection import BackendState
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.models.blocks import Estimator
+from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer
@@ -35,8 +46,11 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
+from tts_worker.errors import BackendUnavailable
 from tts_worker.types import ComputationCounts
 from tts_worker.voicepack.voice_file import Voice
+
+log = logging.getLogger(__name__)
 
 
 def max_flow_chunks(config: CosyVoiceConfig, max_segment_s: int) -> int:
@@ -63,6 +77,7 @@ class Components:
         backend: What runs flow and vocoder.
         compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
         missing: What is slower because a package is missing, in words.
+        kernel_faults: Why fused kernels are not used on the device, by operator.
         start_s: What the parts of the start took, by name, the warm-up included.
     """
 
@@ -76,6 +91,7 @@ class Components:
     backend: BackendState = field(default_factory=BackendState)
     compiler: Compiler | None = None
     missing: tuple[str, ...] = ()
+    kernel_faults: Mapping[str, str] = field(default_factory=dict)
     start_s: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -105,9 +121,10 @@ class Components:
         """
         device = networks.flow.noise.device
         start_s: dict[str, float] = {}
+        kernel_faults: dict[str, str] = {}
         if device.type == "cuda":
             with _timed(start_s, "kernels"):
-                use_kernels(networks, device, config)
+                kernel_faults = use_kernels(networks, device, config)
         streams = streams or streams_for(device, overlap=config.overlap)
         if runners is None:
             runners = (EagerRunner(), EagerRunner())
@@ -122,7 +139,8 @@ class Components:
             runner=runners[0],
             checked=config.checked,
         )
-        pool, renderer = _audio_parts(networks, config, streams, runners[1])
+        with _timed(start_s, "attention"):
+            pool, renderer, unattended = _audio_parts(networks, config, streams, runners[1])
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
@@ -144,7 +162,8 @@ class Components:
             streams,
             runners,
             compiler=compiler,
-            missing=missing_packages(networks.config.family, device, config),
+            missing=missing_packages(networks.config.family, device, config) + unattended,
+            kernel_faults=kernel_faults,
             start_s=start_s,
         )
 
@@ -184,7 +203,7 @@ class Components:
             for counts in self.computations
             if counts.refused
         )
-        unfused = tuple(f"{name}: the kernel is not used" for name in kernels.faults())
+        unfused = tuple(f"{name}: the kernel is not used" for name in self.kernel_faults)
         faults = () if self.compiler is None else tuple(self.compiler.faults)
         uncompiled = tuple(f"{name}: it is not compiled" for name in faults)
         return self.backend.degraded + self.missing + refused + unfused + uncompiled
@@ -227,12 +246,13 @@ def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
 
 def _audio_parts(
     networks: Networks, config: StreamingConfig, streams: ExecutionStreams, runner: Runner
-) -> tuple[FlowPool | UnpagedPool, Renderer]:
-    """Build the memory of the flow, and what runs flow and vocoder."""
+) -> tuple[FlowPool | UnpagedPool, Renderer, tuple[str, ...]]:
+    """Build the memory of the flow, and what runs flow and vocoder. Says why attention is not computed as asked."""
     flow = networks.flow
     if isinstance(flow, V1Flow):
         unpaged = UnpagedPool(flow.dims.chunk_tokens, flow.device)
-        return unpaged, V1Renderer(networks, unpaged, streams, runner)
+        return unpaged, V1Renderer(networks, unpaged, streams, runner), ()
+    library, missing = attention_library(flow, config.attention, captures=runner.fixed_shapes)
     pool = FlowPool(
         flow,
         slots=2 * config.max_utterances + config.cached_voices,
@@ -242,8 +262,32 @@ def _audio_parts(
         checked=config.checked,
         runner=runner,
         page_bucket=PAGE_BUCKET if runner.fixed_shapes else 1,
+        library=library,
     )
-    return pool, Renderer(networks, pool, streams, runner, config.stride_chunks, config.first_tokens)
+    renderer = Renderer(networks, pool, streams, runner, config.stride_chunks, config.first_tokens)
+    return pool, renderer, missing
+
+
+def attention_library(
+    flow: Flow, mode: AttentionMode, *, captures: bool
+) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
+    """Return what builds the library that computes attention, after a check on the device, and why there is none."""
+    if mode is not AttentionMode.FLASHINFER:
+        return None, ()
+    dims = flow.dims.unet or flow.dims.dit
+    assert dims is not None
+    device: torch.device = flow.noise.device
+    try:
+        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
+            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
+        if flow.dtype == torch.float32:
+            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
+        module = find_flashinfer()
+        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
+    except BackendUnavailable as error:
+        log.warning("%s", error.message)
+        return None, (error.message,)
+    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
 
 
 def missing_packages(family: str, device: torch.device, config: StreamingConfig) -> tuple[str, ...]:
@@ -254,13 +298,21 @@ def missing_packages(family: str, device: torch.device, config: StreamingConfig)
     return ("triton is not installed: no fused kernels, nothing is compiled",)
 
 
-def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> None:
-    """Switch fused kernels on or off, and check them on the device."""
+def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> dict[str, str]:
+    """Switch fused kernels on or off, and check them on the device.
+
+    Returns:
+        Why operators of ``networks`` are not fused although they should be, by name.
+    """
+    faults: dict[str, str] = {}
+    for operator in (language_model.slot_attention, audio.paged_attention):
+        operator.is_excluded = config.attention is AttentionMode.GATHER
     if not config.kernels:
         kernels.disable()
     elif networks.config.family != V1 and kernels.enable():
         model = networks.config
         dtype = networks.lm.llm_decoder.weight.dtype
-        kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))
-        kernels.check(audio.flow_cases(model.chunked_flow, networks.flow.dtype, device))
-        kernels.check(audio.vocoder_cases(model.hift, device))
+        faults |= kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))
+        faults |= kernels.check(audio.flow_cases(model.chunked_flow, networks.flow.dtype, device))
+        faults |= kernels.check(audio.vocoder_cases(model.hift, device))
+    return faults

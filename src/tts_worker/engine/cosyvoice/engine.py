@@ -22,7 +22,8 @@ from tts_worker.engine.cosyvoice.device import gpu_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_responds, fault_kind
-from tts_worker.engine.cosyvoice.sequence import Phase, Sequence, plain_segment
+from tts_worker.engine.cosyvoice.phases import SequencePhase
+from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import Model
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
@@ -148,7 +149,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             self._drop_empty_segments(self.sequences[command.key])
 
     def close_sequence(self, sequence: Sequence) -> None:
-        sequence.enter(Phase.ENDED)
+        sequence.enter(SequencePhase.ENDED)
         self._lookups.pop(sequence, None)
         for segment in sequence.generator.audio_segments:
             self._audio.close(segment.state)
@@ -231,7 +232,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         """Let the sequences speak whose voice is prepared now."""
         if voice.is_prepared:
             for sequence in self.sequences.values():
-                if sequence.phase is Phase.PREPARING and sequence.generator.voice is voice:
+                if sequence.phase is SequencePhase.PREPARING and sequence.generator.voice is voice:
                     sequence.proceed()
             self._retry_admission()  # the prompt takes no more pages
 
@@ -261,7 +262,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def _retry_admission(self) -> None:
         """Let sequences that wait for pages ask again, because pages were returned or will not be taken."""
         for sequence in self.sequences.values():
-            if sequence.phase is Phase.WAITING_PAGES:
+            if sequence.phase is SequencePhase.WAITING_PAGES:
                 sequence.proceed()
 
     # -- schedule -----------------------------------------------------------------------------------------------------
@@ -293,8 +294,11 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
         times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
         first = Candidate(sequence.key, output.waiting_samples, now_us, started=False, paced=output.paced)
-        others = [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
-        return defers_first_chunk(first, others, times, self.settings.render_batch, now_us)
+        others = partial(self._other_candidates, sequence, now_us)
+        return defers_first_chunk(first, others, len(self.sequences), times, self.settings.render_batch, now_us)
+
+    def _other_candidates(self, sequence: Sequence, now_us: int) -> list[Candidate]:
+        return [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
@@ -314,7 +318,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def _apply_admission(self, plan: Plan) -> None:
         for key in plan.refused:
-            self.sequences[key].enter(Phase.WAITING_PAGES)
+            self.sequences[key].enter(SequencePhase.WAITING_PAGES)
         for key in plan.out_of_memory:
             error = OutOfMemory("no memory for more audio: end an utterance, or set more pages")
             self.fail(self.sequences[key], error.info)

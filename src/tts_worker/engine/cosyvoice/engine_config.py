@@ -26,6 +26,14 @@ class CompileMode(str, Enum):
     OFF = "off"
 
 
+class AttentionMode(str, Enum):
+    """What computes attention on CUDA."""
+
+    AUTO = "auto"  # the fused kernels, where they are used
+    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it is installed and gives the same numbers
+    GATHER = "gather"  # PyTorch's attention, over copies of keys and values
+
+
 @dataclass(frozen=True, slots=True)
 class StreamingConfig:
     """Settings of one engine. Sizes that cannot work raise ``ConfigError``.
@@ -54,6 +62,7 @@ class StreamingConfig:
         graphs: Capture CUDA graphs during warm-up.
         kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
         compile: Compile computations before they are captured (``backends.compiling``).
+        attention: What computes attention on CUDA. ``gather`` applies to all engines of the process.
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
     """
@@ -77,6 +86,7 @@ class StreamingConfig:
     graphs: bool = False
     kernels: bool = True
     compile: CompileMode = CompileMode.AUTO
+    attention: AttentionMode = AttentionMode.AUTO
     audio_graphs: bool = True
     checked: bool = False
 

@@ -7,13 +7,14 @@ prompt are shared by all utterances opened on it and never written again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageRow, PageShape
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import (
     Compute,
@@ -58,8 +59,9 @@ class FlowPool:
         checked: bool = False,
         runner: Runner | None = None,
         page_bucket: int = 1,
+        library: Callable[[PageShape], PagedLibrary] | None = None,
     ) -> None:
-        """``runner`` runs the passes.
+        """``runner`` runs the passes; ``library`` returns what computes the estimator's attention, if a library does.
 
         Page tables are rounded up to ``page_bucket`` and, if that is more than 1, batches to powers of two, so that
         there are few distinct shapes.
@@ -111,6 +113,8 @@ class FlowPool:
         else:
             self._front = [memory(1, flow.front_sites, 1, 1, 1, slots, 0)]
         self._estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
+        count = self._estimator.data.shape[4]
+        self._library = library and library(PageShape(heads, head_dim, flow.chunk_frames, count, max_chunks))
         # The unconditional branch of the first step depends on the position only: shared, slot c = before chunk c.
         self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
         self._null.reset(torch.zeros(1, dtype=torch.long, device=device))
@@ -219,13 +223,22 @@ class FlowPool:
             null.append(torch.cat([self._null_at(s.tokens // size + i, end) for i, end in enumerate(ends)], dim=1))
             plan.append([s.slot, s.tokens, n, *s.pages[-chunks:], *s.pages, *[0] * (longest - len(s.pages))])
         missing = padded_rows(len(states)) - len(states) if self._page_bucket > 1 else 0
-        plan += [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (longest - 1)]] * missing
+        plan += self._padding_plan(missing, chunks, longest)
         inputs = [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in (tokens, spk, cond, torch.cat(null))]
         index = self._upload(plan)
+        self._plan_attention(plan, chunks)
         (mel,) = self._runner.run(("flow", chunks, len(plan), longest), self._advance, (index, *inputs))
         for state, n in zip(states, known, strict=True):
             state.tokens += min(n, chunks * size)
         return mel[: len(states)]
+
+    def _plan_attention(self, plan: Sequence[Sequence[int]], chunks: int) -> None:
+        """Tell the library about a pass of ``chunks`` chunks, by the rows of ``_advance``'s index."""
+        if self._library is not None and isinstance(self.flow.estimator, Estimator):
+            ratio = self.flow.dims.frames_per_token
+            most = chunks * self.chunk_tokens
+            rows = [PageRow(row[3 + chunks :], row[1] * ratio, (row[1] + min(row[2], most)) * ratio) for row in plan]
+            self._library.plan(rows, chunks)
 
     @torch.inference_mode()
     def capture(self, batch: int, strides: Sequence[int], compiler: Compiler | None = None) -> None:
@@ -248,8 +261,9 @@ class FlowPool:
                 for pages in tables:
                     if pages >= chunks:
                         inputs = self._padding_inputs(rows, chunks, pages)
+                        self._plan_attention(self._padding_plan(rows, chunks, pages), chunks)
                         compute: Compute = self._advance
-                        if compiler is not None and rows == 1:
+                        if compiler is not None and rows == 1 and self._library is None:
                             compute = partial(self._advance, velocity=self.compile_velocity(inputs, compiler))
                         self._runner.capture(("flow", chunks, rows, pages), compute, inputs)
 
@@ -305,11 +319,15 @@ class FlowPool:
 
     def _padding_inputs(self, rows: int, chunks: int, pages: int) -> Tensors:
         """Return inputs of ``_advance`` that write to padding memory only."""
-        row = [self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (pages - 1)]
+        plan = self._padding_plan(rows, chunks, pages)
         span = chunks * self.chunk_tokens + self.flow.dims.lookahead_tokens
         tokens = torch.zeros(rows, span, dtype=torch.long, device=self.device)
         cond = self.flow.noise.new_zeros(rows, chunks * self.flow.chunk_frames, self.flow.dims.mel)
-        return torch.tensor([row] * rows, device=self.device), tokens, cond[:, 0], cond, cond
+        return torch.tensor(plan, device=self.device), tokens, cond[:, 0], cond, cond
+
+    def _padding_plan(self, rows: int, chunks: int, pages: int) -> list[list[int]]:
+        """Return rows of ``_advance``'s index that have ``pages`` pages and write to padding memory only."""
+        return [[self._padding_slot, 0, 1, *[self._padding_page] * (chunks + 1), *[0] * (pages - 1)]] * rows
 
     def _advance(
         self,
@@ -326,5 +344,7 @@ class FlowPool:
         fresh, table = index[:, 3 : 3 + chunks], index[:, 3 + chunks :]
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
-        past = ChunkPast(front, partial(self._estimator.view, slots, table, fresh), null, velocity)
+        past = ChunkPast(
+            front, partial(self._estimator.view, slots, table, fresh, library=self._library), null, velocity
+        )
         return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)

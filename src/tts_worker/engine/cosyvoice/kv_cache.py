@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, store_and_attend
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 
 
@@ -221,13 +222,14 @@ class PagedMemory:
         rows: slice = slice(0, 1),
         start: Tensor | None = None,
         total: Tensor | None = None,
+        library: PagedLibrary | None = None,
     ) -> PagedView:
         """View the past of ``slots [B]``: pages ``table [B, m]`` in time order, padded with 0.
 
         This pass writes the pages ``fresh [B, n]``. The fused operators need to know that it begins at position
-        ``start [B]`` and that positions before ``total [B]`` exist.
+        ``start [B]`` and that positions before ``total [B]`` exist. ``library`` computes attention, if given.
         """
-        return PagedView(self, slots, table, fresh, rows, start, total)
+        return PagedView(self, slots, table, fresh, rows, start, total, library)
 
 
 class IndexedPast:
@@ -273,8 +275,10 @@ class PagedView:
         rows: slice,
         start: Tensor | None = None,
         total: Tensor | None = None,
+        library: PagedLibrary | None = None,
     ) -> None:
         self._memory = memory
+        self._library = library
         self._extent = start, total
         self._fresh_pages = fresh
         self._slots = slots
@@ -305,8 +309,16 @@ class PagedView:
         """Whether the fused operators are used."""
         return self._extent[0] is not None and paged_attention.is_fused(self._pages)
 
+    @property
+    def has_library(self) -> bool:
+        """Whether a library computes attention."""
+        return self._library is not None
+
     def attend(self, site: int, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """``kernels.audio.paged_attention`` at ``site``: ``qkv [N, T, 3, heads, dim]`` to ``[N, T, heads*dim]``."""
+        if self._library is not None:
+            layer = self._memory.data[:, site, :, self._rows]
+            return store_and_attend(self._library, qkv, rotations, layer, self._fresh_pages)
         start, total = self._extent
         assert start is not None
         assert total is not None
@@ -320,7 +332,11 @@ class PagedView:
     def left(self, site: int, x: Tensor) -> Tensor:
         if self._tails is not None:
             tail = self._tails[site]  # [R, C, w]
-            x = torch.cat([tail if tail.dtype == x.dtype else tail.to(x.dtype), x], dim=2)
+            parts = [tail if tail.dtype == x.dtype else tail.to(x.dtype), x]
+            if x.stride(1) == 1:  # channels next to each other in memory stay there
+                x = torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)
+            else:
+                x = torch.cat(parts, dim=2)
             tail.copy_(x[:, :, -tail.shape[2] :])
             return x
         return self.indexed.left(site, x)

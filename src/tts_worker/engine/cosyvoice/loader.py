@@ -21,7 +21,14 @@ from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS, OLDEST_TORCH, CompileMode, StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.engine_config import (
+    LM_TOKENS,
+    OLDEST_TORCH,
+    AttentionMode,
+    CompileMode,
+    StreamingConfig,
+    TextMode,
+)
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -38,7 +45,7 @@ CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, context
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 MIN_PAGES = 12
 MAX_PAGES = 65_536
-_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device")
+_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class LoadOptions:
     graphs: bool = True
     kernels: bool = True
     compile: str = "auto"
+    attention: str = "auto"
     max_utterances: int | None = None
     text_mode: str = "clause"
     first_tokens: int = 8
@@ -161,6 +169,7 @@ def load_engine(
         graphs=options.graphs and cuda,
         kernels=options.kernels,
         compile=CompileMode(options.compile),
+        attention=AttentionMode(options.attention),
         audio_graphs=has_graphs,
     )
     stored = options.voices or options.bundle / VOICES_DIR

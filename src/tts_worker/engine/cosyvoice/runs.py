@@ -8,14 +8,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Protocol
 
-from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, Item, Kind
+from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, InterleavePhase, Item, Kind
 from tts_worker.engine.cosyvoice.models.dims import AnyLmDims
+from tts_worker.engine.phases import change_phase
 
 # speech tokens per text token
 MIN_RATIO = 2
 MAX_RATIO = 20
+
+
+class RunPhase(Enum):
+    """What a run does: DRAWING -> ENDED or TRUNCATED, and WAITING_TEXT <-> DRAWING while text is written."""
+
+    WAITING_TEXT = "waits for text"
+    DRAWING = "draws ids"
+    ENDED = "has spoken its text"
+    TRUNCATED = "reached its length limit"
+
+
+RUN_TRANSITIONS: dict[RunPhase, frozenset[RunPhase]] = {
+    RunPhase.WAITING_TEXT: frozenset({RunPhase.DRAWING}),
+    RunPhase.DRAWING: frozenset({RunPhase.WAITING_TEXT, RunPhase.ENDED, RunPhase.TRUNCATED}),
+    RunPhase.ENDED: frozenset(),
+    RunPhase.TRUNCATED: frozenset(),
+}
+
+RUN_PHASES = {
+    InterleavePhase.PROMPT: RunPhase.WAITING_TEXT,
+    InterleavePhase.GROUP: RunPhase.WAITING_TEXT,
+    InterleavePhase.FILLED: RunPhase.WAITING_TEXT,
+    InterleavePhase.SPEECH: RunPhase.DRAWING,
+    InterleavePhase.FINAL: RunPhase.DRAWING,
+    InterleavePhase.ENDED: RunPhase.ENDED,
+    InterleavePhase.TRUNCATED: RunPhase.TRUNCATED,
+}
+"""Phase of a run over interleaved text."""
 
 
 class LmRun(Protocol):
@@ -24,14 +54,15 @@ class LmRun(Protocol):
     Attributes:
         pending_items: Inputs that the network has not processed, including the last drawn id.
         fills: Ids that count as drawn although they were forced.
-        done: Whether the run is over.
-        truncated: Whether it ended at its length limit.
     """
 
     pending_items: list[Item]
     fills: list[int]
-    done: bool
-    truncated: bool
+
+    @property
+    def phase(self) -> RunPhase:
+        """What it does."""
+        ...
 
     @property
     def special(self) -> int:
@@ -47,9 +78,6 @@ class LmRun(Protocol):
     def budget(self) -> int:
         """How many ids may be drawn before the run must be consulted again."""
         ...
-
-    @property
-    def waits_for_text(self) -> bool: ...
 
     def take(self, token: int) -> bool:
         """Record the next drawn id.
@@ -98,8 +126,7 @@ class ClauseRun:
         self._min_ids = MIN_RATIO * len(text)
         self._max_ids = max_ids
         self._drawn = 0
-        self.done = False
-        self.truncated = False
+        self.phase = RunPhase.DRAWING
 
     @property
     def special(self) -> int:
@@ -113,18 +140,14 @@ class ClauseRun:
     def budget(self) -> int:
         return self._max_ids - self._drawn
 
-    @property
-    def waits_for_text(self) -> bool:
-        return False
-
     def take(self, token: int) -> bool:
         self._drawn += 1
         if token >= self._dims.speech_tokens:
-            self.done = True
+            self.phase = change_phase(self.phase, RunPhase.ENDED, RUN_TRANSITIONS)
             return False
         self.pending_items = [(Kind.SPEECH, token)]
         if self._drawn >= self._max_ids:
-            self.done = self.truncated = True
+            self.phase = change_phase(self.phase, RunPhase.TRUNCATED, RUN_TRANSITIONS)
         return True
 
 
@@ -140,68 +163,66 @@ class InterleavedRun:
         self._interleave = interleave
         self.pending_items: list[Item] = []
         self.fills: list[int] = []
-        self._text: deque[int] = deque()
-        self._text_ended = False
+        self._text: deque[int | None] = deque()  # None is its end
         self.read_tokens = 0
-        self._draw: Draw | None = None
-        self.done = False
-        self.truncated = False
-        self._advance()
+
+    @property
+    def phase(self) -> RunPhase:
+        """What it does, as its interleaving has it."""
+        return RUN_PHASES[self._interleave.phase]
 
     def push(self, ids: Iterable[int]) -> None:
         """Add text."""
         self._text.extend(ids)
-        self._advance()
+        self._read()
 
     def end(self) -> None:
-        """End the text."""
-        self._text_ended = True
-        self._advance()
+        """End the text. Has no effect if it has ended."""
+        self._text.append(None)
+        self._read()
 
     @property
     def special(self) -> int:
-        return self._dims.eos_id if self._draw is Draw.FINAL else self._dims.fill_id
+        return self._dims.eos_id if self._interleave.phase is InterleavePhase.FINAL else self._dims.fill_id
 
     @property
     def special_from(self) -> int:
         # The reference has no minimum length here. An earlier end is an error of the model, not speech.
-        return MIN_RATIO * self.read_tokens if self._draw is Draw.FINAL else 0
+        return MIN_RATIO * self.read_tokens if self._interleave.phase is InterleavePhase.FINAL else 0
 
     @property
     def budget(self) -> int:
         return self._interleave.draws_left
 
-    @property
-    def waits_for_text(self) -> bool:
-        return not self.done and self._draw is None
-
     def take(self, token: int) -> bool:
         # The inputs of this draw were fed.
         self.pending_items = []
-        self._draw = None
         is_speech = self._interleave.take(token)
         self._advance()
         return is_speech
 
+    def _read(self) -> None:
+        """Advance if text was missing."""
+        if self.phase is RunPhase.WAITING_TEXT:
+            self._advance()
+
     def _advance(self) -> None:
-        """Advance until an id must be drawn or text is missing."""
+        """Advance until an id must be drawn, text is missing or the speech is over."""
         interleave = self._interleave
-        while not interleave.done and self._draw is None:
+        while not interleave.is_over:
             if interleave.wants_text:
-                if self._text:
-                    interleave.push(self._text.popleft())
-                    self.read_tokens += 1
-                elif self._text_ended:
+                if not self._text:
+                    break
+                token = self._text.popleft()
+                if token is None:
                     interleave.end()
                 else:
-                    return
+                    interleave.push(token)
+                    self.read_tokens += 1
                 continue
             items, draw = interleave.feed()
             self.pending_items += items
-            if draw is Draw.FORCED_FILL:
-                self.fills.append(self._dims.fill_id)
-                interleave.take(self._dims.fill_id)
-            else:
-                self._draw = draw
-        self.done = interleave.done
-        self.truncated = interleave.truncated
+            if draw is not Draw.FORCED_FILL:
+                break
+            self.fills.append(self._dims.fill_id)
+            interleave.take(self._dims.fill_id)

@@ -5,48 +5,27 @@ A sequence changes with text, credit and results. The engine schedules it, the r
 
 from __future__ import annotations
 
-from enum import Enum, Flag, auto
-
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.phases import (
+    SEQUENCE_TRANSITIONS,
+    TOKEN_PASS_TRANSITIONS,
+    SequencePhase,
+    TextPhase,
+    TokenPass,
+)
+from tts_worker.engine.cosyvoice.runs import RunPhase
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
-from tts_worker.engine.shell import EngineSequence
+from tts_worker.engine.shell import EngineSequence, Input
 from tts_worker.errors import SynthesisFailed, UnspeakableText
 from tts_worker.types import Boundary, Done, Open, Segment, Span
 
 _AHEAD_CHUNKS = 2  # unrendered chunks up to which a sequence joins a decode batch
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
-
-
-class Phase(Enum):
-    """Where a sequence is in its life. While it speaks, tokens and audio overlap: see ``InFlight``."""
-
-    WAITING_VOICE = "waiting for its voice"  # which is read from a file
-    PREPARING = "preparing"  # the prompt of its voice is not fully computed
-    SPEAKING = "speaking"  # text becomes tokens, tokens become audio
-    WAITING_PAGES = "waiting for pages"  # that another utterance will return
-    ENDED = "ended"  # finished, failed or cancelled: results in flight are dropped
-
-
-_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.WAITING_VOICE: frozenset({Phase.PREPARING, Phase.SPEAKING, Phase.ENDED}),
-    Phase.PREPARING: frozenset({Phase.SPEAKING, Phase.WAITING_PAGES, Phase.ENDED}),
-    Phase.SPEAKING: frozenset({Phase.WAITING_PAGES, Phase.ENDED}),
-    Phase.WAITING_PAGES: frozenset({Phase.PREPARING, Phase.SPEAKING, Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
-
-
-class InFlight(Flag):
-    """The passes that change a sequence. The runners set and clear them."""
-
-    NOTHING = 0
-    TOKENS = auto()
-    FLOW = auto()
-    UNREAD = auto()  # its first chunk is rendered from ids that the host has not read
 
 
 class Sequence(EngineSequence):
@@ -56,7 +35,8 @@ class Sequence(EngineSequence):
         generator: Turns text into speech tokens.
         slot: Slot of the language model.
         phase: Where it is in its life.
-        in_flight: Passes that change it.
+        token_pass: The pass of the language model that it is in.
+        chunk_in_flow: The chunk that the flow computes; a first chunk from unread ids, until its audio is returned.
         failed_batches: Batches with it that failed since its last chunk. With any, it runs alone.
         rendered_chunks: Chunks rendered so far.
         first_ids: Ids that its first chunk was rendered from before the host had read them.
@@ -66,8 +46,9 @@ class Sequence(EngineSequence):
         super().__init__(command)
         self.generator = TokenGenerator(command.key, command.params, model)
         self.slot = slot
-        self.phase = Phase.WAITING_VOICE
-        self.in_flight = InFlight.NOTHING
+        self.phase = SequencePhase.WAITING_VOICE
+        self.token_pass = TokenPass.NONE
+        self.chunk_in_flow: Chunk | None = None
         self.failed_batches = 0
         self.rendered_chunks = 0
         self.first_ids: tuple[int, ...] = ()
@@ -78,19 +59,25 @@ class Sequence(EngineSequence):
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: SequencePhase) -> None:
         """Change the phase.
 
         Raises:
             ValueError: The change is illegal.
         """
-        if phase not in _TRANSITIONS[self.phase]:
-            raise ValueError(f"a sequence cannot change from {self.phase.value} to {phase.value}")
-        self.phase = phase
+        self.phase = change_phase(self.phase, phase, SEQUENCE_TRANSITIONS)
+
+    def enter_pass(self, token_pass: TokenPass) -> None:
+        """Begin or end a pass of the language model.
+
+        Raises:
+            ValueError: It is in a pass already.
+        """
+        self.token_pass = change_phase(self.token_pass, token_pass, TOKEN_PASS_TRANSITIONS)
 
     @property
     def has_ended(self) -> bool:
-        return self.phase is Phase.ENDED
+        return self.phase is SequencePhase.ENDED
 
     def set_voice(self, voice: VoiceState) -> None:
         """Set the voice to speak with.
@@ -105,7 +92,7 @@ class Sequence(EngineSequence):
         """Prepare the voice, or speak if it is prepared."""
         voice = self.generator.voice
         assert voice is not None
-        phase = Phase.SPEAKING if voice.is_prepared else Phase.PREPARING
+        phase = SequencePhase.SPEAKING if voice.is_prepared else SequencePhase.PREPARING
         if phase is not self.phase:
             self.enter(phase)
 
@@ -130,13 +117,14 @@ class Sequence(EngineSequence):
 
     @property
     def is_complete(self) -> bool:
-        return self.generator.text_ended and not self.has_pending_speech  # truncated speech ends before its text
+        # Truncated speech ends before its text.
+        return not self.has_pending_speech and self.generator.phase is not TextPhase.OPEN
 
     def end(self) -> Done:
         generator = self.generator
-        if not generator.has_text or self.output.rendered_samples:
+        if self.input is Input.ENDED_EMPTY or self.output.rendered_samples:
             return Done(self.key, generator.truncated)
-        if generator.has_speakable_text:
+        if generator.has_begun_speech:
             raise SynthesisFailed("the model generated no valid speech; try another seed")
         raise UnspeakableText(self.unspeakable)
 
@@ -146,14 +134,14 @@ class Sequence(EngineSequence):
     def needs(self) -> Need:
         if not self.has_capacity:
             return Need.NONE
-        if self.phase is Phase.PREPARING:
+        if self.phase is SequencePhase.PREPARING:
             return Need.PREPARE_VOICE if self.generator.has_pending_speech else Need.NONE
-        if self.phase is not Phase.SPEAKING:
+        if self.phase is not SequencePhase.SPEAKING:
             return Need.NONE
         segment = self.generator.due_segment
         if segment is None:
             return self._token_need
-        if InFlight.FLOW not in self.in_flight:
+        if self.chunk_in_flow is None:
             return Need.RENDER
         # While a chunk is rendered, the tokens of the next one can be drawn.
         has_next_chunk = self.generator.unrendered_tokens >= segment.tokens_for_next_chunk
@@ -170,12 +158,13 @@ class Sequence(EngineSequence):
     def _token_need(self) -> Need:
         """PREFILL or DECODE if the language model can continue."""
         generator = self.generator
-        if InFlight.TOKENS in self.in_flight or self.phase not in (Phase.SPEAKING, Phase.WAITING_PAGES):
+        can_speak = self.phase is SequencePhase.SPEAKING or self.phase is SequencePhase.WAITING_PAGES
+        if self.token_pass is not TokenPass.NONE or not can_speak:
             return Need.NONE
         if generator.run is None:
-            can_begin = self.phase is Phase.SPEAKING and generator.can_begin_run
+            can_begin = self.phase is SequencePhase.SPEAKING and generator.can_begin_run
             return Need.PREFILL if can_begin else Need.NONE
-        if generator.run.waits_for_text:
+        if generator.run.phase is RunPhase.WAITING_TEXT:
             return Need.NONE
         return Need.DECODE if generator.needs_only_last_id else Need.PREFILL
 
@@ -184,7 +173,11 @@ class Sequence(EngineSequence):
         """Whether more audio follows without more text or credit."""
         if not self.generator.audio_segments or not self.has_capacity:
             return False
-        return self.in_flight is not InFlight.NOTHING or self.in_flight_samples > 0 or self.needs is not Need.NONE
+        return self._is_in_pass or self.in_flight_samples > 0 or self.needs is not Need.NONE
+
+    @property
+    def _is_in_pass(self) -> bool:
+        return self.token_pass is not TokenPass.NONE or self.chunk_in_flow is not None
 
     def candidate(self, now_us: int) -> Candidate | None:
         candidate = super().candidate(now_us) if self.has_capacity else None
@@ -212,7 +205,7 @@ class Sequence(EngineSequence):
     def _may_render_unread(self) -> bool:
         """Whether its first chunk may be rendered from ids that the host has not read."""
         is_first = not self.output.rendered_samples and self.generator.is_before_first_chunk
-        return self._first_chunk_on_device and is_first and not self.failed_batches and not self.in_flight
+        return self._first_chunk_on_device and is_first and not self.failed_batches and not self._is_in_pass
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -238,7 +231,7 @@ class Sequence(EngineSequence):
         if voice is None:
             return None
         is_about_to = (
-            self.phase in (Phase.PREPARING, Phase.SPEAKING)
+            self.phase in (SequencePhase.PREPARING, SequencePhase.SPEAKING)
             and self.generator.has_pending_speech
             and voice.flow is not None
         )

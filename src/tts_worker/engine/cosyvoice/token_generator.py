@@ -17,12 +17,14 @@ from tts_worker.engine.cosyvoice.chunks import GridPlan, Interleave, InterleaveR
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, SegmentPhase, TextPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.phases import change_phase
 from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
@@ -83,11 +85,9 @@ class TokenGenerator:
         voice: Its voice, once loaded.
         audio_segments: Audio segments that are not fully rendered, in order.
         run: The current run of the language model.
-        text_ended: Whether no more text follows.
-        has_text: Whether any text or speech was received.
-        has_speakable_text: Whether any of it can be spoken.
+        run_in_slot: The run that the decoder has started in its slot; another one than ``run`` before that.
+        phase: How far the text is known.
         truncated: Why the utterance was truncated; ``None`` if it was not.
-        run_started: Whether the decoder has started the run in its slot.
         run_seed: Seed of the draws of the run.
         drawn: Ids drawn or forced in the run.
         script: Ids to force instead of drawing, for tests.
@@ -99,10 +99,9 @@ class TokenGenerator:
         self.voice: VoiceState | None = None
         self.audio_segments: deque[AudioSegment] = deque()
         self.run: LmRun | None = None
-        self.text_ended = False
-        self.has_text = self.has_speakable_text = False
+        self.run_in_slot: LmRun | None = None
+        self.phase = TextPhase.OPEN
         self.truncated: str | None = None
-        self.run_started = False
         self.run_seed = 0
         self.drawn: list[int] = []
         self.script: tuple[int, ...] = ()
@@ -117,24 +116,21 @@ class TokenGenerator:
         self._attempt = 0
         self._context: deque[tuple[list[int], list[int]]] = deque()  # text and speech of earlier runs
         self._run_text: list[int] = []
-        self._run_closes_segment = False
         self._run_start = 0  # in tokens of the audio segment
         self._run_ids: list[int] = []  # speech ids of the run, including dropped silence
         self._tokens_after_id: list[int] = []  # length of the audio segment after each of them
         self._guard = TokenGuard(frozenset())
         self._words: list[tuple[int, tuple[SpokenWord, ...]]] = []  # of the run, with the text ids before them
         self._words_scheduled = 0
-        self._needs_space = False  # whether the next word is separated by a space
+        self._last_text = ""  # of the previous segment, if the next one continues it
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
     def add_text(self, segment: Segment) -> None:
         """Add the next text segment. Unspeakable text is skipped."""
-        self.has_text = True
-        if self.truncated is not None:
+        if self.phase is TextPhase.TRUNCATED:
             return
         if is_speakable(segment):
-            self.has_speakable_text = True
             self._text_segments.append(segment)
             self._feed_interleaved()
         elif segment.boundary is Boundary.FLUSH and self._interleaved:
@@ -145,14 +141,16 @@ class TokenGenerator:
         if self._text_segments:
             self._text_segments[-1] = replace(self._text_segments[-1], boundary=Boundary.FLUSH)
         elif self.run is not None:
-            self._run_closes_segment = True
+            self._close_after_run(self.audio_segments[-1])
             self._feed_interleaved()
         elif (audio_segment := self._open_audio_segment()) is not None:
-            audio_segment.is_closed = audio_segment.is_complete = True
+            audio_segment.enter(SegmentPhase.COMPLETE)
 
     def end_text(self) -> None:
-        """End the text."""
-        self.text_ended = True
+        """End the text. Has no effect if it was truncated."""
+        if self.phase is not TextPhase.OPEN:
+            return
+        self.phase = change_phase(self.phase, TextPhase.ENDED, TEXT_TRANSITIONS)
         self._feed_interleaved()
         self._close_if_finished()
 
@@ -175,7 +173,6 @@ class TokenGenerator:
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise InvalidRequest(f"speech tokens must be 0 to {vocab - 1}")
         if tokens:
-            self.has_text = self.has_speakable_text = True
             self._speech.append(tokens)
             self._pass_speech_on()
 
@@ -189,12 +186,12 @@ class TokenGenerator:
             tokens = self._speech.popleft()
             opened = self._open_audio_segment()
             if opened is not None and len(opened.tokens) + len(tokens) > limit:
-                opened.is_closed = opened.is_complete = True
+                opened.enter(SegmentPhase.COMPLETE)
             for start in range(0, len(tokens), limit):
                 audio_segment = self._current_audio_segment()
                 audio_segment.tokens.extend(tokens[start : start + limit])
                 if 2 * len(audio_segment.tokens) >= limit:
-                    audio_segment.is_closed = audio_segment.is_complete = True
+                    audio_segment.enter(SegmentPhase.COMPLETE)
 
     @property
     def request(self) -> Request:
@@ -217,7 +214,7 @@ class TokenGenerator:
         return sum(audio_segment.unrendered_tokens for audio_segment in self.audio_segments)
 
     def _open_audio_segment(self) -> AudioSegment | None:
-        return self.audio_segments[-1] if self.audio_segments and not self.audio_segments[-1].is_closed else None
+        return self.audio_segments[-1] if self.audio_segments and not self.audio_segments[-1].is_complete else None
 
     @property
     def can_begin_run(self) -> bool:
@@ -231,10 +228,15 @@ class TokenGenerator:
         return bool(pending) or self.run is not None
 
     @property
+    def has_begun_speech(self) -> bool:
+        """Whether any of the text or speech could be spoken so far."""
+        return self._audio_segments_started > 0
+
+    @property
     def needs_only_last_id(self) -> bool:
         """Whether the last drawn id is the only input that the network has not processed."""
         run = self.run
-        if run is None or not self.run_started or not self._run_ids or run.fills:
+        if run is None or self.run_in_slot is not run or not self._run_ids or run.fills:
             return False
         return len(run.pending_items) == 1 and run.pending_items[0][0] is Kind.SPEECH
 
@@ -276,13 +278,14 @@ class TokenGenerator:
         self._run_start = len(audio_segment.tokens)
         self._words = []
         self._run_text = []
-        self._run_closes_segment = False
-        self._needs_space = self._needs_space and self._context_limit > 0
+        if not self._context_limit:
+            self._last_text = ""
         audio_segment.aligner.start_run(self._run_start)
         if not self._interleaved:
             segment = self._text_segments.popleft()
             self._encode(audio_segment, segment)
-            self._run_closes_segment = segment.boundary in _CLOSING_BOUNDARIES or self._is_long(audio_segment)
+            if segment.boundary in _CLOSING_BOUNDARIES or self._is_long(audio_segment):
+                self._close_after_run(audio_segment)
         self._start_run(audio_segment)
         self._feed_interleaved()
 
@@ -311,6 +314,12 @@ class TokenGenerator:
             self.audio_segments.append(audio_segment)
         return audio_segment
 
+    @staticmethod
+    def _close_after_run(audio_segment: AudioSegment) -> None:
+        """Let the current run be the last one of its audio segment."""
+        if audio_segment.phase is SegmentPhase.OPEN:
+            audio_segment.enter(SegmentPhase.CLOSING)
+
     def _is_long(self, audio_segment: AudioSegment) -> bool:
         """Whether the audio segment should close at the next opportunity, to bound its memory."""
         return 2 * len(audio_segment.tokens) >= self._max_tokens
@@ -328,7 +337,7 @@ class TokenGenerator:
         """Add ``segment`` to the run and return its text ids."""
         audio_segment.add_text(segment)
         ids = self._text_ids(segment)
-        self._needs_space = not ends_unspaced(segment.text.rstrip())
+        self._last_text = segment.text.rstrip()
         self._run_text += ids
         self._words.append((len(self._run_text), spoken_words(segment)))
         return ids
@@ -347,7 +356,8 @@ class TokenGenerator:
                 pieces.append(span.text)
         if isinstance(pieces[0], str):
             first = pieces[0].lstrip()
-            pieces[0] = f" {first}" if first and self._needs_space and not begins_unspaced(first) else first
+            has_space = self._last_text and not ends_unspaced(self._last_text)
+            pieces[0] = f" {first}" if first and has_space and not begins_unspaced(first) else first
         if isinstance(pieces[-1], str):
             pieces[-1] = pieces[-1].rstrip()
         return [id_ for piece in pieces for id_ in (tokenizer.encode(piece) if isinstance(piece, str) else piece)]
@@ -361,7 +371,6 @@ class TokenGenerator:
         self._tokens_after_id = []
         self.drawn = []
         self._words_scheduled = 0
-        self.run_started = False
         self.run_seed = derive_seed(self.params.seed, self._run_index, self._attempt)
         self._guard = TokenGuard(SILENT_TOKENS[config.family], GuardLimits.at_rate(config.token_rate_hz))
         if model.script is not None:
@@ -370,7 +379,7 @@ class TokenGenerator:
         before = [*request.prompt_text, *(i for text, _ in self._context for i in text)]
         speech = [*request.lm_prompt, *(i for _, tokens in self._context for i in tokens)]
         if self._interleaved:
-            self.run = self._interleaved_run(before, speech)
+            self.run = self._interleaved_run(audio_segment, before, speech)
         else:
             max_tokens = len(self.script) if self.script else MAX_RATIO * len(self._run_text)
             self.run = ClauseRun(
@@ -382,7 +391,9 @@ class TokenGenerator:
                 )
         self._schedule_words(audio_segment)
 
-    def _interleaved_run(self, before: Sequence[int], speech: Sequence[int]) -> InterleavedRun:
+    def _interleaved_run(
+        self, audio_segment: AudioSegment, before: Sequence[int], speech: Sequence[int]
+    ) -> InterleavedRun:
         config = self._model.config
         end_of_prompt = self._model.tokenizer.end_of_prompt_id
         dims = config.lm
@@ -391,7 +402,7 @@ class TokenGenerator:
         instruction_end = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
         run = InterleavedRun(dims, Interleave(rule, before[:instruction_end], before[instruction_end:], speech))
         run.push(self._run_text)  # not empty if the run is drawn again
-        if self._run_closes_segment:
+        if audio_segment.phase is SegmentPhase.CLOSING:
             run.end()
         return run
 
@@ -425,16 +436,17 @@ class TokenGenerator:
         if not isinstance(run, InterleavedRun):
             return
         audio_segment = self.audio_segments[-1]
-        while self._text_segments and not self._run_closes_segment:
+        while self._text_segments and audio_segment.phase is SegmentPhase.OPEN:
             segment = self._text_segments.popleft()
             run.push(self._encode(audio_segment, segment))
             # Counted in text, because the amount of speech drawn by now depends on time.
             expected = len(self._run_text) * _SPEECH_PER_TEXT
             stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_tokens
-            self._run_closes_segment = segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_tokens
-        if self.text_ended and not self._text_segments:
-            self._run_closes_segment = True
-        if self._run_closes_segment:
+            if segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_tokens:
+                self._close_after_run(audio_segment)
+        if self.phase is TextPhase.ENDED and not self._text_segments:
+            self._close_after_run(audio_segment)
+        if audio_segment.phase is SegmentPhase.CLOSING:
             run.end()
         self._schedule_words(audio_segment)
 
@@ -487,13 +499,15 @@ class TokenGenerator:
             if violation is not None:
                 return self._handle_violation(violation.reason, violation.valid_tokens)
         self._schedule_words(audio_segment)
-        if run.done and not self._run_ids and self._can_retry(audio_segment):
+        phase = run.phase
+        is_over = phase is RunPhase.ENDED or phase is RunPhase.TRUNCATED
+        if is_over and not self._run_ids and self._can_retry(audio_segment):
             return self._retry_run(audio_segment)
-        if run.done and not (run.truncated and not self.script):
+        if phase is RunPhase.ENDED or (is_over and self.script):
             self._end_run(audio_segment)
-        elif run.done or len(audio_segment.tokens) >= self._max_segment_tokens:
+        elif is_over or len(audio_segment.tokens) >= self._max_segment_tokens:
             self._truncate("no_end_of_speech", len(audio_segment.tokens))
-        return not run.done
+        return not is_over
 
     def end_at_capacity(self) -> None:
         """Truncate the utterance because the sequence does not fit into the language model."""
@@ -503,15 +517,15 @@ class TokenGenerator:
         audio_segment.aligner.end_run(len(audio_segment.tokens))
         self._context.append((self._run_text, self._run_ids))
         self.run = None
-        if self._run_closes_segment:
-            audio_segment.is_closed = audio_segment.is_complete = True
+        if audio_segment.phase is SegmentPhase.CLOSING:
+            audio_segment.enter(SegmentPhase.COMPLETE)
         self._close_if_finished()
 
     def _close_if_finished(self) -> None:
         audio_segment = self._open_audio_segment()
-        is_finished = self.text_ended and self.run is None and not (self._text_segments or self._speech)
-        if is_finished and audio_segment is not None:
-            audio_segment.is_closed = audio_segment.is_complete = True
+        has_more = self.phase is TextPhase.OPEN or self.run is not None or self._text_segments or self._speech
+        if not has_more and audio_segment is not None:
+            audio_segment.enter(SegmentPhase.COMPLETE)
 
     def _handle_violation(self, reason: str, valid_ids: int) -> bool:
         """Retry the run if none of its audio may have been sent, otherwise truncate before the violation."""
@@ -534,10 +548,10 @@ class TokenGenerator:
         audio_segment = self.audio_segments[-1]
         audio_segment.truncate(length)
         audio_segment.aligner.end_run(len(audio_segment.tokens))
-        audio_segment.is_closed = audio_segment.is_complete = True
+        audio_segment.enter(SegmentPhase.COMPLETE)
         self.run = None
+        self.phase = change_phase(self.phase, TextPhase.TRUNCATED, TEXT_TRANSITIONS)
         self.truncated = reason
-        self.text_ended = True
         self._text_segments.clear()
 
     # -- audio --------------------------------------------------------------------------------------------------------

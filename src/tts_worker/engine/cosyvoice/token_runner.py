@@ -14,8 +14,9 @@ from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
-from tts_worker.engine.cosyvoice.runs import InterleavedRun
-from tts_worker.engine.cosyvoice.sequence import InFlight, Sequence
+from tts_worker.engine.cosyvoice.phases import TokenPass
+from tts_worker.engine.cosyvoice.runs import InterleavedRun, RunPhase
+from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 
 
@@ -129,7 +130,6 @@ class TokenRunner:
             return None
         for sequence in members:
             sequence.first_ids = ()
-            sequence.in_flight |= InFlight.UNREAD
         return FirstTokens(self._pass.members, ids, self._pass.end)
 
     def _begin_all(self, sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -166,8 +166,9 @@ class TokenRunner:
             self._results.append(drawn)
             return None
         ids, copy, prefilled = drawn
+        token_pass = TokenPass.IDS if ids is None else TokenPass.FIRST_CHUNK
         for sequence in members:
-            sequence.in_flight |= InFlight.TOKENS
+            sequence.enter_pass(token_pass)
         end = self._stream.record_event()
         self._pass = _TokenPass(tuple(members), stage, steps, copy, start, prefilled, end, started_at_s)
         return ids
@@ -191,9 +192,9 @@ class TokenRunner:
         if generator.run is None:
             generator.begin_run()
         run = generator.run
-        if run is None or run.waits_for_text:
+        if run is None or run.phase is RunPhase.WAITING_TEXT:
             return False
-        if not generator.run_started:
+        if generator.run_in_slot is not run:
             request = generator.request
             prefix = None
             if generator.voice is not None and not isinstance(run, InterleavedRun):
@@ -201,7 +202,7 @@ class TokenRunner:
             speaker = request.embedding if request.tells_speaker else None
             items = self._decoder.start(sequence.slot, generator.run_seed, run.pending_items, prefix, speaker)
             run.pending_items = items
-            generator.run_started = True
+            generator.run_in_slot = run
         return self._has_room(sequence, len(run.pending_items) + 1)
 
     def _has_room(self, sequence: Sequence, positions: int) -> bool:
@@ -235,7 +236,7 @@ class TokenRunner:
 
     def _finish(self, finished: _TokenPass) -> None:
         for sequence in finished.members:
-            sequence.in_flight &= ~(InFlight.TOKENS | InFlight.UNREAD)
+            sequence.enter_pass(TokenPass.NONE)
         read = attempt(finished.members, finished.stage, partial(_read, finished))
         if isinstance(read, Fault):
             for sequence in finished.members:
@@ -266,7 +267,7 @@ class TokenRunner:
         """Feed the slot of ``sequence`` again after a fault; its run continues with the next id."""
         generator = sequence.generator
         run = generator.run
-        if run is not None and generator.run_started:
+        if run is not None and generator.run_in_slot is run:
             restored = self._decoder.restore(sequence.slot, generator.run_seed, generator.drawn)
             run.pending_items = [*restored, *run.pending_items]
 

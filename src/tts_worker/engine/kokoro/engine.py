@@ -134,9 +134,10 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
         )
 
     def warm_up(self) -> None:
-        """Load the dictionaries and synthesize a sentence in each language.
+        """Load the dictionaries and synthesize a sentence in each language, with a word that is in no dictionary.
 
         Raises:
             EngineFault: Synthesis fails or its output is silent.
         """
-        self.warm_up_with(next(iter(VOICES)), [(1.0, whole_text("Yes, 5 of 10.")), (1.0, whole_text("你好，十点。"))])
+        texts = ("Yes, 5 of 10 are Zquorblats.", "你好，十点。")
+        self.warm_up_with(next(iter(VOICES)), [(1.0, whole_text(text)) for text in texts])

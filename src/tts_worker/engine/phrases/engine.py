@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from time import perf_counter
 from typing import ClassVar, Generic, NamedTuple, TypeVar
@@ -20,11 +21,12 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from tts_worker.audio.pcm import Floats, silence, to_pcm
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases.admission import PendingRun, RunEstimates, meets_deadlines
 from tts_worker.engine.phrases.text import Phrase
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan
 from tts_worker.engine.shell import EngineSequence, EngineShell
-from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
+from tts_worker.engine.worker_thread import NETWORK_NICENESS, StreamFuture, WorkerThread, lower_priority
 from tts_worker.errors import EngineFault, OutOfMemory, SynthesisFailed, TTSWorkerError, UnknownVoice
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -157,20 +159,47 @@ def _run(network: PhraseNetwork[P], phrase: Phrase, params: SynthesisParams) -> 
     return _Run(prediction, 1000 * (perf_counter() - start_s))
 
 
+class PhrasePhase(Enum):
+    """Where an utterance is with its next phrase.
+
+    READING -> READY -> PREDICTING -> RENDERING -> READING. A pause frees the prediction, which is then made again:
+    RENDERING -> SUSPENDED -> PREDICTING. A result that comes during a pause is dropped: PREDICTING -> READY, SUSPENDED.
+    """
+
+    READING = "looking for it in the text"  # as far as there is text
+    READY = "waiting for the network"
+    PREDICTING = "in the network"
+    RENDERING = "rendered block by block"
+    SUSPENDED = "waiting for the network again"
+
+
+_TRANSITIONS: dict[PhrasePhase, frozenset[PhrasePhase]] = {
+    PhrasePhase.READING: frozenset({PhrasePhase.READY}),
+    PhrasePhase.READY: frozenset({PhrasePhase.PREDICTING}),
+    PhrasePhase.PREDICTING: frozenset({PhrasePhase.RENDERING, PhrasePhase.READY, PhrasePhase.SUSPENDED}),
+    PhrasePhase.RENDERING: frozenset({PhrasePhase.READING, PhrasePhase.SUSPENDED}),
+    PhrasePhase.SUSPENDED: frozenset({PhrasePhase.PREDICTING}),
+}
+
+
+_READING, _READY, _PREDICTING, _RENDERING, _ = PhrasePhase
+"""For what every step asks of all utterances: before Python 3.12 a member of an Enum is slow to look up."""
+
+
 class PhraseSequence(EngineSequence, Generic[P]):
     """An utterance as phrases.
 
     Segments are phonemized to phrases one by one; each phrase is synthesized in blocks into the output buffer.
 
     Attributes:
+        phase: Where it is with its next phrase.
         synthesis: The phrase in progress, from its first prediction to its last block.
-        is_predicting: Whether the network runs for it.
     """
 
     def __init__(self, command: Open, network: PhraseNetwork[P], languages: str) -> None:
         super().__init__(command)
+        self.phase = PhrasePhase.READING
         self.synthesis: PhraseSynthesis[P] | None = None
-        self.is_predicting = False
         self._network = network
         self.unspeakable = f'the text contains nothing that the voice "{command.params.voice}" ({languages}) can speak'
         self._segments: deque[Segment] = deque()
@@ -187,23 +216,28 @@ class PhraseSequence(EngineSequence, Generic[P]):
     def add_text(self, segment: Segment) -> None:
         self._segments.append(segment)
 
+    def _enter(self, phase: PhrasePhase) -> None:
+        self.phase = change_phase(self.phase, phase, _TRANSITIONS)
+
     @property
     def needs(self) -> Need:
-        if self.is_predicting:
-            return Need.NONE
-        if self.synthesis is not None:
-            return Need.PREDICT if self.synthesis.suspended else Need.RENDER
-        if self._can_phonemize:
+        phase = self.phase
+        if phase is _RENDERING:
             return Need.RENDER
-        return Need.PREDICT if self._can_start_phrase else Need.NONE
+        if phase is _PREDICTING:
+            return Need.NONE
+        if phase is _READY:
+            return Need.PREDICT if self._can_start_phrase else Need.NONE
+        if phase is _READING:
+            return Need.RENDER if self._has_unread_text else Need.NONE
+        return Need.PREDICT  # suspended
 
     def drop_pause(self) -> None:
         self._pause_samples = 0
 
     @property
     def has_pending_speech(self) -> bool:
-        has_phrase = self._next_phrase is not None or self.synthesis is not None
-        return has_phrase or bool(self._segments) or self._phrases is not None
+        return self.phase is not _READING or self._has_unread_text
 
     @property
     def spectra_frames(self) -> int:
@@ -212,24 +246,25 @@ class PhraseSequence(EngineSequence, Generic[P]):
 
     def suspend(self) -> None:
         """Free the prediction, which can be made again."""
-        if self.synthesis is not None:
+        if self.phase is PhrasePhase.RENDERING and self.synthesis is not None:
             self.synthesis.suspend()
+            if self.synthesis.suspended:
+                self._enter(PhrasePhase.SUSPENDED)
 
     @property
-    def _can_phonemize(self) -> bool:
-        has_phrase = self._next_phrase is not None or self.synthesis is not None
-        return not has_phrase and (self._phrases is not None or bool(self._segments))
+    def _has_unread_text(self) -> bool:
+        return self._phrases is not None or bool(self._segments)
 
     @property
     def _can_start_phrase(self) -> bool:
-        """Whether a phrase is ready, and the audio that already waits does not exceed the credit by much."""
-        waiting_samples = self.output.waiting_samples - EARLY_SAMPLES
-        return self._next_phrase is not None and self.output.credit_samples > waiting_samples
+        """Whether the audio that already waits does not exceed the credit by much."""
+        return self.output.credit_samples > self.output.waiting_samples - EARLY_SAMPLES
 
     @property
     def is_admitted(self) -> bool:
         """Whether the network has begun with its first phrase."""
-        return self.is_predicting or self.synthesis is not None or self.output.rendered_samples > 0
+        is_before_network = self.phase is PhrasePhase.READING or self.phase is PhrasePhase.READY
+        return not is_before_network or self.output.rendered_samples > 0
 
     @property
     def next_ids(self) -> int:
@@ -244,12 +279,12 @@ class PhraseSequence(EngineSequence, Generic[P]):
             lead_samples: Audio rendered and not yet played.
             estimates: Times of runs.
         """
-        if self.synthesis is not None and self.synthesis.suspended:
+        if self.phase is PhrasePhase.SUSPENDED:
             return [PendingRun(lead_samples, estimates.work_samples(self.next_ids))]
         runs = []
         lead_samples += self._phrase_samples
         if self.synthesis is None and self._next_phrase is not None:
-            if not self.is_predicting:
+            if self.phase is PhrasePhase.READY:
                 runs.append(PendingRun(lead_samples, estimates.work_samples(self.next_ids)))
             lead_samples += estimates.audio_samples(self.next_ids)
         for _ in range(min(len(self._segments), MAX_PENDING_RUNS - len(runs))):
@@ -260,7 +295,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
     def advance(self) -> None:
         """Do one unit of work: phonemize a batch of text, or render the next block of audio."""
         start_s = perf_counter()
-        if self.synthesis is not None:
+        if self.phase is PhrasePhase.RENDERING and self.synthesis is not None:
             self._render_block(self.synthesis, start_s)
         else:
             self._find_phrase()
@@ -269,11 +304,11 @@ class PhraseSequence(EngineSequence, Generic[P]):
     def start_prediction(self) -> Callable[[], _Run[P]]:
         """Return the run of the network that it needs, which another thread may do.
 
-        The sequence stays unchanged until ``end_prediction``, so a result may as well be dropped.
+        It ends with ``end_prediction`` or ``drop_prediction``.
         """
         phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
         assert phrase is not None
-        self.is_predicting = True
+        self._enter(PhrasePhase.PREDICTING)
         return partial(_run, self._network, phrase, self.params)
 
     def _find_phrase(self) -> None:
@@ -288,6 +323,9 @@ class PhraseSequence(EngineSequence, Generic[P]):
             self._phrases = None
             if self._segment is not None:
                 self._add_pause(self._segment.boundary)
+        else:
+            if self._next_phrase is not None:
+                self._enter(PhrasePhase.READY)
 
     def end_prediction(self, run: _Run[P]) -> None:
         """Begin the next phrase with its prediction, or go on with the one whose prediction was freed."""
@@ -297,6 +335,11 @@ class PhraseSequence(EngineSequence, Generic[P]):
         elif self._next_phrase is not None and self._segment is not None:
             self._start_phrase(self._next_phrase, self._segment, run.prediction)
         self._network_ms += run.network_ms + 1000 * (perf_counter() - start_s)
+        self._enter(PhrasePhase.RENDERING)
+
+    def drop_prediction(self) -> None:
+        """Go back to before the run of the network, whose result came during a pause."""
+        self._enter(PhrasePhase.READY if self.synthesis is None else PhrasePhase.SUSPENDED)
 
     def _start_phrase(self, phrase: Phrase, segment: Segment, prediction: P) -> None:
         # Every phrase has a separate noise generator, so its audio does not depend on earlier text or timing.
@@ -336,6 +379,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
             self._add_pause(synthesis.phrase.boundary)
             self.synthesis = None
             self._phrase_samples = 0
+            self._enter(PhrasePhase.READING)
 
     def _add_pause(self, boundary: Boundary) -> None:
         """Insert the silence of ``boundary`` before the next audio, unless nothing has been rendered."""
@@ -439,10 +483,13 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         return meets_deadlines(pending, busy_samples, self.DEADLINE_MARGIN_SAMPLES)
 
     def on_work(self, wake: Callable[[], None]) -> None:
-        """Run the network of several utterances on a thread from now on, and call ``wake`` there after every run."""
+        """Run the network of several utterances on a thread from now on, and call ``wake`` there after every run.
+
+        The thread goes after the others: rendering and sending take less time and are due earlier.
+        """
         self._wake = wake
         if self._network_thread is None:
-            self._network_thread = WorkerThread("tts-network")
+            self._network_thread = WorkerThread("tts-network", prepare=partial(lower_priority, NETWORK_NICENESS))
 
     def wait_for_work(self) -> bool:
         if not self._in_flight:
@@ -500,10 +547,11 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             future.finished_event.wait()
             self._in_flight.popleft()
             self._started_s = perf_counter()  # the next run, if any, has begun by now
-            sequence.is_predicting = False
             if self.is_active(sequence):
                 self._isolate(sequence, partial(self._end_prediction, sequence, future))
                 self.mark_ready(sequence)
+            else:
+                sequence.drop_prediction()
         return True
 
     def _end_prediction(self, sequence: PhraseSequence[P], future: StreamFuture[_Run[P]]) -> None:

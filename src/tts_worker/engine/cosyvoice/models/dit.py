@@ -54,7 +54,7 @@ class ConvPosition(nn.Module):
         self.conv2 = nn.ModuleList([CausalConv(sites, dim, dim, POSITION_KERNEL, POSITION_GROUPS)])
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        x = mish(self.conv1[0](x.transpose(1, 2), memory))
+        x = mish(self.conv1[0](x.transpose(1, 2).contiguous(), memory))
         return mish(self.conv2[0](x, memory)).transpose(1, 2)
 
     def fused(self, x: Tensor, memory: PagedView) -> Tensor:

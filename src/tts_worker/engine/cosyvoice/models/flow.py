@@ -122,8 +122,9 @@ class Flow(nn.Module):
         # Weights of both branches in the sum over the steps, [steps, 2].
         self.weights = self.times[:, 1:] * torch.tensor([1.0 + self.dims.guidance, -self.dims.guidance], device=device)
         self.noise = initial_noise(self.dims.mel).to(device)  # [NOISE_FRAMES, mel]
-        for attention in [module for module in self.estimator.modules() if isinstance(module, FusedAttention)]:
-            attention.prepare()
+        for module in list(self.estimator.modules()):
+            if isinstance(module, FusedAttention | CausalConv):
+                module.prepare()
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, K, D]
         if self.dims.encoder is not None:
             self.encoder.prepare(tokens)

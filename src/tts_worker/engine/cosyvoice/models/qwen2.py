@@ -182,9 +182,10 @@ class _SinglePass:
         self._span = span
         self._shape = [cfg.hidden_size]
         self._eps = cfg.rms_norm_eps
+        self._eps_term = like.new_full((1, 1), cfg.rms_norm_eps) if span == 1 and like.dtype == torch.float32 else None
         self._merged = (span, cfg.heads * cfg.head_dim)
-        self._residual: Tensor | None = None
-        self._owns_residual = False
+        self._residual: Tensor | None = None  # [T, D]
+        self._column: Tensor  # its transpose, [D, T]
         self._gate_up = like.new_empty(span, 2 * cfg.intermediate_size)
         self._gate, self._up = self._gate_up.chunk(2, dim=-1)
         heads = like.new_empty(1, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
@@ -208,13 +209,15 @@ class _SinglePass:
 
     def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self._residual is None:
-            self._residual = x
-        elif self._owns_residual:
-            self._residual.add_(x)
+            self._residual = x.clone()
+            self._column = self._residual.t()
         else:
-            self._residual = self._residual + x
-            self._owns_residual = True
-        return torch.rms_norm(self._residual, self._shape, weight, self._eps)
+            self._residual.add_(x)
+        if self._eps_term is None:
+            return torch.rms_norm(self._residual, self._shape, weight, self._eps)
+        # For a single vector in half the time of PyTorch's own, which computes powers and means in small operations.
+        scale = torch.addmm(self._eps_term, self._residual, self._column, alpha=1 / len(weight)).rsqrt_()  # [1, 1]
+        return torch.mul(self._residual, scale).mul_(weight)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         x = qkv.view(self._rotated.shape)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
-from tts_worker.engine.cosyvoice.chunks import Chunk, Interleave, InterleaveRule, next_chunk
+from tts_worker.engine.cosyvoice.chunks import Chunk, Interleave, InterleavePhase, InterleaveRule, next_chunk
 from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
@@ -199,11 +199,12 @@ class ReferenceInterleave(Interleave):
     ) -> None:
         super().__init__(rule, prefix, prompt_text, prompt_speech)
         self._compat = compat
-        self._waits_for_group = not (compat.speaks_before_text and prefix)
+        if compat.speaks_before_text and prefix:
+            self.phase = InterleavePhase.PROMPT
 
     def end(self) -> None:
-        if self._compat.token_fed_twice:
-            self._after_fill = False  # so that the last input stays pending
+        if self._compat.token_fed_twice and self.phase is InterleavePhase.FILLED:
+            self.phase = InterleavePhase.GROUP  # so that the last input stays pending
         if self._compat.unread_prompt_dropped:
             self._prompt = []
         super().end()

@@ -30,7 +30,7 @@ from tts_worker.engine.cosyvoice.reference.algorithms import (
 )
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
+from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, RUN_PHASES, RunPhase
 from tts_worker.engine.cosyvoice.sampler import DrawState, draw
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.errors import InvalidRequest
@@ -177,7 +177,7 @@ def render_chunks(
 
 
 class TokenDecoder:
-    """Decodes one utterance with the language model. ``truncated`` is set if a length limit ended it."""
+    """Decodes one utterance with the language model."""
 
     def __init__(self, networks: Networks, compat: Compat, seed: int, capacity: int) -> None:
         dims = networks.config.lm
@@ -196,7 +196,12 @@ class TokenDecoder:
         self._ids = torch.arange(dims.speech_rows, device=weight.device)[None]  # [1, V]
         self._length = 0
         self._history = list[int]()
-        self.truncated = False
+        self._phase = RunPhase.DRAWING
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a length limit ended it."""
+        return self._phase is RunPhase.TRUNCATED
 
     def embed(self, items: Iterable[Item]) -> Tensor:
         """Embed inputs: ``[1, T, D]``."""
@@ -254,7 +259,7 @@ class TokenDecoder:
                 return
             yield token
             items = [(Kind.SPEECH, token)]
-        self.truncated = True
+        self._phase = RunPhase.TRUNCATED
 
     @torch.inference_mode()
     def decode_interleaved(self, interleave: Interleave, text: Iterator[int]) -> Iterator[int]:
@@ -263,14 +268,14 @@ class TokenDecoder:
         Raises:
             SynthesisFailed: The model generated an id that is not valid at this point, as in the reference.
         """
-        while not interleave.done:
+        while not interleave.is_over:
             if interleave.wants_text:
                 token = next(text, None)
                 interleave.end() if token is None else interleave.push(token)
                 continue
             items, draw_mode = interleave.feed()
             if self._length + len(items) > self._pool.max_tokens:
-                self.truncated = True
+                self._phase = RunPhase.TRUNCATED
                 return
             scores = self.feed(items)
             if draw_mode is Draw.FORCED_FILL:
@@ -280,7 +285,7 @@ class TokenDecoder:
                 token = self.draw(scores, self._dims.fill_id if draw_mode is Draw.MIDDLE else self._dims.eos_id)
             if interleave.take(token):
                 yield token
-        self.truncated = interleave.truncated
+        self._phase = RUN_PHASES[interleave.phase]
 
 
 class OfflinePipeline:

@@ -17,7 +17,7 @@ for Linux; its modules are imported by the first launch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,12 +53,14 @@ class FusedOperator(Generic[P, R]):
         composition: Computes the same without the kernel.
         module: Module of the function that launches the kernel.
         mutates: Names of the arguments that are changed in place.
+        is_excluded: Whether the settings have something else in its place.
         fault: Why the kernel is not used, if it failed or differed.
     """
 
     composition: Callable[P, R]
     module: str
     mutates: frozenset[str] = frozenset()
+    is_excluded: bool = False
     fault: str = ""
     _operator: Callable[P, R] | None = field(default=None, init=False)
 
@@ -73,7 +75,7 @@ class FusedOperator(Generic[P, R]):
 
     def is_fused(self, x: object) -> bool:
         """Whether a call with ``x`` as the first argument launches the kernel."""
-        return _kernels.is_on and not self.fault and isinstance(x, Tensor) and x.is_cuda
+        return _kernels.is_on and not (self.fault or self.is_excluded) and isinstance(x, Tensor) and x.is_cuda
 
     def launch(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Launch the kernel, whatever the device of the arguments is."""
@@ -149,27 +151,27 @@ class Case:
 
 
 @torch.inference_mode()
-def check(cases: Iterable[Case]) -> list[str]:
+def check(cases: Iterable[Case]) -> dict[str, str]:
     """Compare kernels with their compositions, results and arguments that are changed in place.
 
-    An operator that raises or differs is not fused any more.
+    An operator that raises or differs is not fused any more, nor checked again.
 
     Returns:
-        Names of the operators that failed.
+        Why operators of ``cases`` are not used, by name.
     """
-    failed = []
+    faults = {}
     for case in cases:
         operator = case.operator
+        if not operator.fault:
+            try:
+                operator.fault = _difference(case)
+            except Exception as error:  # of Triton, its compiler or the driver
+                operator.fault = f"{type(error).__name__}: {error}"
+            if operator.fault:
+                log.warning("the kernel %s is not used: %s", operator.name, operator.fault)
         if operator.fault:
-            continue
-        try:
-            operator.fault = _difference(case)
-        except Exception as error:  # of Triton, its compiler or the driver
-            operator.fault = f"{type(error).__name__}: {error}"
-        if operator.fault:
-            failed.append(operator.name)
-            log.warning("the kernel %s is not used: %s", operator.name, operator.fault)
-    return failed
+            faults[operator.name] = operator.fault
+    return faults
 
 
 def _difference(case: Case) -> str:
@@ -204,8 +206,3 @@ def relative_difference(got: Tensor, expected: Tensor) -> float:
     scale = expected.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30)
     same = (got == expected) | (got.isnan() & expected.isnan())
     return float(((got - expected).abs().nan_to_num(float("inf")).masked_fill(same, 0.0) / scale).max())
-
-
-def faults() -> Mapping[str, str]:
-    """Why kernels are not used, by operator."""
-    return {name: operator.fault for name, operator in OPERATORS.items() if operator.fault}

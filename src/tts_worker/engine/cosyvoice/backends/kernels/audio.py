@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -429,7 +430,7 @@ class _Draw:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(0)
-        self._dtype = dtype
+        self.dtype = dtype
         self.device = device
         self.tolerance = 2e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
 
@@ -439,7 +440,7 @@ class _Draw:
 
     def __call__(self, *shape: int) -> Tensor:
         """Normal numbers."""
-        return self.floats(*shape).to(self._dtype)
+        return self.floats(*shape).to(self.dtype)
 
     def positive(self, *shape: int) -> Tensor:
         """Float32 numbers in 0..1."""
@@ -448,30 +449,38 @@ class _Draw:
     def conv(self, outputs: int, inputs: int, width: int, groups: int) -> tuple[Tensor, Tensor]:
         """Packed weight and bias of a convolution."""
         weight = self.floats(outputs, inputs // groups, width) / math.sqrt(inputs // groups * width)
-        return pack_conv(weight.to(self._dtype), groups), self(outputs)
+        return pack_conv(weight.to(self.dtype), groups), self(outputs)
 
     def past(self, channels: int, width: int, branches: int = 2) -> tuple[Tensor, Tensor]:
         """Past of a convolution of two utterances, and their slots."""
         return self(branches, 4, channels, width), torch.tensor([3, 1], device=self.device)
 
-    def attention(self, heads: int, dim: int, page: int, chunks: int, is_rotated: bool) -> tuple[Tensor | None, ...]:
-        """Arguments of ``paged_attention``: two utterances, the second one shorter and with a partial last chunk."""
-        span = chunks * page
-        angle = self.positive(4, span, 1, dim // 2) * math.tau
-        store = self(2, heads, 3, 9, page, dim)[:, :, 1:]
-        table = torch.tensor([[4, 2, *[7, 8][:chunks]], [5, *[3, 6][:chunks], 0]], device=self.device)
-        start = torch.tensor([2 * page, page], device=self.device)
-        total = start + torch.tensor([span, span - page // 2], device=self.device)
-        fresh = torch.stack([table[0, 2:], table[1, 1:-1]])
-        rotations = torch.polar(torch.ones_like(angle), angle) if is_rotated else None
-        return self(4, span, 3, heads, dim), rotations, store, table, fresh, start, total
+
+def attention_arguments(
+    heads: int, dim: int, page: int, chunks: int, dtype: torch.dtype, device: torch.device, *, is_rotated: bool = True
+) -> tuple[tuple[Any, ...], float]:
+    """Return random arguments of ``paged_attention`` and the tolerance of its results.
+
+    Two utterances of ``chunks`` new chunks; the second one is shorter, with a partial last chunk.
+    """
+    draw = _Draw(dtype, device)
+    span = chunks * page
+    angle = draw.positive(4, span, 1, dim // 2) * math.tau
+    store = draw(2, heads, 3, 9, page, dim)[:, :, 1:]
+    table = torch.tensor([[4, 2, *[7, 8][:chunks]], [5, *[3, 6][:chunks], 0]], device=device)
+    start = torch.tensor([2 * page, page], device=device)
+    total = start + torch.tensor([span, span - page // 2], device=device)
+    fresh = torch.stack([table[0, 2:], table[1, 1:-1]])
+    rotations = torch.polar(torch.ones_like(angle), angle) if is_rotated else None
+    return (draw(4, span, 3, heads, dim), rotations, store, table, fresh, start, total), draw.tolerance
 
 
 def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
     page = dims.chunk_frames
     for chunks in (1, 2):
-        arguments = draw.attention(dims.heads, dims.head_dim, page, chunks, is_rotated=True)
-        yield Case(paged_attention, arguments, draw.tolerance)
+        yield Case(
+            paged_attention, *attention_arguments(dims.heads, dims.head_dim, page, chunks, draw.dtype, draw.device)
+        )
     x = draw(2, page, dims.dim)
     width, groups = 31, 16  # of the position embedding
     conv = draw.conv(dims.dim, dims.dim, width, groups)
@@ -487,8 +496,8 @@ def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
 def _unet_cases(dims: UnetDims, draw: _Draw) -> Iterator[Case]:
     page, channels = dims.chunk_frames, dims.channels
     for chunks in (1, 2):
-        arguments = draw.attention(dims.heads, dims.head_dim, page, chunks, is_rotated=False)
-        yield Case(paged_attention, arguments, draw.tolerance)
+        sizes = dims.heads, dims.head_dim, page, chunks, draw.dtype, draw.device
+        yield Case(paged_attention, *attention_arguments(*sizes, is_rotated=False))
     x = draw(4, page, channels)
     past = draw.past(channels, 2)
     conv = draw.conv(channels, channels, 3, 1)

@@ -486,7 +486,7 @@ def _pick(score, highest, token, key, last, top_p, top_k, repeats):
     total = tl.zeros([], tl.float32)
     before = tl.zeros([], tl.float32)
     count = tl.zeros([], tl.int32)
-    while (count < top_k) & (before < top_p):
+    while (count == 0) | ((count < top_k) & (before < top_p)):  # the likeliest one even with top_p 0
         p, best = tl.max(probability, 0, return_indices=True)
         best = best.to(tl.int64)
         time = tl.div_rn(p, _log(_uniform(key, best)))  # negative: the lowest is drawn

@@ -1,0 +1,144 @@
+"""Times and numbers of everything on this machine that computes attention to slots and pages, at the model's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tts_worker.engine.cosyvoice.backends.attention import (
+    FlashInfer,
+    PageRow,
+    PageShape,
+    check_flashinfer,
+    find_flashinfer,
+    store_and_attend,
+)
+from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
+from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import attention_splits, slot_attention
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.errors import BackendUnavailable
+
+Figures = dict[str, Any]
+BATCHES = (1, 8)
+BRANCHES = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What to measure.
+
+    Attributes:
+        past_pages: Pages of the past of each utterance.
+        contexts: Positions in the slots of the language model.
+        repeats: Calls that are timed.
+    """
+
+    past_pages: tuple[int, ...] = (4, 24)
+    contexts: tuple[int, ...] = (256, 2048)
+    repeats: int = 50
+
+
+@torch.inference_mode()
+def measure_attention(flow: Flow, cache: Tensor, groups: int, sizes: Sizes) -> Figures:
+    """Measure attention.
+
+    Args:
+        flow: The flow; its sizes, dtype and device are used.
+        cache: ``[layers, 2, S, K, P, d]``, like that of the language model.
+        groups: Query heads per key head.
+        sizes: What to measure.
+
+    Returns:
+        By shape and back end: milliseconds of a call, and the largest difference from float32 relative to the largest
+        value; or why a back end was skipped.
+    """
+    figures: Figures = {}
+    for batch in BATCHES:
+        for past in sizes.past_pages:
+            figures[f"pages batch {batch} past {past}"] = _pages(flow, batch, past, sizes.repeats)
+        for context in sizes.contexts:
+            figures[f"slots batch {batch} context {context}"] = _slots(cache, groups, batch, context, sizes.repeats)
+    return figures
+
+
+def _slots(cache: Tensor, groups: int, batch: int, context: int, repeats: int) -> Figures:
+    heads, dim = cache.shape[3], cache.shape[5]
+    device = cache.device
+    cache = torch.randn(1, 2, batch, heads, context + 1, dim, device=device).to(cache.dtype)
+    queries = torch.randn(batch, groups * heads, dim, device=device).to(cache.dtype)
+    ends = torch.full((batch,), context, device=device)
+    rest = 0, torch.arange(batch, device=device), ends[:, None] - 1, ends, attention_splits(context)
+    exact = slot_attention.composition(queries.float(), cache.float(), *rest)
+    calls = dict(_own(slot_attention, queries, cache, *rest))
+    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+
+
+def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
+    dims = flow.dims.unet or flow.dims.dit
+    assert dims is not None
+    device = flow.noise.device
+    shape = PageShape(dims.heads, dims.head_dim, flow.chunk_frames, batch * (past + 1) + 1, past + 1)
+    sizes = 2, shape.heads, BRANCHES, shape.count, shape.page, shape.head_dim
+    store = torch.randn(sizes, device=device).to(flow.dtype)
+    table = torch.arange(1, shape.count, device=device).view(batch, -1)
+    qkv = torch.randn(BRANCHES * batch, shape.page, 3, shape.heads, shape.head_dim, device=device).to(flow.dtype)
+    start = torch.full((batch,), past * shape.page, device=device)
+    rest = table, table[:, -1:], start, start + shape.page
+    exact = paged_attention.composition(qkv.float(), None, store.float(), *rest)
+    calls: dict[str, Callable[[], Tensor] | str] = dict(_own(paged_attention, qkv, None, store, *rest))
+    try:
+        module = _usable_flashinfer(replace(shape, count=0, longest=0), flow.dtype, device)
+        library = FlashInfer(module, flow.dtype, device, shape)
+        rows = [PageRow(pages, past * shape.page, (past + 1) * shape.page) for pages in table.tolist()]
+        library.plan(rows, 1)
+        calls["flashinfer"] = partial(store_and_attend, library, qkv, None, store, table[:, -1:])
+    except BackendUnavailable as error:
+        calls["flashinfer"] = error.message
+    figures = {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    if "ms" in figures["flashinfer"]:
+        figures["flashinfer"]["plan_ms"] = _time_ms(lambda: library.plan(rows, 1), repeats, device)
+    return figures
+
+
+def _usable_flashinfer(shape: PageShape, dtype: torch.dtype, device: torch.device) -> Any:
+    if device.type != "cuda":
+        raise BackendUnavailable("needs a CUDA device")
+    module = find_flashinfer()
+    check_flashinfer(module, shape, dtype, device)
+    return module
+
+
+def _own(operator: FusedOperator[..., Tensor], *arguments: Any) -> Iterator[tuple[str, Callable[[], Tensor] | str]]:
+    """Yield the composition and the kernel of ``operator``, or why the kernel is not used."""
+    yield "gather", partial(operator.composition, *arguments)
+    if operator.is_fused(arguments[0]):
+        yield "kernel", partial(operator, *arguments)
+    else:
+        yield "kernel", operator.fault or "fused kernels need a CUDA device and triton"
+
+
+def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
+    if isinstance(call, str):
+        return {"skipped": call}
+    difference = float((call().float() - exact).abs().max() / exact.abs().max())
+    return {"ms": _time_ms(call, repeats, exact.device), "difference": float(f"{difference:.2g}")}
+
+
+def _time_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the mean time of a call, with the launches of all of them."""
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began_s = perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return round(1000 * (perf_counter() - began_s) / repeats, 4)

@@ -1,0 +1,123 @@
+"""State of the engine is phases, counts and data: no mutable booleans, and no phase changes that make no sense."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from enum import Enum
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tts_worker.engine.cosyvoice import chunks, phases, runs
+from tts_worker.engine.phases import change_phase
+from tts_worker.engine.phrases import engine as phrases
+
+ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
+
+ALLOWED = {
+    "cosyvoice/backends/kernels/__init__.py: FusedOperator.is_excluded": "a setting of the process",
+    "cosyvoice/backends/kernels/__init__.py: _Switch.is_on": "a setting of the process",
+}
+"""Mutable booleans that are not the state of an engine, and what they are."""
+
+TABLES: list[dict[Enum, frozenset[Enum]]] = [
+    phases.SEQUENCE_TRANSITIONS,
+    phases.TOKEN_PASS_TRANSITIONS,
+    phases.TEXT_TRANSITIONS,
+    phases.SEGMENT_TRANSITIONS,
+    chunks._TRANSITIONS,
+    runs.RUN_TRANSITIONS,
+    phrases._TRANSITIONS,
+]  # type: ignore[assignment]
+
+
+def is_boolean(value: ast.expr | None) -> bool:
+    """Whether ``value`` gives True or False by its form."""
+    match value:
+        case ast.Constant():
+            return isinstance(value.value, bool)
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name(id="bool")):
+            return True
+        case ast.BoolOp():
+            return all(map(is_boolean, value.values))
+        case _:
+            return False
+
+
+def mutable_booleans(source: str) -> Iterator[str]:
+    """Yield the attributes that hold a boolean which may change.
+
+    What ``__init__`` computes is a setting. A literal there is not: if it never changed, it would need no attribute.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{name}" for name in set(_fields(node)) | set(_assigned(node)))
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if any(text.startswith("dataclass") and "frozen=True" not in text for text in decorators):
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.annotation) == "bool":
+                yield ast.unparse(statement.target)
+    if any(ast.unparse(base).split(".")[-1] in ("Flag", "IntFlag") for base in node.bases):
+        yield "a set of booleans"
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[str]:
+    for function in node.body:
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for statement in ast.walk(function):
+            if isinstance(statement, ast.Assign):
+                targets = statement.targets
+            elif isinstance(statement, ast.AnnAssign | ast.AugAssign):
+                targets = [statement.target]
+            else:
+                continue
+            is_setting = function.name == "__init__" and not isinstance(statement.value, ast.Constant)
+            if is_boolean(statement.value) and not is_setting:
+                for target in targets:
+                    if isinstance(target, ast.Attribute):
+                        yield ast.unparse(target).removeprefix("self.")
+
+
+def test_engines_have_no_mutable_booleans() -> None:
+    found = {
+        f"{path.relative_to(ENGINE).as_posix()}: {attribute}"
+        for path in sorted(ENGINE.rglob("*.py"))
+        for attribute in mutable_booleans(path.read_text("utf-8"))
+    }
+    assert found == set(ALLOWED), "use a phase (engine/phases.py), a count, or the data that it follows from"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("def __init__(self):\n  self.done = False", "C.done"),
+        ("def f(self):\n  self.a.done = self.b = self.n > 3", "C.a.done C.b"),
+        ("def f(self):\n  self.late |= not self.n", "C.late"),
+        ("def f(self):\n  self.x: bool = bool(self.n)", "C.x"),
+        ("def __init__(self, paced):\n  self.is_call = paced and not self.n", ""),
+        ("def f(self):\n  self.name = self.name or 'none'", ""),
+        ("done: bool = False", ""),
+    ],
+)
+def test_mutable_booleans_are_found(body: str, found: str) -> None:
+    assert " ".join(sorted(mutable_booleans("class C:\n " + body.replace("\n", "\n ")))) == found
+    as_dataclass = "@dataclass\nclass C:\n " + body.replace("\n", "\n ")
+    assert ("C.done" in mutable_booleans(as_dataclass)) == ("done" in body and "C.a" not in found)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: type(next(iter(table))).__name__)
+def test_only_changes_of_the_table_are_legal(table: dict[Enum, frozenset[Enum]]) -> None:
+    phases_of_table = list(type(next(iter(table))))
+    assert [*table] == phases_of_table
+    for before, after in product(phases_of_table, phases_of_table):
+        if after in table[before]:
+            assert change_phase(before, after, table) is after
+        else:
+            with pytest.raises(ValueError, match="cannot change"):
+                change_phase(before, after, table)
