@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import itertools
 import json
+import socket
 import ssl
 from pathlib import Path
 
@@ -218,6 +219,27 @@ async def test_unusable_certificate_is_config_error(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"server\.tls_certificate"):
             async with serving(server=wrong):
                 pass
+
+
+async def test_server_sends_nothing_between_handshake_and_answer(tmp_path: Path) -> None:
+    """A client that reads and writes on two threads must find no session ticket to read while it writes."""
+    crt, key = certificate(tmp_path)
+
+    def ticket_after_answer(address: str) -> bool:
+        trusting = ssl.create_default_context(cafile=str(crt))
+        trusting.minimum_version = ssl.TLSVersion.TLSv1_3
+        host, port = address.removeprefix("https://").split(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=60) as connection,
+            trusting.wrap_socket(connection, server_hostname=host) as client,
+        ):
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: client.recv(65_536), b""))
+            assert answer.startswith(b"HTTP/1.1 200")
+            return client.session is not None and client.session.has_ticket
+
+    async with serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address:
+        assert not await asyncio.to_thread(ticket_after_answer, address)
 
 
 @pytest.mark.filterwarnings("ignore:ConnectionClosed.code:DeprecationWarning")  # the SDK's own

@@ -46,6 +46,10 @@ class TlsContext(FileWatch):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
+        # Tickets follow the handshake. Clients that read and write on two threads (websockets.sync and the SDKs on it)
+        # may read one while they send the request, which OpenSSL then never sends (CPython issue 143756). They also
+        # delay that request by 40 ms; connections are too long for a resumed handshake to pay.
+        context.num_tickets = 0
         setting = "server.tls_certificate, server.tls_key"
         try:
             # Without a password callback OpenSSL would ask on the terminal.
