@@ -20,6 +20,7 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.app import running_worker
 from tts_worker.server.batch.request import BatchRequest
+from tts_worker.server.batch.runner import Batch
 from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
 from tts_worker.types import SessionOptions
 
@@ -221,6 +222,27 @@ async def test_cancelled_batch_frees_its_session_and_storage(tmp_path: Path) -> 
         await runner.delete(batch)
         assert await waiting is None
         assert worker.hub.live_sessions == 0
+        assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
+
+
+async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -> None:
+    """A request may find a batch before maintenance takes it over, and delete it after that."""
+    settings = tone_settings(batch={"directory": str(tmp_path)})
+    async with running_worker(settings) as worker:
+        assert worker.batches is not None
+        request = BatchRequest.model_validate({**PCM, "items": items("x" * 15_000, "Two.")})
+        stored = (await worker.batches.submit(request)).stored
+    copy = Batch(stored, BatchFolder(tmp_path, stored.id))
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        await until(lambda: stored.id in runner._batches and bool(runner._batches[stored.id].tasks))
+        running = runner._batches[stored.id]
+        waiting = asyncio.create_task(runner.wait(running, 0))
+        await runner.delete(copy)
+        assert await waiting is None
+        assert worker.hub.live_sessions == 0
+        assert running.folder._lock is None
         assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
 

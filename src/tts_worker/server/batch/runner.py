@@ -215,17 +215,19 @@ class BatchRunner:
         return result
 
     async def delete(self, batch: Batch) -> None:
-        """Cancel a batch and delete its results."""
-        batch.is_cancelled = True
-        self._batches.pop(batch.stored.id, None)
-        self._queue = [entry for entry in self._queue if entry[0] is not batch]
-        for task in batch.tasks:
+        """Cancel a batch and delete its results; ``batch`` may be a copy of one that this process runs."""
+        running = self._batches.pop(batch.stored.id, batch)
+        running.is_cancelled = batch.is_cancelled = True
+        self._queue = [entry for entry in self._queue if entry[0] is not running]
+        for task in running.tasks:
             task.cancel()
-        if batch.tasks:
-            await asyncio.wait(batch.tasks)
-        await asyncio.to_thread(batch.folder.delete)
-        if (adopted := self._batches.get(batch.stored.id)) is not None:  # maintenance took it over meanwhile
+        if running.tasks:
+            await asyncio.wait(running.tasks)
+        await asyncio.to_thread(running.folder.delete)
+        adopted = self._batches.get(batch.stored.id)  # maintenance took it over meanwhile, or it was submitted again
+        if adopted is not None and await asyncio.to_thread(adopted.folder.is_lost):
             await self.delete_lost(adopted)
+        running.notify()
         batch.notify()
 
     def expires_at_s(self, batch: Batch) -> float:
@@ -345,7 +347,7 @@ class BatchRunner:
         if len(item.input) > self._max_input_chars:
             raise TextTooLong(f"input may have at most {self._max_input_chars} characters")
         encoder = open_encoder(batch.request.response_format, batch.request.rate_hz)
-        stream = await asyncio.to_thread(batch.folder.open_audio, index)
+        stream = await _open_audio(batch.folder, index)
         pending = bytearray()
         size = samples = 0
         try:
@@ -365,7 +367,7 @@ class BatchRunner:
                 header = wav_header(batch.request.rate_hz, samples * BYTES_PER_SAMPLE)
                 await asyncio.to_thread(_write_start, stream, header)
         finally:
-            await asyncio.to_thread(stream.close)
+            await _to_thread(stream.close)
         await self._make_room(size)
         return ItemResult(index, size, samples)
 
@@ -430,7 +432,7 @@ class BatchRunner:
                 folder.release()
         if batch is None:
             return
-        if not await asyncio.to_thread(folder.path.exists):
+        if await asyncio.to_thread(folder.is_lost):
             await self.delete_lost(batch)
         elif not batch.is_done:
             log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
@@ -446,6 +448,18 @@ async def _to_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         await asyncio.wait([running])
         if not running.cancelled():
             running.exception()  # mark it as retrieved
+        raise
+
+
+async def _open_audio(folder: BatchFolder, index: int) -> BinaryIO:
+    """Open the audio of an item for writing. A cancellation waits for the file and closes it."""
+    opening = asyncio.ensure_future(asyncio.to_thread(folder.open_audio, index))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
         raise
 
 

@@ -109,6 +109,10 @@ class BatchFolder:
             self._lock.close()
             self._lock = None
 
+    def is_lost(self) -> bool:
+        """Whether the folder was deleted after it was claimed; another one may have its name by now."""
+        return self._lock is not None and os.fstat(self._lock.fileno()).st_nlink == 0
+
     def read(self) -> tuple[StoredBatch, dict[int, ItemResult]] | None:
         """Return the batch and its finished items; None if the folder holds none."""
         try:
