@@ -6,8 +6,10 @@ Invalid UTF-8 and unpaired surrogates become U+FFFD. The decoded text is the can
 from __future__ import annotations
 
 import codecs
+import re
 
 _REPLACEMENT = "\ufffd"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextDecoder:
@@ -20,7 +22,7 @@ class TextDecoder:
 
     def feed(self, delta: str | bytes) -> str:
         """Return the characters completed by ``delta``."""
-        if not self.may_wait and isinstance(delta, str) and delta.isascii():
+        if not self.may_wait and isinstance(delta, str) and (delta.isascii() or _SURROGATE.search(delta) is None):
             return delta
         if not delta:
             return ""
@@ -36,19 +38,10 @@ class TextDecoder:
             self._high_surrogate = text[-1]
             text = text[:-1]
         self.may_wait = self._high_surrogate != ""
-        return replaced + _join_surrogates(text)
+        return replaced + text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def end(self) -> str:
         """Return the replacement of an incomplete last character, or an empty string."""
         replaced = _REPLACEMENT if self._high_surrogate else ""
         self._high_surrogate = ""
         return replaced + self._bytes.decode(b"", True)
-
-
-def _join_surrogates(text: str) -> str:
-    """Replace surrogate pairs by their character and unpaired surrogates by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

@@ -68,7 +68,9 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
-        self._mode: Callable[[int], int] | None = self._line_start if markdown else None  # None within a line
+        self._opaque_modes: tuple[Callable[[int], int], ...] = (self._spelled, self._fenced)
+        self._line_mode = self._line_start
+        self._mode: Callable[[int], int] | None = self._line_mode if markdown else None  # None within a line
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
@@ -116,21 +118,21 @@ class TextFilter:
     @property
     def undecided(self) -> str | None:
         """Text that waits for a decision; None if any character may decide it."""
-        blanks = self._out.undecided
-        if blanks is None or (self._mode is not None and self._mode in (self._spelled, self._fenced)):
+        blank = self._out.undecided
+        if blank is None or self._mode in self._opaque_modes:
             return None
-        return self._text[1:] + blanks + self._characters.held
+        return self._text[1:] + blank + self._characters.held
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
         self._characters.push(text, start)
-        self._forget(self._scan(1))
+        self._read()
 
     def settle(self) -> None:
         """Resolve pending characters at the end of the text."""
         self._characters.settle()
         self._is_final = True
-        self._forget(self._scan(1))
+        self._read()
         self._is_final = False
         self._leave_url()
 
@@ -142,7 +144,8 @@ class TextFilter:
     def release_mark(self) -> None:
         """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
         if self._text[1:] == "!" and self._mode is None:
-            self._forget(self._keep(1, 2))
+            self._keep(1, 2)
+            self._forget(1)
 
     def _append(self, text: str, start: int) -> None:
         place = len(self._text)
@@ -157,13 +160,19 @@ class TextFilter:
         gaps = bisect_right(self._gaps, place, key=_PLACE) if self._gaps else 0
         return place + (self._gaps[gaps - 1][1] if gaps else self._shift)
 
-    def _forget(self, end: int) -> None:
-        """Forget the text before ``end``, except for one character."""
-        done = end - 1
+    def _read(self) -> None:
+        """Read what can be decided, and forget it."""
+        if (done := self._scan(1) - 1) > 0:
+            self._forget(done)
+
+    def _forget(self, done: int) -> None:
+        """Forget the first ``done`` characters; one that is read stays before those that are not."""
         self._text = self._text[done:]
-        self._shift = self._offset(done)
         if self._gaps:
+            self._shift = self._offset(done)
             self._gaps = [(place - done, shift + done) for place, shift in self._gaps if place > done]
+        else:
+            self._shift += done
 
     def _scan(self, at: int) -> int:
         """Read ``_text`` from ``at`` and return the place of the first undecided character."""
@@ -174,15 +183,16 @@ class TextFilter:
             handler = self._mode
             if handler is None:
                 mark = self._marks.search(text, at)
-                if mark is None:
-                    return self._keep(at, end)
-                place = mark.start()
+                place = mark.start() if mark else end
                 if at < place:
-                    at = self._keep(at, place)
+                    self._emit(text[at:place], at)
+                    at = place
+                if mark is None:
+                    break
                 handler = handlers[text[at]]
             following = handler(at)
             if following == _WAIT:
-                return at
+                break
             at = following
         return at
 
@@ -195,22 +205,21 @@ class TextFilter:
     def _keep(self, first: int, last: int) -> int:
         """Pass on the text from ``first`` to ``last`` as it is, and return ``last``."""
         if first < last:
-            self._at_line_start = False
-            text = self._text[first:last]
-            if not self._gaps and "  " not in text:
-                self._out.run(text, first + self._shift)
-            else:
-                for place in range(first, last):
-                    self._out.run(self._text[place], self._offset(place))
+            self._emit(self._text[first:last], first)
         return last
 
     def _plain(self, at: int) -> int:
-        return self._keep(at, at + 1)
+        self._emit(self._text[at], at)
+        return at + 1
 
-    def _emit(self, char: str, place: int) -> None:
-        """Pass on ``char`` instead of the character at ``place``."""
+    def _emit(self, text: str, place: int) -> None:
+        """Pass on ``text`` instead of the characters from ``place`` on, one for each."""
         self._at_line_start = False
-        self._out.run(char, self._offset(place))
+        if self._gaps or "  " in text:
+            for number, char in enumerate(text, place):
+                self._out.run(char, self._offset(number))
+        else:
+            self._out.run(text, place + self._shift)
 
     def _gap(self, place: int) -> int:
         """Read the place of dropped characters."""
@@ -232,14 +241,11 @@ class TextFilter:
         if char == PARAGRAPH:
             self._open.clear()
         self._at_line_start = True
-        if char == BREAK:
-            self._out.silence(self._offset(place))
-        else:
-            self._out.line_end(char, self._offset(place))
+        self._out.end_line(char, self._offset(place) if self._gaps else place + self._shift)
 
     def _end_line(self, char: str, place: int) -> int:
         self._block = ""
-        self._mode = self._line_start
+        self._mode = self._line_mode
         self._break(char, place)
         return place + 1
 
@@ -252,7 +258,8 @@ class TextFilter:
             self._mode = None
             return at
         if char == "\n":
-            return self._end_line(PARAGRAPH, at)
+            self._block = ""
+            return self._end_paragraph(at) + 1
         if char in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
             if indent:
@@ -268,11 +275,17 @@ class TextFilter:
         if kind == "rule":
             return self._end_line(PARAGRAPH, self._text.index("\n", end - 1))
         if kind == "bullet":
-            self._break(PARAGRAPH, at)
+            self._end_paragraph(at)
             self._block = kind
             return end
         self._mode = None
         return end if kind is not None and self._begin_block(kind, at) else at
+
+    def _end_paragraph(self, at: int) -> int:
+        """End what precedes the line, which begins at ``at``."""
+        self._open.clear()
+        self._out.end_line(PARAGRAPH, self._offset(at) if self._gaps else at + self._shift)
+        return at
 
     def _begin_block(self, kind: str, at: int) -> bool:
         """Begin the text of a heading, item or row; return whether its mark is dropped."""
@@ -281,15 +294,22 @@ class TextFilter:
         if kind != "row" or self._block != "bullet":
             self._block = kind
             self._cell_seen = False
-            self._break(PARAGRAPH, at)
+            self._end_paragraph(at)
         return kind in ("heading", "dot")
 
     def _tildes(self, at: int) -> int:
         return self._ticks(at) if self._at_line_start else self._emphasis(at)
 
+    def _pair(self, at: int) -> re.Match[str] | None:
+        """Return a plain word or phrase between two marks, as most emphasis and code is."""
+        return markup.PAIR.match(self._text, at) if self._text[at - 1] in " \n(" else None
+
     def _ticks(self, at: int) -> int:
         """Read a run of backticks, or of tildes at the start of a line: fenced code, or marks in the line."""
         text = self._text
+        pair = self._pair(at)
+        if pair is not None and not self._code:
+            return self._keep(*pair.span(2)) + len(pair[1])
         run = markup.RUN.match(text, at)
         end = run.end() if run else at
         if self._must_wait(end):
@@ -336,7 +356,7 @@ class TextFilter:
 
     def _plain_line_end(self, at: int) -> int:
         self._at_line_start = False
-        self._out.line_end("\n", self._offset(at))
+        self._out.end_line("\n", self._offset(at))
         return at + 1
 
     def _line_end(self, at: int) -> int:
@@ -389,9 +409,7 @@ class TextFilter:
             return self._end_line(PARAGRAPH, end)
         begin = cell.end("blanks") if cell else end
         if self._cell_seen:
-            self._emit(",", at)
-            if begin > at + 1:
-                self._emit(" ", at + 1)
+            self._emit(", " if begin > at + 1 else ",", at)
         self._cell_seen = True
         return begin
 
@@ -409,11 +427,15 @@ class TextFilter:
         return self._keep(at, end) if following else end
 
     def _emphasis(self, at: int) -> int:
-        run = markup.RUN.match(self._text, at)
+        text = self._text
+        pair = self._pair(at)
+        if pair is not None and pair[1] not in self._open:
+            return self._keep(*pair.span(2)) + len(pair[1])
+        run = markup.RUN.match(text, at)
         end = run.end() if run else at + 1
-        if self._must_wait(end):
+        if end == len(text) and not self._is_final:
             return _WAIT
-        if self._is_text(self._text[at - 1], self._text[at:end], self._text[end : end + 1] or " "):
+        if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
 

@@ -41,6 +41,7 @@ LINE_MARK = re.compile(
 """What begins a line. ``rule`` at the end of the stream may be the beginning of another mark; ``cut`` is only that."""
 CELL = re.compile(rf"\|(?P<blanks>{_BLANK}{{0,64}})[-: {SOFT_SPACE}]{{0,128}}")
 CLOSING_HASHES = re.compile("#[# ]{0,63}")
+PAIR = re.compile(r"(\*\*?|_|`)([A-Za-z0-9]+(?:[ '-][A-Za-z0-9]+)*)\1(?=[ \n.,:;!?)])")
 RUN = re.compile(r"([*_~`])\1{0,63}")
 FENCE = re.compile(r"(`{3,64})[^\n`]{0,100}|(~{3,64})[^\n]{0,100}")
 CLOSING_FENCE = re.compile(rf"[ {SOFT_SPACE}>]{{0,32}}(?P<fence>`{{1,64}}|~{{1,64}})?{_BLANK}?")

@@ -109,7 +109,7 @@ class TextPipeline:
             alphabets=options.alphabets,
         )
         self._spoken_forms = spoken_forms
-        self._by_word = options.by_word or bool(lexicon)
+        self._by_word = readable.after_letters = options.by_word or bool(lexicon)
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
         self._unread = ""
@@ -146,15 +146,18 @@ class TextPipeline:
         if self._decoder.may_wait or not isinstance(delta, str) or not delta.isascii():
             delta = self._decoder.feed(delta)
         unread = self._unread + delta
-        if len(unread) <= self._fitting and self._watched.search(delta) is None:  # as for most deltas
+        length = len(unread)
+        if length <= self._fitting and self._watched.search(delta) is None:  # as for most deltas
             self._unread = unread
             return []
         if self._ended:
             self._reject()
         self._unread = unread
-        if self._may_complete(unread):
+        if self._may_complete(unread, length):
             self._read()
-        return self._pop_ready() if self._segmenter.ready else []
+            if self._segmenter.ready:
+                return self._pop_ready()
+        return []
 
     def flush(self) -> list[Segment]:
         """Emit pending text without ending; half a character still waits for its other half.
@@ -228,25 +231,27 @@ class TextPipeline:
             self._lexicon.run()
         self._segmenter.run()
 
-    def _may_complete(self, unread: str) -> bool:
+    def _may_complete(self, unread: str, length: int) -> bool:
         """Return whether the text that has not been read may complete a segment."""
-        length = len(unread)
         if length > self._fitting:
             if length <= self._max_fitting:
                 size_left = self._size_left - _largest_size(unread)
                 self._fitting = min(self._max_fitting, length + size_left // MAX_SIZE)
             if length > self._fitting:
                 return True
-        while ending := self._ending.search(unread, self._searched):
-            first, end = ending.span()
+        search = self._ending.search
+        place = self._searched
+        while ending := search(unread, place):
+            place, end = ending.span()
             self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
-            if self._has_speech and (unread[first] not in _CLAUSE_MARKS or self._ends_clause(unread[:end])):
+            if self._has_speech and (unread[place] not in _CLAUSE_MARKS or self._ends_clause(unread[:end])):
                 return True
-            self._searched = first + 1
+            place += 1
         if self._ending is _ENDING:
-            start = _ENDING_START.search(unread, self._searched)
-            self._searched = start.start() if start else length
+            start = _ENDING_START.search(unread, place)
+            place = start.start() if start else length
             self._watched = _ENDING_REST if start else _ENDING_START
+        self._searched = place
         return False
 
     def _ends_clause(self, text: str) -> bool:
@@ -264,8 +269,7 @@ class TextPipeline:
                 self._has_speech = True
                 self._ending = self._watched = _LINE_END
             return
-        self._size_left, self._clause_size_left = self._segmenter.size_left()
-        self._has_speech = self._segmenter.has_speech
+        self._has_speech, self._size_left, self._clause_size_left = self._segmenter.size_left()
         self._max_fitting = _BLOCK_CHARS
         if self._by_word:
             self._ending = self._watched = _WORD_END
@@ -291,7 +295,8 @@ class TextPipeline:
         if self._by_word:
             self._max_fitting = 0
         elif _TABLE_MARKS.fullmatch(undecided):
-            self._size_left = self._clause_size_left
+            if "|" in undecided:
+                self._size_left = self._clause_size_left
         elif undecided[0] == "[" and undecided[-1] != "]":
             self._ending = self._watched = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
             self._max_fitting = BRACKET_LIMIT - 1 - len(undecided)

@@ -29,6 +29,8 @@ class ReadableText(MappedText):
         super().__init__()
         self.space_follows: Callable[[], None] = lambda: None
         """Called when a space or line break precedes the next letter, before it is known which."""
+        self.after_letters = True
+        """Whether ``space_follows`` is called after letters too."""
         self._last_char = "\n"
         self._line_begin = 0
         # What the next character decides, and its offset: "\n" may only wrap a long line; SOFT_SPACE stands for dropped
@@ -44,9 +46,10 @@ class ReadableText(MappedText):
     @property
     def undecided(self) -> str | None:
         """The space that the next character may drop; None if it decides more."""
-        if self._blank == "\n" or (self._blank == SOFT_SPACE and self._last_char not in " \n"):
+        blank = self._blank
+        if blank == "\n" or (blank == SOFT_SPACE and self._last_char not in " \n"):
             return None
-        return self._blank.strip(SOFT_SPACE)
+        return "" if blank == SOFT_SPACE else blank
 
     def run(self, text: str, start: int) -> None:
         """Take ``text`` of adjacent characters, where spaces are the first, the last, or single ones between words."""
@@ -54,26 +57,23 @@ class ReadableText(MappedText):
             self.space(start)
             start += 1
             text = text[1:]
-        ends_with_space = text[-1:] == " "
-        if ends_with_space:
-            text = text[:-1]
-        if text:
+        kept = text[:-1] if text[-1:] == " " else text
+        if kept:
             if self._blank:
-                self._decide(text[0], start)
-            self.append(text, start)
-            self._last_char = text[-1]
-        if ends_with_space:
-            self.space(start + len(text))
+                self._decide(kept[0], start)
+            if start != self._end:
+                self._runs.append((self._cut_chars + len(self.text), start, None))
+            self._end = start + len(kept)
+            self.text += kept
+            self._last_char = kept[-1]
+        if kept != text:
+            self.space(start + len(kept))
 
     def unit(self, replacement: Span) -> None:
         if self._blank:
             self._decide(replacement.text[0], replacement.start)
         self.append_unit(replacement)
         self._last_char = replacement.text[-1]
-
-    def silence(self, offset: int) -> None:
-        """Take a ``BREAK``, which drops the blanks before it."""
-        self._end_line(BREAK, offset)
 
     def space(self, offset: int) -> None:
         if self._blank in ("", SOFT_SPACE):
@@ -85,16 +85,24 @@ class ReadableText(MappedText):
             self._blank = SOFT_SPACE
             self._blank_at = offset
 
-    def line_end(self, char: str, offset: int) -> None:
-        """Take a line feed, or the end of a ``PARAGRAPH``."""
-        if self._last_char == "\n":
+    def end_line(self, char: str, offset: int) -> None:
+        """Take a line feed, the end of a ``PARAGRAPH``, or a ``BREAK``, which drops the blanks before it."""
+        last = self._last_char
+        if char == BREAK:
+            self.append(BREAK, offset)
+        elif last == "\n":
             self._blank = ""
+            return
         elif self._blank == "\n":
-            self._end_line("\n", self._blank_at)
-        elif char == PARAGRAPH or self._last_char in _STOPS or self.length - self._line_begin < WRAP_CHARS:
-            self._end_line("\n", offset)
+            self.append("\n", self._blank_at)
+        elif char == PARAGRAPH or last in _STOPS or self._cut_chars + len(self.text) - self._line_begin < WRAP_CHARS:
+            self.append("\n", offset)
         else:
             self._hold("\n", offset)
+            return
+        self._last_char = "\n"
+        self._line_begin = self._cut_chars + len(self.text)
+        self._blank = ""
 
     def flush(self) -> None:
         """Decide the blanks as if the text ended here."""
@@ -102,16 +110,11 @@ class ReadableText(MappedText):
             self._append_blank(" ")
         self._blank = ""
 
-    def _end_line(self, char: str, offset: int) -> None:
-        self.append(char, offset)
-        self._last_char = "\n"
-        self._line_begin = self.length
-        self._blank = ""
-
     def _hold(self, blank: str, offset: int) -> None:
         self._blank = blank
         self._blank_at = offset
-        if self._last_char not in " \n":
+        last = self._last_char
+        if last not in " \n" and (self.after_letters or not last.isalnum()):
             self.space_follows()
 
     def _decide(self, following: str, offset: int) -> None:
@@ -133,4 +136,4 @@ class ReadableText(MappedText):
         self.append(char, self._blank_at)
         self._last_char = char
         if self._blank == "\n":
-            self._line_begin = self.length
+            self._line_begin = self._cut_chars + len(self.text)

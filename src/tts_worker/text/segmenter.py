@@ -27,7 +27,6 @@ _CLAUSE = frozenset(",;:—–-，、；：،؛፣၊")
 # These need no space after them.
 _WIDE = frozenset("。！？｡।॥؟۔።။։，、；：،؛፣၊—")
 _LINE_ENDS = frozenset("\n" + BREAK)
-_UNSIZED = ("", *_LINE_ENDS)
 _AUDIBLE = re.compile(f"[^\\W_]|{UNIT}")
 _WIDE_CLASS = f"\n{BREAK}{''.join(_WIDE)}"
 # Other marks before a letter or digit are inside a word or number.
@@ -35,7 +34,7 @@ _MARKS = re.compile(f"[{_WIDE_CLASS}{re.escape(''.join(_SENTENCE | _CLAUSE))}](?
 _UNSURE = frozenset(".…-–")
 """Marks that may not end a clause although a space follows."""
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
-_HEAVY = re.compile(r"[0-9$%&@+=*#<>|~^/\\]")  # of size 3
+_HEAVY = b"0123456789$%&@+=*#<>|~^/\\"  # of size 3; other ASCII characters are of size 1
 MAX_SIZE = 3
 """Largest spoken size of a character."""
 _WORD_LIMIT = 24  # longest abbreviation
@@ -113,6 +112,7 @@ class Segmenter:
         self.count = 0
         self._pauses_ms = {} if pauses is None else pauses  # by the offset of the break
         self._options = options or SegmenterOptions()
+        self._by_word = self._options.by_word
         self._rules = PeriodRules(language)
         self._at = 0  # the text before is decided
         self._waiting: _Mark | None = None  # the mark at ``_at``, until the text after it has arrived
@@ -129,38 +129,42 @@ class Segmenter:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    @property
-    def has_speech(self) -> bool:
-        """Whether there is pending text that is spoken."""
-        return self._has_speech_before(len(self.source.text))
+    def size_left(self) -> tuple[bool, int, int]:
+        """Return what may be added to pending text without completing a segment.
 
-    def size_left(self) -> tuple[int, int]:
-        """Return the spoken size that may be added without completing a segment, and that with a comma after it."""
-        if self._waiting is not None or (self._options.by_word and not self.source.text[-1:].isascii()):
-            return 0, 0  # any character may complete one
-        length = len(self.source.text)
+        Returns:
+            Whether pending text is spoken, the spoken size that may be added, and that with a comma after it.
+        """
+        text = self.source.text
+        length = len(text)
+        if not length:
+            return False, self._limit, self._clause_minimum
+        has_speech = self._has_speech_before(length)
+        if self._waiting is not None or (self._by_word and not text[-1].isascii()):
+            return has_speech, 0, 0  # any character may complete one
         if length > self._sized:
             self._set_size(self._size + self._size_of(self._sized, length), length)
-        return self._limit - self._size, self._clause_minimum - self._size
+        return has_speech, self._limit - self._size, self._clause_minimum - self._size
 
     def run(self) -> None:
         """Emit the segments that are complete."""
-        if UNIT in self.source.text:  # may be of any size
+        text = self.source.text
+        if UNIT in text:  # may be of any size
             self._fitting = self._sized
-        if self._options.by_word:
+        if self._by_word:
             while self._scan_word():
                 pass
-        else:
+        elif self._at < len(text):
             self._scan_clauses()
 
     def space_follows(self) -> None:
         """Emit the segments that a space or line break completes, before it is known which."""
-        if not self._options.by_word and self.source.text[-1:].isalnum():
+        if not self._by_word and self.source.text[-1:].isalnum():
             return
         self._space_follows = True
         self.run()
         self._space_follows = False
-        if self._options.by_word:
+        if self._by_word:
             self._end_word(len(self.source.text))
 
     def finish(self, boundary: Boundary, end: int) -> None:
@@ -255,21 +259,19 @@ class Segmenter:
 
     def _scan_clauses(self) -> None:
         """Decide the marks up to the first one that needs more text."""
-        if self._at == len(self.source.text):
-            return
         self._waiting = None
-        while True:
-            text = self.source.text
+        while text := self.source.text:
             mark = _MARKS.search(text, self._at)
             place = mark.start() if mark else len(text)
-            char = text[place] if mark else ""
-            length = place if char in _UNSIZED else place + 1
+            char = text[place] if mark else "\n"
+            ends_line = char in _LINE_ENDS
+            length = place if ends_line else place + 1
             if length > self._fitting and not self._fits(length):
                 self._force_cut()
-            elif not char:
+            elif mark is None:
                 self._at = place
                 return
-            elif char in _LINE_ENDS:
+            elif ends_line:
                 self._end_line(place)
             elif not self._decide(place):
                 self._at = place
@@ -448,7 +450,7 @@ class Segmenter:
 
     def _mark_flush(self) -> None:
         """Emit an empty segment if the words so far were emitted before it was known that a pause follows."""
-        if self._options.by_word and self._last_boundary in (Boundary.WORD, Boundary.FORCED):
+        if self._by_word and self._last_boundary in (Boundary.WORD, Boundary.FORCED):
             self._push_segment((), self._start, Boundary.FLUSH)
 
     # -- output -------------------------------------------------------------------------------------------------------
@@ -464,8 +466,8 @@ class Segmenter:
         cut_end = source.cut(length) if length else 0
         if has_speech:
             self._push_segment(spans, cut_end if end is None else end, boundary)
-        self._at = self._last_clause = 0
-        self._set_size(0, 0)
+        self._at = self._last_clause = self._size = self._sized = 0
+        self._fitting = 0 if UNIT in source.text else self._limit // MAX_SIZE
         self._waiting = None
         return has_speech
 
@@ -473,14 +475,16 @@ class Segmenter:
         pause_ms = self._pauses_ms.pop(end - 1, 0) if self._pauses_ms else 0
         self.ready.append(Segment(self.count, spans, self._start, end, boundary, pause_ms))
         self.count += 1
-        self._limit = self._options.max_chars
-        self._clause_minimum = min(self._options.clause_chars, 2 * self._clause_minimum)
+        options = self._options
+        self._limit = options.max_chars
+        if self._clause_minimum < options.clause_chars:
+            self._clause_minimum = min(options.clause_chars, 2 * self._clause_minimum)
         self._start = end
         self._last_boundary = boundary
 
     def _spans(self, length: int) -> tuple[Span, ...]:
         """Return the first ``length`` characters as spans: original text in runs, and the replacements."""
-        if self._options.by_word:
+        if self._by_word:
             return tuple(self.source.spans(0, length))
         text = self.source.text[:length].rstrip()
         first = 0 if text[0].isalnum() else _first_word(text)
@@ -509,5 +513,5 @@ def _char_size(char: str) -> int:
 def spoken_size(text: str) -> int:
     """Return the spoken size of ``text``, in Latin letters."""
     if text.isascii():
-        return len(text) + 2 * len(_HEAVY.findall(text))
+        return 3 * len(text) - 2 * len(text.encode().translate(None, _HEAVY))
     return sum(map(_char_size, text))
