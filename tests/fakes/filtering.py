@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tts_worker.text.filter import TextFilter
-from tts_worker.text.mapped_text import UNIT
 from tts_worker.text.readable import ReadableText
 from tts_worker.types import UrlMode
 
@@ -15,5 +14,4 @@ def filter_text(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DRO
     if text:
         stage.push(text, 0)
     stage.settle()
-    units = {place: out.replacement(place).text for place, char in enumerate(out.text) if char == UNIT}
-    return [(units.get(place, char), out.offset(place)) for place, char in enumerate(out.text)]
+    return [(span.text, span.start) for span in map(out.span_at, range(len(out.text)))]

@@ -69,8 +69,8 @@ class TextFilter:
         self._markdown = markdown
         self._is_final = False
         self._opaque_modes: tuple[Callable[[int], int], ...] = (self._spelled, self._fenced)
-        self._line_mode = self._line_start
-        self._mode: Callable[[int], int] | None = self._line_mode if markdown else None  # None within a line
+        self._line_mode: Callable[[int], int] | None = self._line_start if markdown else None
+        self._mode: Callable[[int], int] | None = self._line_mode  # None within a line
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
@@ -92,7 +92,7 @@ class TextFilter:
         self._marks = self._text_marks  # where plain text ends
         self._handlers: dict[str, Callable[[int], int]] = {
             **dict.fromkeys(markup.CLOSE_UP, self._plain),
-            "\n": self._line_end if markdown else self._plain_line_end,
+            "\n": self._line_end,
             SOFT_SPACE: self._gap,
             "\\": self._escape,
             "!": self._image if markdown else self._plain,
@@ -102,7 +102,7 @@ class TextFilter:
             "|": self._pipe,
             "#": self._closing_hashes,
             "`": self._ticks,
-            "~": self._tildes,
+            "~": self._ticks,
             "*": self._emphasis,
             "_": self._emphasis,
             **dict.fromkeys(markup.URL_LETTERS, self._url),
@@ -134,7 +134,8 @@ class TextFilter:
         self._is_final = True
         self._read()
         self._is_final = False
-        self._leave_url()
+        if self._mode in (self._skip_url, self._long_target):
+            self._mode = None
 
     def flush(self) -> None:
         """Resolve pending characters as if the text ended here; more text may follow."""
@@ -259,7 +260,8 @@ class TextFilter:
             return at
         if char == "\n":
             self._block = ""
-            return self._end_paragraph(at) + 1
+            self._break(PARAGRAPH, at)
+            return at + 1
         if char in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
             if indent:
@@ -275,17 +277,11 @@ class TextFilter:
         if kind == "rule":
             return self._end_line(PARAGRAPH, self._text.index("\n", end - 1))
         if kind == "bullet":
-            self._end_paragraph(at)
+            self._break(PARAGRAPH, at)
             self._block = kind
             return end
         self._mode = None
         return end if kind is not None and self._begin_block(kind, at) else at
-
-    def _end_paragraph(self, at: int) -> int:
-        """End what precedes the line, which begins at ``at``."""
-        self._open.clear()
-        self._out.end_line(PARAGRAPH, self._offset(at) if self._gaps else at + self._shift)
-        return at
 
     def _begin_block(self, kind: str, at: int) -> bool:
         """Begin the text of a heading, item or row; return whether its mark is dropped."""
@@ -294,11 +290,8 @@ class TextFilter:
         if kind != "row" or self._block != "bullet":
             self._block = kind
             self._cell_seen = False
-            self._end_paragraph(at)
+            self._break(PARAGRAPH, at)
         return kind in ("heading", "dot")
-
-    def _tildes(self, at: int) -> int:
-        return self._ticks(at) if self._at_line_start else self._emphasis(at)
 
     def _pair(self, at: int) -> re.Match[str] | None:
         """Return a plain word or phrase between two marks, as most emphasis and code is."""
@@ -314,7 +307,7 @@ class TextFilter:
         end = run.end() if run else at
         if self._must_wait(end):
             return _WAIT
-        fence = markup.FENCE.match(text, at)
+        fence = markup.FENCE.match(text, at) if text[at] == "`" or self._at_line_start else None
         if fence and not self._code:
             if self._must_wait(fence.end()):
                 return _WAIT
@@ -353,11 +346,6 @@ class TextFilter:
         return self._end_line(PARAGRAPH, end) if self._text[end] == "\n" else at
 
     # -- within a line ------------------------------------------------------------------------------------------------
-
-    def _plain_line_end(self, at: int) -> int:
-        self._at_line_start = False
-        self._out.end_line("\n", self._offset(at))
-        return at + 1
 
     def _line_end(self, at: int) -> int:
         return self._end_line(PARAGRAPH if self._block in _ENDED_BLOCKS else "\n", at)
@@ -587,17 +575,17 @@ class TextFilter:
     def _tag(self, tag: re.Match[str]) -> int:
         end = tag.end()
         name = (tag["name"] or tag["closed"] or "").lower()
-        attributes = None if tag["closed"] else tag["attributes"]
+        values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
             return self._comment(end)
-        if name == "break" and (pause_ms := markup.break_ms(attributes)) is not None:
+        if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pauses[self._offset(end - 1)] = pause_ms
             self._break(BREAK, end - 1)
-        elif name == "phoneme" and (phonemes := markup.phonemes_of(attributes, self._alphabets)) is not None:
+        elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:
             return self._replaced(end, name, phonemes=phonemes)
-        elif name == "sub" and (alias := markup.alias_of(attributes)) is not None:
+        elif name == "sub" and (alias := markup.alias_of(values)) is not None:
             return self._replaced(end, name, alias=alias)
-        elif not tag["closed"] and markup.is_spelled(name, attributes):
+        elif not tag["closed"] and markup.is_spelled(name, values):
             self._spelled_left = _SPELL_LIMIT
             self._joins_spelled = False
             self._closing_spelled = markup.CLOSING_SPELLED[name]
@@ -710,7 +698,3 @@ class TextFilter:
                 return end
         self._mode = None
         return at + 1 if text[at] == ">" and self._in_angle_brackets else at
-
-    def _leave_url(self) -> None:
-        if self._mode in (self._skip_url, self._long_target):
-            self._mode = None

@@ -233,8 +233,8 @@ class LexiconStage:
                 if done < place:
                     self._out.source.extend(self.source, done, place)
                 written = text[place:end]
-                first = self.source.offset(place)
-                last = self.source.end_of(end - 1)
+                first = self.source.span_at(place).start
+                last = self.source.span_at(end - 1).end
                 self._out.source.append_unit(Span(entry.alias or written, first, last, entry.phonemes))
                 done = end
             place = max(end, place + 1)

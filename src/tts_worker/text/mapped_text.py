@@ -64,16 +64,8 @@ class MappedText:
         del runs[:count]
         return start + end - place if unit is None else unit.end
 
-    def offset(self, place: int) -> int:
-        """Return the original offset of the character at ``place``."""
-        return self.spans(place, place + 1)[0].start
-
-    def end_of(self, place: int) -> int:
-        """Return the original offset after the character at ``place``."""
-        return self.spans(place, place + 1)[0].end
-
-    def replacement(self, place: int) -> Span:
-        """Return the replacement that the ``UNIT`` at ``place`` stands for."""
+    def span_at(self, place: int) -> Span:
+        """Return the character at ``place``, or the replacement that a ``UNIT`` there stands for."""
         return self.spans(place, place + 1)[0]
 
     def spans(self, first: int, last: int) -> list[Span]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from tts_worker.text.character_filter import SOFT_SPACE, is_filtered
@@ -124,13 +124,9 @@ REPLACED = {
     name: re.compile(r"(?P<content>[^<\n]{1,100})" + _closing(name), re.IGNORECASE) for name in ("phoneme", "sub")
 }
 """The content and the closing tag of what is spoken otherwise."""
-_BREAK_TIME = re.compile(r"(?<![\w-])time=[\"']?(\d{1,6}(?:\.\d{1,3})?)(ms|s)(?![\w.])", re.IGNORECASE)
-_PHONEMES = re.compile(r"(?<![\w-])ph=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
-_ALPHABET = re.compile(r"(?<![\w-])alphabet=[\"']?([\w-]+)", re.IGNORECASE)
-_ALIAS = re.compile(r"(?<![\w-])alias=(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
-_SPELLED_AS = re.compile(
-    r"(?<![\w-])interpret-as=[\"']?(?:characters|spell-out|digits|telephone)(?![\w-])", re.IGNORECASE
-)
+_VALUE = re.compile(r"""(?<![\w-])([\w-]+)=(?:"([^"]*)"|'([^']*)'|([^ >"']+))""")
+_BREAK_TIME = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s)", re.IGNORECASE)
+_SPELLED_AS = ("characters", "spell-out", "digits", "telephone")
 MAX_BREAK_MS = 10_000
 _MAX_PHONEMES = 100
 ADDRESS = re.compile(
@@ -171,30 +167,29 @@ def target_end(text: str, start: int) -> tuple[int, int]:
     return min(len(text), limit), depth
 
 
-def break_ms(attributes: str | None) -> int | None:
+def values_of(attributes: str | None) -> dict[str, str]:
+    """Return the values of a tag's attributes by lower-case name."""
+    return {name.lower(): "".join(value) for name, *value in _VALUE.findall(attributes or "")}
+
+
+def break_ms(values: Mapping[str, str]) -> int | None:
     """Return the length of a break: ``time="300ms"``, ``time="1.5s"``, at most 10 s. None without a valid length."""
-    found = _BREAK_TIME.search(attributes or "")
+    found = _BREAK_TIME.fullmatch(values.get("time", ""))
     if found is None:
         return None
     return min(MAX_BREAK_MS, round(float(found[1]) * (1000 if found[2].lower() == "s" else 1)))
 
 
-def phonemes_of(attributes: str | None, alphabets: Collection[str]) -> str | None:
+def phonemes_of(values: Mapping[str, str], alphabets: Collection[str]) -> str | None:
     """Return the phonemes of a ``<phoneme>`` tag; None if it has none, or in an alphabet not among ``alphabets``."""
-    attributes = attributes or ""
-    alphabet = _ALPHABET.search(attributes)
-    found = _PHONEMES.search(attributes)
-    phonemes = " ".join((found[1] or found[2] or "").split()) if found else ""
-    if not phonemes or len(phonemes) > _MAX_PHONEMES or (alphabet and alphabet[1].lower() not in alphabets):
-        return None
-    return phonemes
+    phonemes = " ".join(values.get("ph", "").split())
+    alphabet = values.get("alphabet", "").lower()
+    return phonemes if 0 < len(phonemes) <= _MAX_PHONEMES and (not alphabet or alphabet in alphabets) else None
 
 
-def alias_of(attributes: str | None) -> str | None:
+def alias_of(values: Mapping[str, str]) -> str | None:
     """Return what is spoken instead of the content of a ``<sub>`` tag; None if nothing can be spoken."""
-    found = _ALIAS.search(attributes or "")
-    written = (found[1] or found[2] or "") if found else ""
-    alias = " ".join(ENTITY.sub(_entity_text, written).split())
+    alias = " ".join(ENTITY.sub(_entity_text, values.get("alias", "")).split())
     return alias if any(map(str.isalnum, alias)) else None
 
 
@@ -208,9 +203,9 @@ def ends_sentence(tag: re.Match[str]) -> bool:
     return tag["closed"] in ("s", "S") and tag.string[tag.start() - 1] not in ".!?…"
 
 
-def is_spelled(name: str, attributes: str | None) -> bool:
+def is_spelled(name: str, values: Mapping[str, str]) -> bool:
     """Return whether the content of an opening tag is read character by character."""
-    return name == "spell" or (name == "say-as" and _SPELLED_AS.search(attributes or "") is not None)
+    return name == "spell" or (name == "say-as" and values.get("interpret-as", "").lower() in _SPELLED_AS)
 
 
 def letter_name(char: str) -> str:

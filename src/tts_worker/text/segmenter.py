@@ -220,12 +220,10 @@ class Segmenter:
     # -- pending text -------------------------------------------------------------------------------------------------
 
     def _first_char(self, place: int) -> str:
-        char = self.source.text[place]
-        return self.source.replacement(place).text[0] if char == UNIT else char
+        return self.source.span_at(place).text[0]
 
     def _last_char(self, place: int) -> str:
-        char = self.source.text[place]
-        return self.source.replacement(place).text[-1] if char == UNIT else char
+        return self.source.span_at(place).text[-1]
 
     def _has_speech_before(self, length: int) -> bool:
         text = self.source.text
@@ -252,7 +250,7 @@ class Segmenter:
             return spoken_size(self.source.text[first:last])
         text = self.source.text[first:last]
         largest = self._options.first_max_chars // 2
-        units = [self.source.replacement(first + place) for place, char in enumerate(text) if char == UNIT]
+        units = [self.source.span_at(first + place) for place, char in enumerate(text) if char == UNIT]
         return spoken_size(text.replace(UNIT, "")) + sum(min(spoken_size(unit.text), largest) for unit in units)
 
     # -- by clause ----------------------------------------------------------------------------------------------------
@@ -310,7 +308,7 @@ class Segmenter:
         if self.source.text[place] == "\n":
             self._emit(place + 1, Boundary.PARAGRAPH)
             return
-        end = self.source.end_of(place)
+        end = self.source.span_at(place).end
         if not self._emit(place, Boundary.BREAK, end):
             self._push_segment((), end, Boundary.BREAK)
         self.source.cut(1)
