@@ -1,6 +1,7 @@
 """Training and fine-tuning of CosyVoice bundles: ``python -m tools.train``, see docs/training.md.
 
 The networks are the engine's own modules, so that trained weights load as they are. ``config`` has the settings;
-``text``, ``teacher``, ``codes`` and ``speech_data`` make the data; ``lm``, ``flow`` and ``vocoder`` are the stages;
+``text``, ``teacher``, ``codes`` and ``speech_data`` make the data; ``lm``, ``flow``, ``vocoder`` and
+``filters`` (a vocoder that filters its excitation) are the stages;
 ``trainer`` runs a stage and ``runner`` all of them; ``pack`` writes the bundle.
 """

@@ -23,6 +23,27 @@ VOICE = "nano"
 CODES = "codes.json"
 SPEAKER_SIZE = 192
 _TEMPLATE = Path(__file__).with_name("cosyvoice2.yaml")
+_OFFICIAL = {
+    "harmonics": 8,
+    "rates": [8, 5, 3],
+    "rate_kernels": [16, 11, 7],
+    "fft": 16,
+    "hop": 4,
+    "source_kernels": [7, 7, 11],
+    "source_dilations": [[1, 3, 5]] * 3,
+    "source_filter": False,
+}
+_FILTER = {
+    **_OFFICIAL,
+    "harmonics": 23,
+    "rates": [4],
+    "rate_kernels": [8],
+    "fft": 480,
+    "hop": 120,
+    "source_kernels": [7],
+    "source_dilations": [[1]],
+    "source_filter": True,
+}
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
@@ -112,7 +133,8 @@ def _yaml(config: Config, codes: int) -> str:
         "unet_heads": unet_heads,
         "vocoder": sizes.vocoder,
         "kernels": list(sizes.vocoder_kernels),
-        "dilations": [[1, 3, 5]] * len(sizes.vocoder_kernels),
+        "dilations": list(map(list, sizes.vocoder_dilations)) or [[1, 3, 5]] * len(sizes.vocoder_kernels),
+        **(_FILTER if sizes.source_filter else _OFFICIAL),
         "pitch": sizes.pitch,
     }
     return _TEMPLATE.read_text("utf-8").format(**values)

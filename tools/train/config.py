@@ -62,6 +62,8 @@ class SizeConfig:
         unet: Channels, heads, head size, blocks, mid stages.
         vocoder: Base channels.
         vocoder_kernels: Kernels of the residual blocks.
+        vocoder_dilations: Dilations of each of them; none: 1, 3, 5.
+        source_filter: Whether the vocoder filters its excitation, instead of the official layout.
         pitch: Channels of the pitch predictor.
     """
 
@@ -71,6 +73,8 @@ class SizeConfig:
     unet: tuple[int, ...] = (256, 4, 32, 1, 1)
     vocoder: int = 128
     vocoder_kernels: tuple[int, ...] = (3, 7)
+    vocoder_dilations: tuple[tuple[int, ...], ...] = ()
+    source_filter: bool = False
     pitch: int = 128
 
 
@@ -180,7 +184,7 @@ def build(kind: type[T], value: Any, where: str) -> T:
             raise ConfigError(f"{where}: must be a mapping")
         return typing.cast(T, {str(key): build(item, entry, f"{where}.{key}") for key, entry in value.items()})
     allowed: Any = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or isinstance(value, bool):
+    if not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool):
         raise ConfigError(f"{where}: must be of type {kind.__name__}, not {value!r}")
     return typing.cast(T, typing.cast(Any, kind)(value))
 

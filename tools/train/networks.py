@@ -19,9 +19,11 @@ from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims, LmDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import Hift, Snake
 from tts_worker.engine.cosyvoice.models.qwen2 import Layer, SpeechLM
+from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
 from tts_worker.engine.cosyvoice.models.unet import Unet
 
 _EMBEDDING_STD = 0.3
+_HARMONIC_WEIGHT = 0.1  # of the excitation: small, so that its limiter hardly changes it
 _LM_STD = 0.02
 _LM_EMBEDDING_STD = 0.5
 
@@ -38,13 +40,31 @@ class TrainableHift(Hift):
 
     def __init__(self, dims: HiftDims) -> None:
         super().__init__(dims)
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, Snake):
-                    setattr(module, name, TrainableSnake(child.alpha.shape[0]))
+        _replace_snakes(self)
 
     def _is_fused(self, x: Tensor) -> bool:
         return False
+
+
+class TrainableSourceFilter(SourceFilter):
+    """The vocoder that filters its excitation, before ``prepare``. Begins with quiet noise and harmonics."""
+
+    def __init__(self, dims: HiftDims) -> None:
+        super().__init__(dims)
+        _replace_snakes(self)
+        bins = dims.n_fft // 2 + 1
+        with torch.no_grad():
+            self.m_source.l_linear.weight.fill_(_HARMONIC_WEIGHT)
+            self.m_source.l_linear.bias.zero_()
+            assert self.conv_post.bias is not None
+            self.conv_post.bias.copy_(torch.tensor([-2.0, -3.0]).repeat_interleave(bins))
+
+
+def _replace_snakes(net: nn.Module) -> None:
+    for module in list(net.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Snake):
+                setattr(module, name, TrainableSnake(child.alpha.shape[0]))
 
 
 class _JoinedProjections:

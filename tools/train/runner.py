@@ -18,10 +18,12 @@ from tools.train import speech_data, spelling
 from tools.train.bundle import set_pace, speaker, write_skeleton
 from tools.train.codes import CodeBook
 from tools.train.config import Config, StageConfig
+from tools.train.filters import FilterData, FilterStage
 from tools.train.flow import FlowStage, flow_mel
 from tools.train.lm import LmItem, LmStage
 from tools.train.networks import (
     TrainableHift,
+    TrainableSourceFilter,
     adapt_flow,
     adapt_vocoder,
     copy_matching,
@@ -29,7 +31,7 @@ from tools.train.networks import (
     trainable_lm,
 )
 from tools.train.pack import pack
-from tools.train.speech_data import AudioData, UnitData, mel_of
+from tools.train.speech_data import AudioData, PartData, UnitData, mel_of
 from tools.train.trainer import STOP, Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
 from tts_worker.engine.cosyvoice.alignment import text_weight
@@ -200,11 +202,24 @@ class Training:
         return makers[name](replace(settings, batch=settings.batch * self._scale))
 
     def _vocoder(self, settings: StageConfig) -> Stage:
-        net = TrainableHift(self.bundle.config.hift)
+        dims = self.bundle.config.hift
+        net = TrainableSourceFilter(dims) if dims.source_filter else TrainableHift(dims)
         if not self._copy_initial("vocoder", net):
             adapt_vocoder(net, *self._mel_statistics)
         flow_file = self.run / FLOW_MEL
         audio = self.audio
+        if isinstance(net, TrainableSourceFilter):
+            targets = FilterData.make(
+                net,
+                audio,
+                PartData.load(self.run / speech_data.PARTS),
+                self.mel,
+                held_out=self.config.data.held_out_lines,
+                segment_frames=int(settings.option("frames", 50)),
+                device=self.device,
+                flow_mel=np.load(flow_file) if flow_file.is_file() else None,
+            )
+            return FilterStage(net.to(self.device), settings, self.config.seed, targets)
         data = VocoderData.make(
             audio.samples,
             audio.audio,

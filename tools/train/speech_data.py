@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ CORPUS = "corpus.txt"
 UNITS = "units.npz"
 CODES = "codes.json"
 AUDIO = "audio.npz"
+PARTS = "parts.npz"
 GRAPH = "teacher.onnx"
 HALVES_PER_S = 50
 
@@ -134,6 +135,27 @@ class AudioData:
             return cls(data["samples"].astype(np.int64), data["audio"], data["pitch_hz"].astype(np.float32))
 
 
+@dataclass(frozen=True)
+class PartData:
+    """Parts of the audio of ``AudioData``, for a vocoder that filters its excitation.
+
+    Attributes:
+        noise: ``[samples]`` int16: what does not depend on the pitch.
+        harmonics: ``[samples / 240 + sentences, bins]`` half precision, ``SpeechParts.harmonics`` of each sentence.
+    """
+
+    noise: Array
+    harmonics: Array
+
+    def save(self, path: Path) -> None:
+        np.savez(path, noise=self.noise, harmonics=self.harmonics)
+
+    @classmethod
+    def load(cls, path: Path) -> PartData:
+        with np.load(path) as data:
+            return cls(data["noise"], data["harmonics"])
+
+
 def prepare(config: Config, run: Path, workers: int, report: Callable[[str], None]) -> None:
     """Make the missing files in ``run``."""
     run.mkdir(parents=True, exist_ok=True)
@@ -156,6 +178,10 @@ def prepare(config: Config, run: Path, workers: int, report: Callable[[str], Non
         audio = say_all(units.first(count), CodeBook.load(run / CODES), run / GRAPH, workers)
         audio.save(run / AUDIO)
         report(f"{len(audio.audio) / RATE_HZ / 3600:.2f} h of audio")
+    if config.sizes.source_filter and not (run / PARTS).is_file():
+        texts = units.texts[: len(AudioData.load(run / AUDIO).samples)]
+        say_parts(texts, run / GRAPH, workers).save(run / PARTS)
+        report("parts of the audio")
 
 
 def read_units(lines: Iterable[str], graph: Path, workers: int) -> UnitData:
@@ -188,6 +214,12 @@ def say_all(units: UnitData, book: CodeBook, graph: Path, workers: int) -> Audio
     pitch_hz = [book.pitch_of_half(units.of(codes, i), units.of(units.pitch_hz, i, 2)) for i in range(len(units.texts))]
     audio = list(_map(_say, zip(units.texts, pitch_hz, strict=True), graph, workers))
     return AudioData(np.array([len(wave) for wave in audio]), np.concatenate(audio), np.concatenate(pitch_hz))
+
+
+def say_parts(texts: Sequence[str], graph: Path, workers: int) -> PartData:
+    """Parts of the audio that ``say_all`` makes of ``texts``."""
+    parts = list(_map(_say_part, texts, graph, workers))
+    return PartData(np.concatenate([noise for noise, _ in parts]), np.concatenate([levels for _, levels in parts]))
 
 
 def mel_of(audio: AudioData, config: CosyVoiceConfig) -> Array:
@@ -229,6 +261,18 @@ def _say(job: tuple[str, Array]) -> Array:
     sentence = _teacher.read(text)
     assert sentence is not None, text
     wave = _teacher.say(sentence, len(text), pitch_hz)
+    return _quantized(wave)
+
+
+def _say_part(text: str) -> tuple[Array, Array]:
+    assert _teacher is not None
+    sentence = _teacher.read(text)
+    assert sentence is not None, text
+    parts = _teacher.say_parts(sentence, len(text))
+    return _quantized(parts.noise), parts.harmonics.astype(np.float16)
+
+
+def _quantized(wave: Array) -> Array:
     return (wave * 32767).clip(-32768, 32767).astype(np.int16)
 
 

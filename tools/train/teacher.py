@@ -7,6 +7,7 @@ begins after 62 ms and ends 50 ms after the last phoneme, in whole tokens.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _LEAD_IN_SAMPLES = 1500
 _LEAD_OUT_SAMPLES = 1200
 _MAX_FINAL_FRAMES = 16
 _MAX_HARMONIC_HZ = 11_000.0
+PART_HOP_SAMPLES = 240
+PART_BIN_HZ = 40
+PART_BINS = 151
 _DURATIONS = "/Clip_output_0"  # of each id in frames of 25 ms, before rounding
 _SPECTRA = ("lh", "theta", "ln", "lr", "phi")
 
@@ -89,6 +93,19 @@ class Sentence:
         return places
 
 
+@dataclass(frozen=True)
+class SpeechParts:
+    """What the cut audio consists of.
+
+    Attributes:
+        noise: ``[samples]``: the part that does not depend on the pitch, with noise or with phases of the network.
+        harmonics: ``[samples / PART_HOP_SAMPLES + 1, PART_BINS]`` log amplitude of a harmonic at a time and frequency.
+    """
+
+    noise: Floats
+    harmonics: Floats
+
+
 class Teacher:
     """The CPU voice.
 
@@ -139,14 +156,41 @@ class Teacher:
         pulses = _locked_pulses(pitch_hz)[: len(excitation) - begin]
         excitation[begin : begin + len(pulses)] = pulses
         with _replaced(dsp, "pulses", lambda _: excitation):
-            audio = dsp.synth(*spectra, pitch, np.random.default_rng(seed))
-        cut = np.zeros(samples, np.float32)
-        part = audio[begin : begin + samples]
-        cut[: len(part)] = part
-        return cut
+            return _cut(dsp.synth(*spectra, pitch, np.random.default_rng(seed)), begin, samples)
+
+    def say_parts(self, sentence: Sentence, seed: int) -> SpeechParts:
+        """Parts of the audio of ``say`` with the same ``seed``."""
+        from hibari import dsp
+
+        begin, samples = sentence.span
+        outputs = self._session.run([*_SPECTRA, "f0"], self._inputs(sentence.phonemes))
+        *spectra, pitch = (output[0] for output in outputs)
+        levels = spectra[0].copy()  # what follows writes into its arguments
+        with _replaced(dsp, "pulses", lambda _: np.zeros(len(pitch) * FRAME_SAMPLES, np.float32)):
+            noise = _cut(dsp.synth(*spectra, pitch, np.random.default_rng(seed)), begin, samples)
+        at = (begin + np.arange(samples // PART_HOP_SAMPLES + 1) * PART_HOP_SAMPLES) / FRAME_SAMPLES
+        return SpeechParts(noise, _levels_at(levels, at))
 
     def _inputs(self, phonemes: str) -> dict[str, Any]:
         return {"ids": np.asarray([self._voice.ids(phonemes)], np.int64), "speed": np.ones(1, np.float32)}
+
+
+def _cut(audio: Floats, begin: int, samples: int) -> Floats:
+    cut = np.zeros(samples, np.float32)
+    part = audio[begin : begin + samples]
+    cut[: len(part)] = part
+    return cut
+
+
+def _levels_at(levels: Floats, frames: npt.NDArray[np.float64]) -> Floats:
+    """``[frames, PART_BINS]`` log amplitudes of harmonics from the teacher's ``[bins, T]``, a bin each 20 Hz."""
+    last = levels.shape[1] - 1
+    left = np.clip(np.floor(frames).astype(int), 0, last)
+    share = np.clip(frames - left, 0, 1)
+    bins = levels[: 2 * PART_BINS : 2]
+    between = bins[:, left] * (1 - share) + bins[:, np.minimum(left + 1, last)] * share
+    amplitudes: Floats = (between.T - math.log(FRAME_SAMPLES)).astype(np.float32)
+    return amplitudes
 
 
 @functools.lru_cache

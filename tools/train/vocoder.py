@@ -129,8 +129,8 @@ class VocoderStage(Stage):
             flow_count = int(count * self.settings.option("flow_share", 0.5))
         starts = torch.cat(
             [
-                _draw(self.data.starts, count - flow_count, generator),
-                _draw(self.data.flow_starts, flow_count, generator),
+                draw_starts(self.data.starts, count - flow_count, generator),
+                draw_starts(self.data.flow_starts, flow_count, generator),
             ]
         )
         draws, reference, pitch_error = self._resynthesize(starts, flow_count, self.generator(_NOISE_SALT))
@@ -145,7 +145,7 @@ class VocoderStage(Stage):
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         generator = torch.Generator(self.device).manual_seed(0)
-        starts = _draw(self.data.held_out_starts, _HELD_OUT_SEGMENTS, generator)
+        starts = draw_starts(self.data.held_out_starts, _HELD_OUT_SEGMENTS, generator)
         draws, reference, pitch_error = self._resynthesize(starts, 0, generator)
         parts = self.distance.energy(draws, reference)
         return {**{name: float(value) for name, value in parts.items()}, "pitch_hz": float(pitch_error)}
@@ -203,7 +203,8 @@ class VocoderStage(Stage):
         return weights[0] * adversarial + weights[1] * features
 
 
-def _draw(starts: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_starts(starts: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` of ``starts`` with replacement."""
     if not count:
         return starts[:0]
     return starts[torch.randint(0, len(starts), (count,), generator=generator, device=starts.device)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from tools.train import speech_data
 from tools.train.codes import CodeBook
 from tools.train.config import Config, DataConfig, Round, SizeConfig, StageConfig
-from tools.train.speech_data import AudioData, UnitData
-from tools.train.teacher import HALF_SAMPLES, RATE_HZ
+from tools.train.speech_data import AudioData, PartData, UnitData
+from tools.train.teacher import HALF_SAMPLES, PART_BINS, PART_HOP_SAMPLES, RATE_HZ
 
 UNITS = (" ", ".", "a", "b", "o", "t")
 WORDS = ("at", "bat", "boat", "tab", "to", "oat")
@@ -43,6 +44,13 @@ def tiny_config(**stages: StageConfig) -> Config:
     )
 
 
+def filter_config() -> Config:
+    """``tiny_config`` with a vocoder that filters its excitation."""
+    vocoder = StageConfig(lr=2e-3, warmup_steps=2, clip=5.0, batch=2, options={"frames": 20, "bfloat16": 1})
+    sizes = replace(SIZES, source_filter=True, vocoder_kernels=(3,), vocoder_dilations=((1, 2),))
+    return replace(tiny_config(vocoder=vocoder), sizes=sizes)
+
+
 def write_data(run: Path, config: Config) -> None:
     """Write what ``speech_data.prepare`` makes: each letter of a text lasts two tokens, its pitch is its tone."""
     rng = np.random.default_rng(3)
@@ -64,3 +72,7 @@ def write_data(run: Path, config: Config) -> None:
     wave = 0.3 * np.sin(phase) + 0.01 * rng.standard_normal(len(phase))
     samples = tokens * 2 * HALF_SAMPLES
     AudioData(samples, (wave * 32767).astype(np.int16), pitch).save(run / speech_data.AUDIO)
+    if config.sizes.source_filter:
+        noise = (0.01 * rng.standard_normal(len(phase)) * 32767).astype(np.int16)
+        columns = int((samples // PART_HOP_SAMPLES + 1).sum())
+        PartData(noise, np.full((columns, PART_BINS), np.log(0.03), np.float16)).save(run / speech_data.PARTS)

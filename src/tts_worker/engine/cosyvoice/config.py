@@ -363,6 +363,7 @@ def _hift(hift: Section, v3: bool) -> HiftDims:
         audio_limit=hift.number("audio_limit", 0.99),
         conv_pre_look_right=hift.integer("conv_pre_look_right", 4) if v3 else 0,
         f0_channels=predictor.integer("cond_channels", 512),
+        source_filter=hift.flag("source_filter"),
     )
     stages = len(dims.upsample_rates)
     for key in ("upsample_kernel_sizes", "source_resblock_kernel_sizes"):
@@ -374,6 +375,8 @@ def _hift(hift: Section, v3: bool) -> HiftDims:
         hift.fail("resblock_dilation_sizes", "must have as many entries as resblock_kernel_sizes")
     if dims.base_channels % (1 << stages):
         hift.fail("base_channels", "cannot be halved at each upsampling stage")
+    if dims.source_filter and (dims.causal or dims.has_sample_phase):
+        hift.fail("source_filter", "is supported for CosyVoice2 only")
     return dims
 
 

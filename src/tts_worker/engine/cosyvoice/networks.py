@@ -16,6 +16,7 @@ from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.models.source_filter import new_hift
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.weights import new_flow, new_lm
@@ -105,7 +106,7 @@ class Networks:
         with torch.device("meta"):  # skips the initialization of values that are replaced anyway
             lm = new_lm(config)
             flow = new_flow(config)
-        hift = Hift(config.hift, not float32_phase)
+        hift = new_hift(config.hift, exact_phase=not float32_phase)
         fingerprints = {}
 
         def weights(part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.hift import Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.models.source_filter import new_hift
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.tensor_files import finite_range
@@ -59,7 +59,8 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
     Cached: building the networks takes as long as reading a small model.
     """
     if part == "hift":
-        state = Hift(config.hift).state_dict()  # its weight norm is computed; on "meta", by Python with the compiler
+        # Its weight norm is computed; on "meta", by Python with the compiler.
+        state = new_hift(config.hift).state_dict()
     else:
         with torch.device("meta"):
             state = (new_lm(config) if part == "llm" else new_flow(config)).state_dict()

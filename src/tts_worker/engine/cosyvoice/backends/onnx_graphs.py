@@ -515,10 +515,12 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
     hift = networks.hift
     dims = hift.dims
     frame = dims.frame_samples
+    channels = hift.m_source.channels
 
     def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
         rows, frames = sizes["rows"], sizes["frames"]
-        return _noise(generator, rows, dims.in_channels, frames), 0.1 * _noise(generator, rows, 1, frames * frame)
+        mel = _noise(generator, rows, dims.in_channels, frames)
+        return mel, 0.1 * _noise(generator, rows, channels, frames * frame)
 
     def spec(file: str, final: bool) -> GraphSpec:
         ahead = 0 if final else dims.conv_pre_look_right + 1
@@ -526,7 +528,7 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
             file,
             "hift",
             VocoderGraph(hift, final),
-            inputs={"mel": ("rows", dims.in_channels, "frames"), "source": ("rows", 1, "samples")},
+            inputs={"mel": ("rows", dims.in_channels, "frames"), "source": ("rows", channels, "samples")},
             outputs={"audio": ("rows", "audio_samples")},
             derive=lambda sizes: {**sizes, "audio_samples": (sizes["frames"] - ahead) * frame},
             example=example,

@@ -268,6 +268,7 @@ class HiftDims:
     audio_limit: float
     conv_pre_look_right: int
     f0_channels: int
+    source_filter: bool = False  # gains of harmonics and noise instead of a spectrum; no official model
 
     @property
     def has_sample_phase(self) -> bool:

@@ -28,6 +28,7 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import (
     excitation,
     harmonic_sines,
     hashed_noise,
+    inverse_fourier,
     mean_leaky_relu,
     merge_snakes,
     snake,
@@ -266,6 +267,8 @@ class Source(nn.Module):
     In CosyVoice-300M, the phase advances with every sample and every harmonic has another start phase.
     """
 
+    channels = 1
+
     def __init__(self, dims: HiftDims, exact_phase: bool) -> None:
         super().__init__()
         self.dims = dims
@@ -373,6 +376,10 @@ class Fourier(nn.Module):
         ``mask [B, 1, T]``: which columns exist. Samples are clipped to ``limit``.
         """
         return waveform(x, self.inverse_kernel, self.window_square, mask, self.hop, MAX_MAGNITUDE, limit)
+
+    def inverse(self, x: Tensor, mask: Tensor | None, limit: float) -> Tensor:
+        """``synthesize`` from real and imaginary parts."""
+        return inverse_fourier(x, self.inverse_kernel, self.window_square, mask, self.hop).clamp(-limit, limit)
 
 
 @dataclass
@@ -519,9 +526,9 @@ class Hift(nn.Module):
         stages = len(self.ups)
         columns = None  # which columns of the spectrum exist
         if ends is None:
-            spectrum = self.fourier.analyse(source)  # [B, n_fft+2, T*frame/hop + 1]
+            spectrum = self._analyse(source, None)  # [B, n_fft+2, T*frame/hop + 1]
         else:
-            spectrum = self.fourier.analyse(source, ends.frames * dims.frame_samples)
+            spectrum = self._analyse(source, ends.frames * dims.frame_samples)
             columns = ends.mask(spectrum, dims.frame_samples // dims.hop, 1)
             spectrum = spectrum * columns
         ahead = dims.conv_pre_look_right if dims.causal else 0
@@ -547,8 +554,16 @@ class Hift(nn.Module):
             rate *= dims.upsample_rates[i]
             x = stage(i, x, spectrum, masked, rate)
         x = self.conv_post(x)  # [B, n_fft+2, T'*frame/hop + 1]
-        audio = self.fourier.synthesize(x, columns, dims.audio_limit)[:, (first - dropped) * dims.frame_samples :]
+        audio = self._synthesize(x, spectrum, columns)[:, (first - dropped) * dims.frame_samples :]
         return audio[:, : -dims.frame_samples] if dims.causal and not final else audio
+
+    def _analyse(self, source: Tensor, samples: Tensor | None) -> Tensor:
+        """Spectrum of the excitation; ``samples [B]``: length of each."""
+        return self.fourier.analyse(source, samples)
+
+    def _synthesize(self, x: Tensor, spectrum: Tensor, columns: Tensor | None) -> Tensor:
+        """Audio from the output of the last convolution and the excitation's spectrum of the same columns."""
+        return self.fourier.synthesize(x, columns, self.dims.audio_limit)
 
     def _stage(self, i: int, x: Tensor, spectrum: Tensor, ends: StreamEnds | None, rate: int) -> Tensor:
         """Run upsampling stage ``i``.

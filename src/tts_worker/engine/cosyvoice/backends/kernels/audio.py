@@ -402,11 +402,17 @@ def inverse_stft(
     magnitude: Tensor, phase: Tensor, kernel: Tensor, window_square: Tensor, mask: Tensor | None, hop: int
 ) -> Tensor:
     """Inverse STFT of magnitude and phase ``[B, bins, T]``: ``[B, (T-1)*hop]``. The rest as in ``waveform``."""
+    spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
+    return inverse_fourier(spectrum, kernel, window_square, mask, hop)
+
+
+def inverse_fourier(spectrum: Tensor, kernel: Tensor, window_square: Tensor, mask: Tensor | None, hop: int) -> Tensor:
+    """Inverse STFT of real and imaginary parts ``[B, 2*bins, T]``: ``[B, (T-1)*hop]``. The rest as in ``waveform``."""
     if mask is None:
-        mask = torch.ones_like(magnitude[:1, :1])
+        mask = torch.ones_like(spectrum[:1, :1])
     else:
-        magnitude = magnitude * mask
-    x = F.conv_transpose1d(torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1), kernel, stride=hop)
+        spectrum = spectrum * mask
+    x = F.conv_transpose1d(spectrum, kernel, stride=hop)
     weight = F.conv_transpose1d(mask, window_square, stride=hop)
     half = kernel.shape[2] // 2
     return (x / weight.clamp(min=1e-11))[:, 0, half:-half]
