@@ -243,9 +243,10 @@ class TextPipeline:
         place = self._searched
         while ending := search(unread, place):
             place, end = ending.span()
-            self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
-            if self._has_speech and (unread[place] not in _CLAUSE_MARKS or self._ends_clause(unread[:end])):
-                return True
+            if unread[place] not in _CLAUSE_MARKS or self._ends_clause(unread[:end]):
+                self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
+                if self._has_speech:
+                    return True
             place += 1
         if self._ending is _ENDING:
             start = _ENDING_START.search(unread, place)

@@ -220,7 +220,8 @@ class Segmenter:
     # -- pending text -------------------------------------------------------------------------------------------------
 
     def _first_char(self, place: int) -> str:
-        return self.source.span_at(place).text[0]
+        char = self.source.text[place]
+        return self.source.span_at(place).text[0] if char == UNIT else char
 
     def _last_char(self, place: int) -> str:
         return self.source.span_at(place).text[-1]
