@@ -49,6 +49,10 @@ _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
 # Abbreviations with periods inside ("e.g."); the sentence continues after the first group in any case.
 _DOTTED_NEVER_END = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
 _DOTTED_MAY_END = _words("a.m p.m a.d b.c u.s.w")
+_NUMBERED = _words(
+    "order item part model serial invoice account flight ref reference tracking ticket claim case policy"
+)
+"""What has a number: "order no. A-1"."""
 _ORDINAL_STOPS = _words("de da nb nn no fi cs sk pl hu hr sl sr tr et lv")
 _PHRASES_OF_LETTERS = _words("de pl cs nl")  # "z. B.", "d. h.": a space between the letters
 
@@ -76,19 +80,21 @@ class PeriodRules:
             return Period.ENDS_SENTENCE if word == "I" else Period.AMBIGUOUS
         return Period.ENDS_SENTENCE
 
-    def sentence_continues(self, word: str, following: str, *, at_start: bool) -> bool:
+    def sentence_continues(self, word: str, following: str, before: str | None) -> bool:
         """Return whether the sentence continues after an ambiguous period.
 
         Args:
             word: Word before the period.
             following: First character of the next word.
-            at_start: Whether nothing precedes ``word``; a number is then a list marker.
+            before: Word before it; None if there is none. A number is then a list marker.
         """
         if following.islower() or following.isdigit() or following == "#":
             return True
         if word.isdigit():
-            return at_start or self._ordinals
+            return before is None or self._ordinals
         lower = word.lower()
+        if lower == "no" and before is not None and before.lower() in _NUMBERED:
+            return True
         if lower in self._titles or word in _CAPITAL_TITLES or lower in _DOTTED_NEVER_END:
             return True
         if lower in _MAY_END or lower in _DOTTED_MAY_END:

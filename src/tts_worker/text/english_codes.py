@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from tts_worker.text.english_numbers import number_words
 from tts_worker.text.english_rules import (
     STATE_CODES,
     Rule,
@@ -91,6 +92,12 @@ def _code(match: re.Match[str]) -> Iterator[Rewrite]:
         yield match.start("code"), match.end("code"), _digit_groups(code) if code.isdigit() else spell(code)
 
 
+def _letter_phone(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "1-800-FLOWERS" by its word."""
+    prefix = [number_words(group) if group in ("1", "800") else spell(group) for group in match["prefix"].split("-")]
+    yield match.start(), match.end(), ", ".join([*prefix, match["words"].replace("-", " ").title()])
+
+
 def _version(match: re.Match[str]) -> Iterator[Rewrite]:
     yield match.start(), match.end(), "version " + _points(match["parts"])
 
@@ -143,6 +150,12 @@ CODE_RULES: tuple[Rule, ...] = (
     (r"(?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w%]|[.-]\d)", _by_words, "9+"),
     (r"(?P<phone>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,5})(?![\w%])", _phone, "+"),
     (r"(?<![\w.,$-])(?P<phone>(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w%])", _phone, "10+"),
+    (
+        r"(?<![\w.,$/-])(?P<prefix>(?:1-)?8(?:00|88|77|66|55|44|33))-"
+        r"(?P<words>(?=[A-Z\d-]*[A-Z]{3})[A-Z\d]{2,9}(?:-[A-Z\d]{2,9})?)(?![\w-])",
+        _letter_phone,
+        "3+",
+    ),
     (
         rf"\b{cased(_PHONE_NAMES)}\b[^\d\n.!?]{{0,20}}"
         r"(?<![\w-])(?P<phone>\d{3}[ .-]?\d{4}|\d{3,5}[ .-]\d{5,8}|\d{8,15})(?![\w%]|[.-]\d)",

@@ -106,6 +106,11 @@ NAME_RULES: tuple[Rule, ...] = (
         _names,
         _DAY_NAMES,
     ),
+    (
+        r"(?<![\w/])(?P<part>(?P<name>M/W/F|Tu?/Th))(?![\w/])",
+        looks_up({"M/W/F": "Monday, Wednesday, Friday", **dict.fromkeys(("T/Th", "Tu/Th"), "Tuesday, Thursday")}),
+        "/",
+    ),
     (r"\bM[-–]F\b(?=[,:]? \d)", reads("Monday to Friday"), "-–"),
     (r"\b(?:Tues?|Thu(?:rs?)?|Fri|Wed|TUES?|THU(?:RS?)?|FRI|WED)\b(?:\.(?=\W*\w))?", _names, _DAY_NAMES),
     (

@@ -374,9 +374,9 @@ class Segmenter:
         if mark.is_dash:
             return not following.isdigit()  # "15 - 3"
         if self._is_ambiguous(mark):
-            at_start = not self._has_speech_before(self.source.text.rfind(" ", 0, mark.first) + 1)
-            word = self._word_before(mark.first) or ""
-            return not self._rules.sentence_continues(word, following, at_start=at_start)
+            first = self.source.text.rfind(" ", 0, mark.first) + 1
+            before = (self._word_before(max(0, first - 1)) or "") if self._has_speech_before(first) else None
+            return not self._rules.sentence_continues(self._word_before(mark.first) or "", following, before)
         return not (mark.is_sentence and following.islower())  # "Yes!" he said.
 
     def _word_before(self, length: int) -> str | None:

@@ -31,6 +31,8 @@ CASES: list[tuple[str, list[tuple[str, Boundary]]]] = [
     ("See you at 5 p.m. We start then.", [("See you at 5 p.m.", S), ("We start then.", E)]),
     ("At 9 a.m. sharp we go.", [("At 9 a.m. sharp we go.", E)]),
     ("Bring pens, paper, etc. and come.", [("Bring pens, paper,", C), ("etc. and come.", E)]),
+    ("Order no. A-1 and Item No. B7 shipped.", [("Order no. A-1 and Item No. B7 shipped.", E)]),
+    ("He said no. Anna left.", [("He said no.", S), ("Anna left.", E)]),
     ("Bring pens, etc. Then come.", [("Bring pens, etc.", S), ("Then come.", E)]),
     ("Apple Inc. is big. Yes.", [("Apple Inc. is big.", S), ("Yes.", E)]),
     ("No. I do not.", [("No.", S), ("I do not.", E)]),

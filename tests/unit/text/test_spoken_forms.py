@@ -23,6 +23,11 @@ CASES = [
     ("Jan. 5 or 5 Feb, in Mar", "January 5 or 5 February, in Mar"),
     ("Jan 5–7, 2027", "January 5 to 7, 2027"),
     ("Mon: 9am-5pm, M-F 10:00-11:30", "Monday: 9 AM to 5 PM, Monday to Friday 10:00 to 11:30"),
+    ("MWF, M/W/F or T/Th at 9", "MWF, Monday, Wednesday, Friday or Tuesday, Thursday at 9"),
+    ("and M/F or AM/FM", "and M/F or AM/FM"),
+    # telephone numbers in letters
+    ("call 1-888-GO-FEDEX now", "call one, eight eight eight, Go Fedex now"),
+    ("1-800-FLOWERS, 800-BUY-NOW2", "one, eight hundred, Flowers, eight hundred, Buy Now2"),
     # places and units
     ("Bldg. C, Fl. 2, apt. #7", "Building C, Floor 2, apartment #7"),
     ("1 1/2 tsp, 1½ tsp, 11 tsp, ⅓ cup", "1 and 1/2 teaspoons, 1 and a half teaspoons, 11 teaspoons, one third cup"),
