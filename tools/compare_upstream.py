@@ -1,6 +1,6 @@
 """Compare the streaming engine with the reference code: same weights, same forced tokens, one run, alternating.
 
-    python -m tools.compare_upstream --checkout DIR --bundle DIR [--baseline SRC] [--seconds 20] [--repeats 3] [--json]
+    python -m tools.compare_upstream --checkout DIR --bundle DIR [--baseline SRC] [--exact] [--seconds 20] [--json]
 
 ``--checkout`` is a checkout of the reference repository with ``third_party/Matcha-TTS``. Its dependencies beyond torch,
 numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be installed;
@@ -10,11 +10,14 @@ suffice (``tts-worker voicepack random``).
 The reference runs twice: unchanged, where the chunk size is stored on the model and grows from one request to the next,
 and with the chunk size reset before each request. Both sides run the language model and sample; the sampled tokens are
 then overwritten. Compared are wall and processor time (the machine may be shared), the first chunk, and the mel of the
-same tokens under the same chunk mask. No file of the reference is changed.
+same tokens under the same chunk mask. The time to the first chunk varies by a third between utterances, so short ones
+are spoken for it as well (``--first-repeats``). No file of the reference is changed.
 
 The engine runs in a separate process. ``--baseline`` is the source folder of another version of it, which runs in
 turn with both: what a processor gives to matrix products and what to everything else differs between machines, so that
-ratios of two versions can be compared only within a run.
+ratios of two versions can be compared only within a run. So do the last bits of its exponentials and products, and
+with them the mels: their differences can be compared only within a run, too. ``--exact`` also computes the reference's
+mel in float64 and tells how far each side is from that.
 """
 
 from __future__ import annotations
@@ -27,29 +30,33 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import tts_worker
-from tools.forced_speech import SWITCH_INTERVAL_S
-from tts_worker.benchmarks.engine import TEXT, VOICE, Bench, forced_tokens, random_voice
+from tools.forced_speech import SWITCH_INTERVAL_S, VOICE
+from tts_worker.benchmarks.engine import TEXT, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import EngineFault
 from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.voicepack.voice_file import save_voice
 
 STUBBED_MODULES = (
     "torchaudio",
@@ -68,6 +75,9 @@ STUBBED_MODULES = (
     "inflect",
 )
 """Imported by files that inference needs, but not used by it."""
+
+SHORT_TOKENS = 60
+"""Length of an utterance for the first chunk. The language models still run while it is computed."""
 
 END_OF_PROMPT = 151646
 END_OF_NETWORKS = "\nget_tokenizer"  # in every published YAML the networks come before this key
@@ -127,6 +137,19 @@ class StreamTimes:
     cpu_s: float
     chunks: int
     samples: int
+
+
+@dataclass(frozen=True)
+class FlowPrompt:
+    """The part of a voice's prompt that an engine passes to the flow.
+
+    Attributes:
+        tokens: ``[P]`` speech tokens.
+        mel: ``[frames, mel]``.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    mel: np.ndarray[Any, Any]
 
 
 class Reference:
@@ -191,9 +214,17 @@ class Reference:
         return StreamTimes(first_s, first_samples, wall_s, cpu_s, chunks, samples)
 
     @torch.inference_mode()
-    def mel(self, prompt: Tensor, prompt_mel: Tensor, embedding: Tensor, tokens: np.ndarray[Any, Any]) -> Tensor:
+    def mel(
+        self,
+        prompt: FlowPrompt,
+        embedding: Tensor,
+        tokens: np.ndarray[Any, Any],
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
         """Return the mel of all ``tokens`` in one pass under the chunk mask: ``[mel, frames]``."""
         speech_tokens = torch.from_numpy(tokens.astype(np.int32))[None]
+        prompt_tokens = torch.from_numpy(prompt.tokens.astype(np.int32))[None]
+        prompt_mel = torch.from_numpy(prompt.mel)[None].to(dtype)
 
         def length(x: Tensor) -> Tensor:
             return torch.tensor([x.shape[1]], dtype=torch.int32)
@@ -202,15 +233,32 @@ class Reference:
         mel, _ = self.model.flow.inference(
             token=speech_tokens,
             token_len=length(speech_tokens),
-            prompt_token=prompt,
-            prompt_token_len=length(prompt),
+            prompt_token=prompt_tokens,
+            prompt_token_len=length(prompt_tokens),
             prompt_feat=prompt_mel,
             prompt_feat_len=length(prompt_mel),
-            embedding=embedding,
+            embedding=embedding.to(dtype),
             streaming=True,
             finalize=True,
         )
         return mel[0]
+
+    def exact_mel(self, prompt: FlowPrompt, embedding: Tensor, tokens: np.ndarray[Any, Any]) -> Tensor:
+        """Return what ``mel`` returns, computed in float64, except for stored tables of positions."""
+        decoder = importlib.import_module("cosyvoice.flow.decoder")
+        to_bias = decoder.mask_to_bias
+
+        def mask_to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:  # the reference's rejects float64
+            bias: Tensor = to_bias(mask, torch.float32)
+            return bias.to(dtype)
+
+        flow = self.model.flow
+        self.model.flow = deepcopy(flow).double()
+        try:
+            with patch.object(Tensor, "float", Tensor.double), patch.object(decoder, "mask_to_bias", mask_to_bias):
+                return self.mel(prompt, embedding, tokens, torch.float64)
+        finally:
+            self.model.flow = flow
 
 
 class EngineProcess:
@@ -219,14 +267,16 @@ class EngineProcess:
     Args:
         source: Source folder of the version.
         args: Arguments of this tool.
+        voices: Directory of stored voices, with the one to speak with; receives the mels.
     """
 
-    def __init__(self, source: Path, args: argparse.Namespace) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("forced_speech.py")), str(args.bundle)]
-        for name in ("prompt_tokens", "threads", "overlap", "first_tokens"):
+    def __init__(self, source: Path, args: argparse.Namespace, voices: Path) -> None:
+        words = [sys.executable, str(Path(__file__).with_name("forced_speech.py")), str(args.bundle), str(voices)]
+        for name in ("threads", "overlap", "first_tokens"):
             words += [f"--{name.replace('_', '-')}", str(int(getattr(args, name)))]
         words += ["--max-segment-s", str(int(args.seconds) + 2)]
         environment = os.environ | {"PYTHONPATH": str(source)}
+        self._mel_file = voices / "mel.npz"
         self._process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -239,38 +289,26 @@ class EngineProcess:
             raise EngineFault("the process of the engine has ended")
         return line
 
-    def stream(self, tokens: np.ndarray[Any, Any]) -> StreamTimes:
+    def _request(self, tokens: np.ndarray[Any, Any], mel_file: Path | None = None) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(tokens.tolist()) + "\n")
+        request = {"tokens": tokens.tolist(), "mel_file": None if mel_file is None else str(mel_file)}
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return StreamTimes(**json.loads(self._answer()))
+        return json.loads(self._answer())
+
+    def stream(self, tokens: np.ndarray[Any, Any]) -> StreamTimes:
+        return StreamTimes(**self._request(tokens))
+
+    def mel(self, tokens: np.ndarray[Any, Any]) -> tuple[Tensor, FlowPrompt]:
+        """Return the streamed mel for ``tokens``, ``[mel, frames]``, and the prompt that preceded it."""
+        self._request(tokens, self._mel_file)
+        with np.load(self._mel_file) as arrays:
+            return torch.from_numpy(arrays["mel"]), FlowPrompt(arrays["prompt"], arrays["prompt_mel"])
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-
-
-class StreamingEngine(Bench):
-    """The streaming engine, with access to the mel that the flow passes to the vocoder."""
-
-    def mel(self, tokens: np.ndarray[Any, Any]) -> Tensor:
-        """Return the streamed mel for ``tokens``, concatenated: ``[mel, frames]``."""
-        renderer = self.engine.components.renderer
-        mels: list[Tensor] = []
-        original: Callable[..., list[Tensor]] = renderer._mel_frames
-
-        def recording(requests: Any) -> list[Tensor]:
-            frames = original(requests)
-            mels.extend(mel.clone() for mel in frames)
-            return frames
-
-        renderer._mel_frames = recording  # type: ignore[method-assign]
-        try:
-            self.speak(tokens)
-        finally:
-            renderer._mel_frames = original  # type: ignore[method-assign]
-        return torch.cat(mels, dim=2)[0].cpu()
 
 
 def _exit_on_thread_failure(failure: Any) -> None:
@@ -293,7 +331,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--first-tokens", type=int, default=8, help="tokens of the engine before the first boundary")
     parser.add_argument("--baseline", type=Path, metavar="SRC", help="source folder of another version of the engine")
+    parser.add_argument("--exact", action="store_true", help="also compute the mel in float64 (about a minute)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the figures are medians (default 3)")
+    parser.add_argument(
+        "--first-repeats", type=int, default=8, help="short utterances of each, for the first chunk (default 8)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument(
         "--as-it-is",
@@ -317,25 +359,26 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # for the reference, too
     threading.excepthook = _exit_on_thread_failure
     torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as voices:
+        figures = compare(args, Path(voices))
+    show(figures, args.json)
+    return 0
+
+
+def compare(args: argparse.Namespace, voices: Path) -> dict[str, Any]:
+    """Run all sides and return the figures. ``voices`` is an empty directory."""
     bundle = Bundle.open(args.bundle)
     voice = random_voice(bundle, args.prompt_tokens)
+    save_voice(voices, VOICE, voice)
     tokens = forced_tokens(int(args.seconds * 25), 5)
 
     reference = Reference(args.checkout, bundle)
-    options = LoadOptions(
-        args.bundle,
-        device="cpu",
-        threads=args.threads,
-        overlap=args.overlap,
-        first_tokens=args.first_tokens,
-        smooth_start=False,
-        max_segment_s=int(args.seconds) + 2,
-        max_utterances=4,
-    )
-    ours = StreamingEngine(options, args.prompt_tokens)
+    versions = {"ours": Path(tts_worker.__file__).parents[1]}
+    if args.baseline is not None:
+        versions["baseline"] = args.baseline.resolve()
+    engines = {name: EngineProcess(source, args, voices) for name, source in versions.items()}
 
-    state = ours.engine.components.voice_cache._states[VOICE]
-    ids = ours.engine._model.tokenizer.encode(TEXT)
+    ids = TextTokenizer.from_bundle(bundle).encode(TEXT)
     text_tokens = max(1, len(tokens) // 10)  # the reference accepts 2 to 20 speech tokens per text token
     text = (ids * (text_tokens // len(ids) + 1))[:text_tokens]
     embedding = torch.from_numpy(voice.embedding)[None]
@@ -348,24 +391,30 @@ def main() -> int:
         "flow_prompt_speech_token": torch.from_numpy(voice.tokens)[None],
         "prompt_speech_feat": torch.from_numpy(voice.mel)[None],
     }
-    prompt = torch.tensor([state.prompt], dtype=torch.int32)
-    theirs_mel = reference.mel(prompt, state.prompt_mel[None], embedding, tokens)
-    ours_mel = ours.mel(tokens)
-    assert theirs_mel.shape == ours_mel.shape, (theirs_mel.shape, ours_mel.shape)
+    streamed = {name: engine.mel(tokens) for name, engine in engines.items()}
+    _, prompt = streamed["ours"]
+    if any(len(other.tokens) != len(prompt.tokens) for _, other in streamed.values()):
+        raise EngineFault("the versions trim the prompt differently: their mels cannot be compared")
+    mels = {name: mel for name, (mel, _) in streamed.items()}
+    differences = mel_figures(
+        reference.mel(prompt, embedding, tokens),
+        mels,
+        reference.exact_mel(prompt, embedding, tokens) if args.exact else None,
+    )
 
-    del ours
-    reference.speak(inputs, tokens[:60], reset_hop=True)  # warm-up
-    versions = {"ours": Path(tts_worker.__file__).parents[1]}
-    if args.baseline is not None:
-        versions["baseline"] = args.baseline.resolve()
-    engines = {name: EngineProcess(source, args) for name, source in versions.items()}
+    reference.speak(inputs, tokens[:SHORT_TOKENS], reset_hop=True)  # warm-up
+    short: dict[str, list[StreamTimes]] = {name: [] for name in (*engines, "hop_reset")}
+    for turn in range(args.first_repeats):
+        for name, engine in in_turn(engines, turn):
+            short[name].append(engine.stream(tokens[:SHORT_TOKENS]))
+        short["hop_reset"].append(reference.speak(inputs, tokens[:SHORT_TOKENS], reset_hop=True))
     runs: dict[str, list[StreamTimes]] = {name: [] for name in (*engines, "hop_reset")}
     if args.as_it_is:
         runs["as_it_is"] = []
         for _ in range(2):  # the chunk size of a fresh model grows in its first two requests
             reference.speak(inputs, tokens[:160], reset_hop=False)
-    for _ in range(args.repeats):
-        for name, engine in engines.items():
+    for turn in range(args.repeats):
+        for name, engine in in_turn(engines, turn):
             runs[name].append(engine.stream(tokens))
         if args.as_it_is:
             runs["as_it_is"].append(reference.speak(inputs, tokens, reset_hop=False))
@@ -382,21 +431,57 @@ def main() -> int:
         "threads": args.threads,
         "overlap": args.overlap,
         "repeats": args.repeats,
+        "first_repeats": args.first_repeats,
         "torch": torch.__version__,
-        "mel_largest_difference": float((theirs_mel - ours_mel).abs().max()),
-        "mel_std": float(theirs_mel.std()),
     }
-    show(figures | figures_of(runs), args.json)
-    return 0
+    return figures | differences | figures_of(runs, short)
 
 
-def figures_of(runs: dict[str, list[StreamTimes]]) -> dict[str, Any]:
-    """Return the median times of each side, and the ratio of the reference's to those of each version of the engine."""
+def in_turn(engines: Mapping[str, EngineProcess], turn: int) -> list[tuple[str, EngineProcess]]:
+    """Return the engines in the other order in every other turn: the first one follows the reference."""
+    return list(engines.items())[:: -1 if turn % 2 else 1]
+
+
+def mel_figures(theirs: Tensor, mels: Mapping[str, Tensor], exact: Tensor | None = None) -> dict[str, float]:
+    """Return how far the mel of each version is from the reference's, and each of them from the exact one.
+
+    Args:
+        theirs: ``[mel, frames]`` of the reference.
+        mels: ``[mel, frames]`` of each version of the engine.
+        exact: ``[mel, frames]`` of the reference in float64.
+
+    Raises:
+        ValueError: A mel has another shape.
+    """
+    figures = {"mel_std": float(theirs.std())}
+
+    def add(name: str, mel: Tensor, right: Tensor) -> None:
+        if mel.shape != right.shape:
+            raise ValueError(f"mels of different shapes: {tuple(mel.shape)} and {tuple(right.shape)}")
+        distance = (mel.double() - right.double()).abs()
+        figures[f"{name}_largest"] = float(distance.max())
+        figures[f"{name}_rms"] = float(distance.square().mean().sqrt())
+
+    for name, mel in mels.items():
+        add(f"{name}_mel_difference", mel, theirs)
+    if exact is not None:
+        for name, mel in {"reference": theirs, **mels}.items():
+            add(f"{name}_mel_error", mel, exact)
+    return figures
+
+
+def figures_of(
+    runs: Mapping[str, list[StreamTimes]], short: Mapping[str, list[StreamTimes]] = types.MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the median times of each side, and the ratio of the reference's to those of each version of the engine.
+
+    Of the ``short`` utterances only the first chunk counts.
+    """
     figures: dict[str, Any] = {}
     medians: dict[str, dict[str, float]] = {}
     for name, streamed in runs.items():
         medians[name] = {
-            "first_s": median(run.first_s for run in streamed),
+            "first_s": median(run.first_s for run in (*streamed, *short.get(name, ()))),
             "wall_s": median(run.wall_s for run in streamed),
             "cpu_s": median(run.cpu_s for run in streamed),
         }

@@ -1,7 +1,9 @@
 """Speak forced tokens on request, with the version of the worker that is on the Python path.
 
 Started by ``tools.compare_upstream``, once for each version that it compares. Prints a line when the engine is ready;
-then reads a list of tokens per line and prints the times of each utterance, both in JSON.
+then reads a request per line, ``tokens`` and ``mel_file``, and prints the times of the utterance, both in JSON. With a
+``mel_file`` it stores the mel there instead of measuring. All versions speak with the same stored voice, because the
+random voices of their benchmarks differ.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -21,14 +24,20 @@ SWITCH_INTERVAL_S = 0.0005
 """As in the server: a thread of the engine that waits for the interpreter lock would wait for up to 5 ms."""
 
 
+VOICE = "benchmark"
+"""Name of the voice, also within a ``Bench``."""
+
+
 def load(args: argparse.Namespace) -> Any:
     """Return the ``Bench`` of the version on the path."""
     try:
         bench = import_module("tts_worker.benchmarks.engine")
         loader = import_module("tts_worker.engine.cosyvoice.loader")
+        voice_builder = "random_voice"
     except ModuleNotFoundError:  # versions before 23 November 2026
         bench = import_module("tts_worker.commands.bench_engine")
         loader = import_module("tts_worker.engine.streaming.load")
+        voice_builder = "made_up_voice"
     names = [field.name for field in fields(loader.LoadOptions)]
     length = next(name for name in names if name.startswith("max_") and name.endswith("_s"))  # has had other names
     options = loader.LoadOptions(
@@ -41,7 +50,40 @@ def load(args: argparse.Namespace) -> Any:
         max_utterances=4,
         **{length: args.max_segment_s},
     )
-    return bench.Bench(options, args.prompt_tokens)
+    voice = import_module("tts_worker.voicepack.voice_file").load_voice(args.voices, VOICE)
+    with patch.object(bench, voice_builder, lambda bundle, tokens: voice):
+        return bench.Bench(options, len(voice.tokens))
+
+
+def _part(owner: Any, *names: str) -> tuple[str, Any]:
+    """Return the attribute of ``owner`` that has one of ``names``, which versions differ in, and its name."""
+    return next((name, getattr(owner, name)) for name in names if hasattr(owner, name))
+
+
+def speak_mel(bench: Any, tokens: list[int]) -> dict[str, np.ndarray[Any, Any]]:
+    """Speak ``tokens`` and return what the flow had and made.
+
+    Returns:
+        ``mel [mel, frames]``, the frames that the vocoder gets; ``prompt [P]`` and ``prompt_mel [frames, mel]``.
+    """
+    _, parts = _part(bench.engine, "components", "parts")
+    method, original = _part(parts.renderer, "_mel_frames", "_frames")
+    mels: list[np.ndarray[Any, Any]] = []
+
+    def record(requests: Any) -> Any:
+        frames = original(requests)
+        mels.extend(mel.numpy().copy() for mel in frames)
+        return frames
+
+    with patch.object(parts.renderer, method, record):
+        bench.speak(np.array(tokens, np.int32))
+    _, voices = _part(parts, "voice_cache", "book")
+    state = voices._states[VOICE]
+    return {
+        "mel": np.concatenate(mels, axis=2)[0],
+        "prompt": np.array(state.prompt),
+        "prompt_mel": state.prompt_mel.numpy(),
+    }
 
 
 def speak(bench: Any, tokens: list[int]) -> dict[str, float]:
@@ -61,14 +103,22 @@ def speak(bench: Any, tokens: list[int]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
-    for name in ("prompt-tokens", "threads", "overlap", "first-tokens", "max-segment-s"):
+    parser.add_argument("voices", type=Path)
+    for name in ("threads", "overlap", "first-tokens", "max-segment-s"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     bench = load(args)
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(speak(bench, json.loads(line))), flush=True)
+        request = json.loads(line)
+        if request["mel_file"] is None:
+            answer: Any = speak(bench, request["tokens"])
+        else:
+            spoken = speak_mel(bench, request["tokens"])
+            np.savez(request["mel_file"], mel=spoken["mel"], prompt=spoken["prompt"], prompt_mel=spoken["prompt_mel"])
+            answer = "saved"
+        print(json.dumps(answer), flush=True)
     return 0
 
 

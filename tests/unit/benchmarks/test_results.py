@@ -66,3 +66,26 @@ def test_quoted_figures_match_the_files() -> None:
     assert f"p95 ({latency['first_audio_p95_ms']:.1f} ms)" in text
     fairness = json.loads((RESULTS / "fairness-cpu.json").read_text("utf-8"))["runs"]
     assert f"{sum(run['underruns'] for run in fairness)} underruns in {len(fairness)} runs" in text
+
+
+def test_quoted_comparison_matches_the_files() -> None:
+    text = (RESULTS.parents[1] / "docs" / "streaming-engine.md").read_text("utf-8")
+    names = [f"compare_upstream_cosyvoice{family}_amd.json" for family in (3, 2)]
+    results = [json.loads((RESULTS / name).read_text("utf-8"))["result"] for name in names]
+
+    def row(title: str, separator: str, keys: list[str], style: str) -> str:
+        cells = [separator.join(format(result[key], style) for key in keys) for result in results]
+        return " | ".join([f"| {title}", *cells]).replace("e-0", "e-") + " |"
+
+    sides = ("ours", "baseline")
+    for what, key in (("of the first audio", "first"), ("wall", "wall"), ("cpu", "cpu")):
+        assert row(f"ratio {what}: today, 9c4c819", ", ", [f"hop_reset_over_{n}_{key}" for n in sides], ".1f") in text
+    for what, key in (("first audio", "first_s"), ("total, wall", "wall_s"), ("total, cpu", "cpu_s")):
+        style = ".2f" if key == "first_s" else ".1f"
+        quoted = row(
+            f"{what}: today / 9c4c819 / reference", " / ", [f"{n}_{key}" for n in (*sides, "hop_reset")], style
+        )
+        assert quoted in re.sub(r"(?<=\d) s(?= [/|])", "", text)
+    largest = [f"{name}_mel_difference_largest" for name in sides]
+    assert row("largest difference of the mel: today, 9c4c819", ", ", largest, ".1e") in text
+    assert row("root mean square of that difference", ", ", [f"{n}_mel_difference_rms" for n in sides], ".1e") in text
