@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -60,6 +61,22 @@ async def test_workers_share_the_requests_of_a_key() -> None:
         assert await members[0].take_request("other", 0.5) == 0
 
 
+async def test_request_of_a_broken_connection_counts_once() -> None:
+    """The client sends a script again whose answer was lost."""
+    async with answers_of(embedded_redis()) as answers:
+        member = RedisQuotas(RedisStore(answers.url), f"q{next(_prefixes)}:")
+        per_minute = 3  # and far less than one is refilled
+        assert await member.take_request("app", per_minute) == 0
+        answers.lose_next()
+        assert await member.take_request("app", per_minute) == 0
+        assert answers.lost == 1
+        answers.lose_next()
+        assert await member.take_request("app", per_minute) == 0, "the last one is not refused, either"
+        assert answers.lost == 2
+        assert await member.take_request("app", per_minute) > 0
+        await member.aclose()
+
+
 async def test_characters_are_charged_once_over_workers() -> None:
     async with sharing(embedded_redis()) as (one, two):
         for member in (one, two):
@@ -84,6 +101,57 @@ async def test_source_audio_is_charged_over_workers() -> None:
         for member in (one, two):  # 91.5 s at 10 a minute
             await member.refresh_source("app", 10)
             assert 500 < member.source_wait_s("app", 10) <= 91.5 * 6
+
+
+class _Answers:
+    """A proxy of a Redis server that can lose an answer: the server has run the command, and the connection breaks."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = urlsplit(redis_url)
+        self._loses = False
+        self.lost = 0
+        self.url = ""
+        self.connections: set[asyncio.Task[None]] = set()
+
+    def lose_next(self) -> None:
+        self._loses = True
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self.connections.add(connection)
+        from_redis, to_redis = await asyncio.open_connection(self._redis.hostname, self._redis.port)
+        commands = asyncio.create_task(_forward(reader, to_redis))
+        try:
+            while answer := await from_redis.read(1 << 16):
+                if self._loses:
+                    self._loses = False
+                    self.lost += 1
+                    break
+                writer.write(answer)
+        finally:
+            commands.cancel()
+            for each in (writer, to_redis):
+                each.close()
+                await each.wait_closed()
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+    writer.close()
+
+
+@asynccontextmanager
+async def answers_of(redis_url: str) -> AsyncIterator[_Answers]:
+    answers = _Answers(redis_url)
+    server = await asyncio.start_server(answers.accept, "127.0.0.1", 0)
+    answers.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    try:
+        yield answers
+        await asyncio.wait(answers.connections)  # they end with those of the client
+    finally:
+        server.close()
 
 
 async def _waits(member: RedisQuotas, seconds: float) -> bool:

@@ -3,8 +3,8 @@
 Redis keeps token buckets for the requests, characters and source audio of each API key, and its open sessions as leases
 that expire unless they are renewed. Scripts use Redis's clock, so the clocks of the workers need not agree. A
 request or a session waits for one script. Text is charged while it is spoken, source audio while it is converted:
-charges are sent in the background, numbered, so that one whose answer was lost is not counted twice; other workers know
-them within a second.
+charges are sent in the background; other workers know them within a second. Requests and charges are numbered, so that
+one whose answer was lost is not counted twice.
 
 While Redis does not answer, each worker applies the quotas on its own, starting from what it knew last: calls go on,
 and a key may use up to its quota at each worker. Charges and leases are sent again once Redis answers.
@@ -49,25 +49,29 @@ _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + t[2] / 1000\n"
 _BUCKET = (
     _NOW
     + """
-local rate, units, needed, worker, number = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local rate, units, needed, sender, number = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local capacity = math.max(1, rate)
-local stored = redis.call('HMGET', KEYS[1], 'units', 'at_ms', 'charge:' .. worker)
+local stored = redis.call('HMGET', KEYS[1], 'units', 'at_ms', 'charge:' .. sender)
 local level = capacity
 if stored[1] then level = math.min(capacity, stored[1] + math.max(0, now - stored[2]) * rate / 60000) end
-local is_new = number == '' or tonumber(number) > tonumber(stored[3] or 0)
 local wait_ms = 0
-if needed == '1' and level < 1 then
-  wait_ms = (1 - level) * 60000 / rate
-elseif is_new then
-  level = level - units
+if tonumber(number) > tonumber(stored[3] or 0) then
+  if needed == '1' and level < 1 then
+    wait_ms = (1 - level) * 60000 / rate
+  else
+    level = level - units
+    redis.call('HSET', KEYS[1], 'charge:' .. sender, number)
+  end
 end
 redis.call('HSET', KEYS[1], 'units', string.format('%.6f', level), 'at_ms', string.format('%.3f', now))
-if number ~= '' and is_new then redis.call('HSET', KEYS[1], 'charge:' .. worker, number) end
 redis.call('PEXPIRE', KEYS[1], math.ceil(60000 + (capacity - level) * 60000 / rate))
 return {string.format('%.6f', level), string.format('%.3f', wait_ms)}
 """
 )
-"""Takes units of a token bucket. Answers with its level, and the milliseconds until a unit is available."""
+"""Takes units of a token bucket. Answers with its level, and the milliseconds until a unit is available.
+
+The numbers of a sender rise. One that is not new has taken its units before, and its answer was lost.
+"""
 
 _RESERVE = (
     _NOW
@@ -130,6 +134,8 @@ class RedisQuotas(Quotas):
         self._prefix = prefix
         self._worker = secrets.token_hex(8)
         self._numbers = itertools.count(1)
+        self._free_senders: list[str] = []  # a request has one of its own until it is answered
+        self._senders = 0
         self._charges: dict[tuple[str, str], _Charges] = {}  # by kind and API key
         self._leases: dict[str, set[str]] = {}  # held by this worker, by API key
         self._ended: dict[str, set[str]] = {}  # leases that Redis may still have
@@ -140,12 +146,20 @@ class RedisQuotas(Quotas):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def take_request(self, key: str, per_minute: float) -> float:
-        level = await self._take("requests", key, per_minute, 1, needed=True)
+        sender = self._free_senders.pop() if self._free_senders else self._new_sender()
+        try:
+            level = await self._take("requests", key, per_minute, 1, sender, needed=True)
+        finally:
+            self._free_senders.append(sender)
         if level is None:
             return await super().take_request(key, per_minute)
         units, wait_s = level
         self._bucket(self._requests, key, per_minute).set_level(units, self._clock())
         return wait_s
+
+    def _new_sender(self) -> str:
+        self._senders += 1
+        return f"{self._worker}.{self._senders}"
 
     # -- characters and source audio ----------------------------------------------------------------------------------
 
@@ -176,28 +190,35 @@ class RedisQuotas(Quotas):
 
     async def _exchange(self, kind: str, key: str, charges: _Charges) -> None:
         """Send the charges of a key and take over what is left of its quota."""
-        async with charges.lock:  # Redis remembers one number of each worker
+        async with charges.lock:  # Redis remembers one number of each sender
             if charges.sending is None:
                 charges.sending = (next(self._numbers), charges.unsent)
                 charges.unsent = 0
             number, units = charges.sending
-            level = await self._take(kind, key, charges.per_minute, units, number=number)
+            level = await self._take(kind, key, charges.per_minute, units, self._worker, number=number)
             if level is not None:
                 charges.sending = None
                 bucket = self._bucket(charges.buckets, key, charges.per_minute)
                 bucket.set_level(level[0] - charges.unsent, self._clock())
 
     async def _take(
-        self, kind: str, key: str, per_minute: float, units: float, *, needed: bool = False, number: int | None = None
+        self,
+        kind: str,
+        key: str,
+        per_minute: float,
+        units: float,
+        sender: str,
+        *,
+        number: int | None = None,
+        needed: bool = False,
     ) -> tuple[float, float] | None:
-        """Take units; return what is left and the seconds to wait. None if Redis does not answer."""
-        values: tuple[str | float, ...] = (
-            per_minute,
-            units,
-            int(needed),
-            self._worker,
-            "" if number is None else number,
-        )
+        """Take units; return what is left and the seconds to wait. None if Redis does not answer.
+
+        The client of Redis sends the script again if the connection breaks; ``number`` tells Redis that it is the same.
+        A sender sends one at a time.
+        """
+        number = next(self._numbers) if number is None else number
+        values: tuple[str | float, ...] = (per_minute, units, int(needed), sender, number)
         answer = await self._evaluate(_BUCKET, kind, key, values)
         return None if not isinstance(answer, list) else (float(answer[0]), float(answer[1]) / 1000)
 
