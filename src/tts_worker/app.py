@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.adapter import TTSWorker
+from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.engine.factory import (
     EngineFactory,
     enroller_of,
@@ -75,9 +76,6 @@ log = logging.getLogger(__name__)
 
 _RETIRE_S = 600.0
 """Time limit for utterances on an engine that was replaced."""
-
-_SWITCH_INTERVAL_S = 0.0005
-"""Interval after which an engine thread releases the interpreter lock to the event loop (Python's default: 5 ms)."""
 
 
 class Worker:
@@ -166,7 +164,7 @@ class Worker:
         if self._lag is None:
             self.metrics.watch_hub(self.hub)
             self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
-            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
             self._quota_exchange = asyncio.get_running_loop().create_task(self.hub.quotas.run(), name="quotas")
             if self.batches is not None:
                 self._batch_runs = asyncio.get_running_loop().create_task(self.batches.run(), name="batches")

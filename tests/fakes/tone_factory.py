@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,17 @@ class TalkingEngine(ToneEngine):
         print("a line of a library", flush=True)
         if isinstance(command, Open):
             logging.getLogger(self.LOGGER).warning("utterance %s", command.key.generation)
+        super().handle(command)
+
+
+class IntervalEngine(ToneEngine):
+    """Logs the interval after which threads of its process release the interpreter lock."""
+
+    LOGGER = "tts_worker.engine.interval"
+
+    def handle(self, command: Command) -> None:
+        if isinstance(command, Open):
+            logging.getLogger(self.LOGGER).warning("%s", sys.getswitchinterval())
         super().handle(command)
 
 

@@ -7,6 +7,7 @@ timed from the first command of an utterance to the event that carries audio.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
@@ -20,6 +21,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
 from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -101,7 +103,7 @@ class UtteranceTimes:
 
 
 class Bench:
-    """Drives an engine with forced tokens.
+    """Drives an engine with forced tokens. Threads of the process switch as often as those of the server.
 
     Attributes:
         engine: The engine.
@@ -109,6 +111,7 @@ class Bench:
     """
 
     def __init__(self, options: LoadOptions, prompt_tokens: int) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         bundle = Bundle.open(options.bundle)
         self._eos = bundle.config.lm.eos_id
         self._token_rate_hz = bundle.config.token_rate_hz

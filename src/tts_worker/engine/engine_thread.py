@@ -21,6 +21,9 @@ from tts_worker.types import Command, EngineInfo, EngineReport, Event
 
 log = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S = 0.0005
+"""Interval after which an engine's thread releases the interpreter lock to another thread (Python's default: 5 ms)."""
+
 
 class _WakeUp:
     """Inbox entry that makes the thread look for work."""

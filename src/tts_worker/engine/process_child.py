@@ -13,13 +13,14 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import BinaryIO, NoReturn
 
-from tts_worker.engine.engine_thread import EngineThread
+from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S, EngineThread
 from tts_worker.engine.pipe import (
     Commands,
     EngineEnded,
@@ -127,6 +128,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # the main thread reads the commands while the engine computes
     requests, server = _take_pipes()
     start = read_message(requests)
     if not isinstance(start, StartEngine):

@@ -18,6 +18,7 @@ from tests.conftest import until
 from tests.fakes.tone_factory import (
     BreakingFactory,
     FaultAt,
+    IntervalEngine,
     PitchedFactory,
     Pitches,
     StartFault,
@@ -26,6 +27,7 @@ from tests.fakes.tone_factory import (
     build_without_extra,
 )
 from tests.unit.engine.test_loop import EventLog, expect_replacement, key, lose, speak, started
+from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.pipe import Decoder, Events, encode
 from tts_worker.engine.tone import Fault, ToneEngine
@@ -264,6 +266,16 @@ async def test_log_of_the_process_reaches_the_server(caplog: pytest.LogCaptureFi
         await log.until(lambda e: isinstance(e, Done))
     (record,) = [record for record in caplog.records if record.name == TalkingEngine.LOGGER]
     assert (record.getMessage(), record.levelname) == ("utterance 7", "WARNING")
+
+
+async def test_process_reads_commands_between_short_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a STOP waits for the interpreter lock for up to 5 ms."""
+    async with started(IntervalEngine, in_process=True) as loop:
+        loop.subscribe("a", log := EventLog())
+        speak(loop, key("a"))
+        await log.until(lambda e: isinstance(e, Done))
+    (record,) = [record for record in caplog.records if record.name == IntervalEngine.LOGGER]
+    assert float(record.getMessage()) == pytest.approx(SWITCH_INTERVAL_S)
 
 
 async def test_changes_of_shared_state_precede_later_commands() -> None:
