@@ -15,6 +15,7 @@ from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.phrases.engine import PhrasePhase
 from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.worker_thread import ENGINE_NICENESS, NETWORK_NICENESS
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
     Boundary,
@@ -122,12 +123,13 @@ def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
 def test_network_goes_after_the_other_threads(subject: Subject) -> None:
+    assert 0 < ENGINE_NICENESS < NETWORK_NICENESS
     subject.speak(KEY)
     subject.speak(OTHER)
     subject.open_gate()
     assert subject.thread.native_id is not None
     process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    assert os.getpriority(os.PRIO_PROCESS, subject.thread.native_id) == min(19, process_niceness + 2)
+    assert os.getpriority(os.PRIO_PROCESS, subject.thread.native_id) == min(19, process_niceness + NETWORK_NICENESS)
 
 
 def test_second_run_begins_without_the_engine_thread(subject: Subject, pcm: bytes) -> None:

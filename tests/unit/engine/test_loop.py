@@ -22,6 +22,7 @@ from tests.conftest import until
 from tests.fakes.tone_factory import BreakingFactory, FaultAt, StartFault, ToneFactory
 from tts_worker.engine.loop import MAX_REBUILD_FAILURES, EngineLoop, EngineState
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
+from tts_worker.engine.worker_thread import ENGINE_NICENESS
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     Audio,
@@ -130,7 +131,7 @@ async def test_engine_goes_after_the_event_loop() -> None:
         loop.subscribe("a", log)
         speak(loop, key("a"))
         await log.until(lambda e: isinstance(e, Done))
-    assert set(priorities) == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + 1)}
+    assert set(priorities) == {min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + ENGINE_NICENESS)}
 
 
 async def test_idle_engine_does_not_step(in_process: bool) -> None:
