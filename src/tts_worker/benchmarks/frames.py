@@ -22,7 +22,7 @@ from time import monotonic, process_time
 from tts_worker.benchmarks.calls import AlwaysSpeaking, Calls, SpeakingCall, unexplained_underruns
 from tts_worker.benchmarks.control_websocket import server_process
 from tts_worker.benchmarks.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
+from tts_worker.benchmarks.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 from tts_worker.benchmarks.telephone import TelephoneCall
 from tts_worker.errors import EngineFault
 
@@ -85,6 +85,7 @@ async def measure_frames(
     """
     calls = Calls()
     async with server_process(arguments, source=source) as (address, pid), contextlib.AsyncExitStack() as stack:
+        stack.enter_context(no_garbage_collection())
         monitor = await stack.enter_async_context(StallMonitor())
         tasks = [
             asyncio.create_task(PROTOCOLS[protocol](address, seed, calls, start_over_s * seed / sessions).run())

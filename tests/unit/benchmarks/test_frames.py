@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
 import tts_worker
-from tts_worker.benchmarks.frames import compare_frames
+from tts_worker.benchmarks.frames import PROTOCOLS, compare_frames, measure_frames
 from tts_worker.cli import main
 from tts_worker.commands.bench_frames import server_settings
 
@@ -22,6 +23,25 @@ async def test_version_is_compared_with_a_baseline() -> None:
         value = figures[name]
         assert isinstance(value, float)
         assert value > 0
+
+
+async def test_listeners_do_not_pause_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the client's process would count as an underrun of every call."""
+    collecting = []
+
+    class Listener:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def run(self) -> None:
+            collecting.append(gc.isenabled())
+
+    monkeypatch.setitem(PROTOCOLS, "websocket", Listener)
+    monkeypatch.setattr("tts_worker.benchmarks.frames._SETTLE_S", 0.1)
+    arguments = ["--engine", "tone", "--set", "log_level=warning"]
+    await measure_frames(arguments, 2, 0.1, lead_s=0.02, start_over_s=0.1)
+    assert collecting == [False, False]
+    assert gc.isenabled()
 
 
 def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:
