@@ -20,7 +20,7 @@ from tools.train.config import StageConfig
 from tools.train.speech_data import AudioData, PartData
 from tools.train.teacher import PART_BIN_HZ, PART_HOP_SAMPLES
 from tools.train.trainer import Stage
-from tools.train.vocoder import draw_starts
+from tools.train.vocoder import draw_segments, draw_starts, segment_mel
 from tts_worker.engine.cosyvoice.models.dims import HiftDims
 from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter, noise_level
 
@@ -125,16 +125,12 @@ class FilterStage(Stage):
         self._in_bfloat16 = bool(settings.option("bfloat16", 0))
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        count = self.settings.batch
-        generator = self.generator(_SEGMENT_SALT)
-        flow_count = 0
-        if len(self.data.flow_starts):
-            flow_count = int(count * self.settings.option("flow_share", 0.5))
-        starts = torch.cat(
-            [
-                draw_starts(self.data.starts, count - flow_count, generator),
-                draw_starts(self.data.flow_starts, flow_count, generator),
-            ]
+        starts, flow_count = draw_segments(
+            self.data.starts,
+            self.data.flow_starts,
+            self.settings.batch,
+            self.settings.option("flow_share", 0.5),
+            self.generator(_SEGMENT_SALT),
         )
         parts = self._distances(starts, flow_count)
         loss = parts["noise"] + parts["harmonics"] + _QUIET_WEIGHT * parts["quiet"] + _PITCH_WEIGHT * parts["pitch_hz"]
@@ -155,10 +151,7 @@ class FilterStage(Stage):
         data, dims = self.data, self.filter.dims
         rows = starts[:, None] + torch.arange(self.frames, device=self.device)  # [B, T]
         rows = rows.clamp(max=len(data.pitch_hz) - 1)
-        mel = data.mel[rows]
-        if flow_count and data.flow_mel is not None:
-            mel = torch.cat([mel[:-flow_count], data.flow_mel[rows[-flow_count:]]])
-        mel = mel.float().transpose(1, 2)
+        mel = segment_mel(data.mel, data.flow_mel, rows, flow_count)
         per_frame = dims.frame_samples // dims.hop
         inner = slice(_EDGE_FRAMES * per_frame, -_EDGE_FRAMES * per_frame)
         columns = (rows[:, :, None] * per_frame + torch.arange(per_frame, device=self.device)).flatten(1)[:, inner]

@@ -123,15 +123,12 @@ class VocoderStage(Stage):
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         count = self.settings.batch
-        generator = self.generator(_SEGMENT_SALT)
-        flow_count = 0
-        if len(self.data.flow_starts):
-            flow_count = int(count * self.settings.option("flow_share", 0.5))
-        starts = torch.cat(
-            [
-                draw_starts(self.data.starts, count - flow_count, generator),
-                draw_starts(self.data.flow_starts, flow_count, generator),
-            ]
+        starts, flow_count = draw_segments(
+            self.data.starts,
+            self.data.flow_starts,
+            count,
+            self.settings.option("flow_share", 0.5),
+            self.generator(_SEGMENT_SALT),
         )
         draws, reference, pitch_error = self._resynthesize(starts, flow_count, self.generator(_NOISE_SALT))
         parts = self.distance.energy(draws, reference)
@@ -171,10 +168,7 @@ class VocoderStage(Stage):
         dims = self.hift.dims
         rows = starts[:, None] + torch.arange(self.frames, device=self.device)  # [B, T]
         rows = rows.clamp(max=len(data.pitch_hz) - 1)
-        mel = data.mel[rows]
-        if flow_count and data.flow_mel is not None:
-            mel = torch.cat([mel[:-flow_count], data.flow_mel[rows[-flow_count:]]])
-        mel = mel.float().transpose(1, 2)
+        mel = segment_mel(data.mel, data.flow_mel, rows, flow_count)
         frame = dims.frame_samples
         reference = data.audio.view(-1, frame)[rows].flatten(1).float() / 32768
         pitch = data.pitch_hz[rows]
@@ -208,3 +202,24 @@ def draw_starts(starts: Tensor, count: int, generator: torch.Generator) -> Tenso
     if not count:
         return starts[:0]
     return starts[torch.randint(0, len(starts), (count,), generator=generator, device=starts.device)]
+
+
+def draw_segments(
+    starts: Tensor, flow_starts: Tensor, count: int, flow_share: float, generator: torch.Generator
+) -> tuple[Tensor, int]:
+    """Draw first frames of ``count`` segments.
+
+    Returns:
+        The frames, and how many of the last segments have the flow's mel: ``flow_share`` of them, if there is any.
+    """
+    flow_count = int(count * flow_share) if len(flow_starts) else 0
+    drawn = [draw_starts(starts, count - flow_count, generator), draw_starts(flow_starts, flow_count, generator)]
+    return torch.cat(drawn), flow_count
+
+
+def segment_mel(mel: Tensor, flow_mel: Tensor | None, rows: Tensor, flow_count: int) -> Tensor:
+    """Mel ``[B, mel, T]`` at the frames ``rows [B, T]``, that of the flow for the last ``flow_count`` segments."""
+    values = mel[rows]
+    if flow_count and flow_mel is not None:
+        values = torch.cat([values[:-flow_count], flow_mel[rows[-flow_count:]]])
+    return values.float().transpose(1, 2)

@@ -134,7 +134,7 @@ class RedisQuotas(Quotas):
         self._prefix = prefix
         self._worker = secrets.token_hex(8)
         self._numbers = itertools.count(1)
-        self._free_senders: list[str] = []  # a request has one of its own until it is answered
+        self._free_senders: list[str] = []  # of requests that were answered
         self._senders = 0
         self._charges: dict[tuple[str, str], _Charges] = {}  # by kind and API key
         self._leases: dict[str, set[str]] = {}  # held by this worker, by API key

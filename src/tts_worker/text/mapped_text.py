@@ -16,7 +16,7 @@ class MappedText:
     """A growing text. Offsets are held for runs of characters that are adjacent in the original text.
 
     Its reader cuts off what is done. A character stands for one original character, and offsets increase; ``UNIT``
-    stands for a replacement, in a run of its own.
+    stands for a replacement, in a separate run.
     """
 
     def __init__(self) -> None:

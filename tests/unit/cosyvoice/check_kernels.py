@@ -1,4 +1,4 @@
-"""Checks the Triton kernels without a GPU, in a process of its own, and prints the names of the checked kernels.
+"""Checks the Triton kernels without a GPU, in a separate process, and prints the names of the checked kernels.
 
     interpret FAMILY        compares them with PyTorch's operators, with the sizes of the tiny network
     edges                   lengths, pages, heads and masks at their limits, and memory that must not be read

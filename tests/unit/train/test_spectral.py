@@ -31,7 +31,7 @@ def test_noise_of_the_same_level_is_closest(seed: int, gain: float) -> None:
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=4, deadline=None)
 def test_noise_is_closer_than_one_sound_for_all(seed: int) -> None:
-    """With the mere distance from the reference a network would say the same sound at every draw."""
+    """With the mere distance from the reference a network would say the same at every draw."""
     reference = noise(seed, 8, 0.1)
     first = noise(seed + 10_000, 8, 0.1)
     assert total(torch.cat([first, noise(seed + 20_000, 8, 0.1)]), reference) < total(

@@ -275,8 +275,9 @@ class Phonemizer:
         stem = written.removesuffix("'s")
         ending = written[len(stem) :]
         if phonemes := _ACCENTED.get(stem.lower()):
-            sound = "" if not ending else "s" if phonemes[-1] in "fkpt" else "ᵻz" if phonemes[-1] in "szʃʒʧʤ" else "z"
-            return {"phonemes": phonemes + sound, "rating": 5}
+            last = phonemes[-1]
+            possessive = "s" if last in "fkpt" else "ᵻz" if last in "szʃʒʧʤ" else "z"
+            return {"phonemes": phonemes + (possessive if ending else ""), "rating": 5}
         lexicon = self.g2p.lexicon
         plain = "".join(char for char in unicodedata.normalize("NFD", stem) if not unicodedata.combining(char))
         is_known = plain.isascii() and plain.isalpha() and (plain in lexicon.golds or plain in lexicon.silvers)
