@@ -53,6 +53,23 @@ async def test_page_stops_reports_and_reconnects(firefox: Firefox, path: str) ->
             await page.shows("status", "Finished.")
 
 
+DELAYS_OF_A_CLOSED_PEER = """async () => {
+  const { Peer } = await import("/static/webrtc/peer.js");
+  const ignored = () => {};
+  const [closed, closing] = [1, 2].map(() => new Peer({ message: ignored, track: ignored, closed: ignored }));
+  closed.close();
+  const delays = closing.delays();
+  closing.close();
+  return [await closed.delays(), await delays];
+}"""
+
+
+async def test_a_closed_peer_has_no_delays(firefox: Firefox, address: str) -> None:
+    """A stop is measured when its audio has settled: the connection may be gone by then."""
+    async with firefox.page(f"http://{address}/webrtc") as page:
+        assert await page.call(DELAYS_OF_A_CLOSED_PEER) == [None, None]
+
+
 BREAK_THE_RULES = """() => {
   console.error("an error");
   document.body.append(Object.assign(document.createElement("script"), { textContent: "1" }));

@@ -15,6 +15,8 @@ export class Peer {
   #connection = new RTCPeerConnection();
   #channel = this.#connection.createDataChannel("tts");
   #closed = false;
+  #markClosed;
+  #closing = new Promise((resolve) => (this.#markClosed = resolve));
   #jitterBuffer = { delayS: 0, samples: 0 };
 
   /**
@@ -62,31 +64,34 @@ export class Peer {
     if (this.#channel.readyState === "open") this.#channel.send(JSON.stringify(message));
   }
 
-  /** The mean time that audio waited in the jitter buffer since the last call, in ms; null without audio. */
-  async jitterMs() {
-    for (const report of (await this.#connection.getStats()).values()) {
-      if (report.type !== "inbound-rtp") continue;
-      const now = { delayS: report.jitterBufferDelay, samples: report.jitterBufferEmittedCount };
-      const before = this.#jitterBuffer;
-      this.#jitterBuffer = now;
-      if (now.samples <= before.samples) return null;
-      return ((now.delayS - before.delayS) / (now.samples - before.samples)) * 1000;
-    }
-    return null;
-  }
-
-  /** The round-trip time to the server in ms, as last measured by the browser; null before it has. */
-  async roundTripMs() {
-    for (const report of (await this.#connection.getStats()).values()) {
-      if (report.type === "candidate-pair" && report.nominated && report.currentRoundTripTime !== undefined) {
-        return report.currentRoundTripTime * 1000;
+  /**
+   * What the browser measured: the round-trip time to the server, and the mean time that audio waited in the jitter buffer
+   * since the last call. 0 where it has not measured.
+   * @returns {Promise<?{roundTripMs: number, jitterMs: number}>} null once the connection is closed
+   */
+  async delays() {
+    if (this.#closed) return null; // Firefox rejects with an error
+    const reports = await Promise.race([this.#connection.getStats(), this.#closing]); // or never answers
+    if (this.#closed) return null;
+    const delays = { roundTripMs: 0, jitterMs: 0 };
+    for (const report of reports.values()) {
+      if (report.type === "inbound-rtp") delays.jitterMs = this.#jitterSince(report);
+      else if (report.type === "candidate-pair" && report.nominated) {
+        delays.roundTripMs = (report.currentRoundTripTime ?? 0) * 1000;
       }
     }
-    return null;
+    return delays;
+  }
+
+  #jitterSince({ jitterBufferDelay: delayS, jitterBufferEmittedCount: samples }) {
+    const before = this.#jitterBuffer;
+    this.#jitterBuffer = { delayS, samples };
+    return samples > before.samples ? ((delayS - before.delayS) / (samples - before.samples)) * 1000 : 0;
   }
 
   close() {
     this.#closed = true;
+    this.#markClosed();
     this.#connection.close();
   }
 

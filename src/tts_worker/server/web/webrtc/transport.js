@@ -35,12 +35,14 @@ export function webRtcTransport() {
   async function showStopParts(stop) {
     if (stop.silentMs === null || stop.answeredMs === null || stop === measuredStop) return;
     measuredStop = stop;
+    const measured = peer;
     await new Promise((resolve) => setTimeout(resolve, SETTLED_MS));
     if (stop !== measuredStop || player.active) return; // newer audio is playing
     const { arrivedMs } = await player.lastLoud();
     const oldAudioMs = Math.max(0, arrivedMs - stop.atMs);
-    const roundTripMs = (await peer.roundTripMs()) ?? 0;
-    const jitterMs = (await peer.jitterMs()) ?? 0;
+    const delays = await measured.delays();
+    if (delays === null) return; // the connection was lost
+    const { roundTripMs, jitterMs } = delays;
     show("network", roundTripMs);
     show("server", Math.max(0, stop.answeredMs - roundTripMs));
     show("jitter", jitterMs);
