@@ -271,8 +271,9 @@ class Training:
 
     @property
     def _pace(self) -> float:
-        """Speech tokens per unit of text weight."""
-        return float(self.units.tokens.sum()) / sum(map(text_weight, self.units.texts))
+        """Speech tokens per unit of weight of the text, as the engine weighs it."""
+        spelled = map(TextTokenizer.from_bundle(self.bundle).spell, self.units.texts)
+        return float(self.units.tokens.sum()) / sum(map(text_weight, spelled))
 
     @cached_property
     def _mel_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:

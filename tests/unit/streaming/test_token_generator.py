@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,7 @@ from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace, es
 from tts_worker.engine.cosyvoice.chunks import Chunk, Kind
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, derive_seed
 from tts_worker.errors import ConfigError
@@ -313,3 +315,16 @@ def test_next_audio_segment_speaks_at_the_learned_pace(components) -> None:  # t
         paces.append(generator.audio_segments[-1].aligner.pace)
     spoken = text_weight("One two three four.")
     assert paces == [pytest.approx((generator.voice.pace + 60 / spoken) / 2)] * 2
+
+
+def test_words_take_as_long_as_what_the_model_reads(components) -> None:  # type: ignore[no-untyped-def]
+    """Phonemes tell more about durations than letters do, where a bundle respells words."""
+    respelled = copy(tokenizer(FAMILY))
+    respelled._respell = Respelling({"though": "ðO", "axis": "ˈæksˌɪs"})
+    generator = generator_for(components, segments(("though axis", Boundary.END)))
+    generator._model = replace(generator._model, tokenizer=respelled)
+    generator.begin_run()
+    generator.process_ids([*distinct_ids(33), EOS])
+    first, second = generator.audio_segments[0].aligner.take_words(33, 33, True)
+    assert (first.end, second.end) == (pytest.approx(9), pytest.approx(33))
+    assert estimate_pace(respelled.spell("though axis"), 33) == pytest.approx(3)

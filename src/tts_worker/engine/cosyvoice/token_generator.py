@@ -260,7 +260,7 @@ class TokenGenerator:
         flow = self._model.config.flow
         chunk = GridPlan(len(self.voice.prompt), flow.chunk_tokens, flow.lookahead_tokens).first_chunk
         pages = chunk_pages(RenderState(self.voice, 0, []), chunk, flow.chunk_tokens)
-        expected_tokens = estimate_tokens(spoken_words(self._text_segments[0]), self.voice.pace)
+        expected_tokens = estimate_tokens(self._spelled_words(self._text_segments[0]), self.voice.pace)
         return chunk.known, pages, max(pages, -(-math.ceil(expected_tokens) // flow.chunk_tokens))
 
     # -- runs ---------------------------------------------------------------------------------------------------------
@@ -339,8 +339,13 @@ class TokenGenerator:
         ids = self._text_ids(segment)
         self._last_text = segment.text.rstrip()
         self._run_text += ids
-        self._words.append((len(self._run_text), spoken_words(segment)))
+        self._words.append((len(self._run_text), self._spelled_words(segment)))
         return ids
+
+    def _spelled_words(self, segment: Segment) -> tuple[SpokenWord, ...]:
+        """Words with the text that the model reads: phonemes tell more about durations than letters do."""
+        spell = self._model.tokenizer.spell
+        return tuple(replace(word, text=spell(word.text)) for word in spoken_words(segment))
 
     def _text_ids(self, segment: Segment) -> list[int]:
         """Return the ids of a text. Control tags and known phonemes become special tokens, all else is plain text."""

@@ -122,11 +122,15 @@ class TextTokenizer:
         """The id that separates an instruction from the text."""
         return int(self.special_ids[END_OF_PROMPT])
 
+    def spell(self, text: str) -> str:
+        """Return ``text`` as the model reads it: respelled if the bundle says so."""
+        return text if self._respell is None else self._respell(text)
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Ids of ``text``, respelled if the bundle says so, without added tokens. Lone surrogates become U+FFFD."""
         encoder = self._special if allow_special else self._plain
         plain = _SURROGATE.sub("\ufffd", text)
-        spelled = plain if self._respell is None or allow_special else self._respell(plain)
+        spelled = plain if allow_special else self.spell(plain)
         return list(encoder.encode(spelled, add_special_tokens=False).ids)
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:

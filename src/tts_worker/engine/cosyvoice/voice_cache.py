@@ -217,7 +217,8 @@ class VoiceCache:
         config = self._config.flow
         voice = speaker.voice
         request = speaker.request("")
-        pace = estimate_pace(voice.prompt_text, len(voice.tokens), self._config.pace, self._config.token_rate_hz)
+        prompt_text = speaker.tokenizer.spell(voice.prompt_text)
+        pace = estimate_pace(prompt_text, len(voice.tokens), self._config.pace, self._config.token_rate_hz)
         if isinstance(config, V1FlowDims):  # nothing is computed before the speech
             mel = request.prompt_mel.reshape(-1, config.mel)
             chunk = config.chunk_tokens
