@@ -10,11 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tts_worker.text import english_tables as tables
-from tts_worker.text.english_amounts import AMOUNT_RULES
-from tts_worker.text.english_codes import CODE_RULES
-from tts_worker.text.english_names import DAY, MONTH, NAME_RULES
-from tts_worker.text.english_rules import alternatives
+from tts_worker.text.english_rules import MAY_APPLY, RULES, features
 from tts_worker.text.language import LanguageDetector, primary_tag
 from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
 from tts_worker.types import Segment
@@ -23,52 +19,40 @@ _CONTEXT_CHARS = 60
 """Text of earlier segments that a rule may look at: "Your code is:" may be a segment of its own."""
 
 
-def _requirements(needs: str) -> frozenset[str | int]:
-    """Return words, signs and numbers of digits."""
-    found: set[str | int] = set()
-    for need in needs.split():
-        if need[-1] == "+" and len(need) > 1:
-            found.add(int(need[:-1]))
-        else:
-            found.update(_FEATURE.findall(need))
-    return frozenset(found)
-
-
 _SPELLED_DASH = re.compile(r"[-–]\d")
 """Text between two characters that a tag spells: no range."""
-_DIGIT = re.compile(r"\d")
-_FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
-RULES = tuple(
-    (re.compile(pattern), speak, _requirements(needs))
-    for pattern, speak, needs in CODE_RULES + AMOUNT_RULES + NAME_RULES  # of two that overlap, the first applies
-)
-_MAY_APPLY = re.compile(
-    rf"[\d½⅓⅔¼¾⅛⅜⅝⅞@₀-₉]|\w\.[A-Za-z]{{2}}|\b{DAY}|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{{2}}\b"
-    rf"|[a-z] [IVX]{{1,6}}\b|[a-z] [#*]|{MONTH}\.? ?[-–]"
-    rf"|\b(?:{alternatives(tables.WORDS)}|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|Hwy|Pkwy|Rd|St\b"
-    r"|(?:[Ii]n|[Ss]ince|[Uu]ntil|[Ee]arly|[Ll]ate|[Mm]id) [JFASOND][a-z]{2,3}\b)"
-)
-
-
-def features(text: str) -> set[str | int]:
-    """Return the words and signs of ``text``, and every number of digits up to what it has."""
-    return {*_FEATURE.findall(text.lower()), *range(1, len(_DIGIT.findall(text)) + 1)}
+_RULES_OF = {
+    need: [number for number, rule in enumerate(RULES) if need in rule[2]] for rule in RULES for need in rule[2]
+}
+"""Numbers of the rules that apply to texts with a feature."""
+_BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
+_AFTER_WORDS = re.compile(r"[\w$€£¥¢%#°]")
 
 
 def rewrites(text: str, first: int = 0) -> list[Rewrite]:
     """Return the disjoint rewrites of ``text`` from ``first`` on, in order; the text before it is only looked at."""
-    if not _MAY_APPLY.search(text, first):
+    if not MAY_APPLY.search(text, first):
         return []
     found: list[Rewrite] = []
-    present = features(text)
-    for pattern, speak, needs in RULES:
-        if needs.isdisjoint(present):
-            continue
+    for number in sorted({number for feature in features(text) for number in _RULES_OF.get(feature, ())}):
+        pattern, speak, _ = RULES[number]
         for match in pattern.finditer(text):
-            for start, end, spoken in speak(match):
+            for rewrite in speak(match):
+                start, end, _ = rewrite
                 if first <= start and not any(start < last and begin < end for begin, last, _ in found):
-                    found.append((start, end, spoken))
-    return sorted(found)
+                    found.append(rewrite)
+    return _set_apart(text, sorted(found))
+
+
+def _set_apart(text: str, found: list[Rewrite]) -> list[Rewrite]:
+    """Put spaces between what is spoken and the letters, digits and signs next to it."""
+    result: list[Rewrite] = []
+    for start, end, spoken in found:
+        follows = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
+        space_before = " " if spoken[:1].isalnum() and _BEFORE_WORDS.search(follows) else ""
+        space_after = " " if spoken[-1:].isalnum() and _AFTER_WORDS.match(text, end) else ""
+        result.append((start, end, space_before + spoken + space_after))
+    return result
 
 
 class SpokenForms:
@@ -87,7 +71,7 @@ class SpokenForms:
         text = segment.text
         before = self._before
         self._before = (before + text)[-_CONTEXT_CHARS:] + " "
-        if (self._is_english is not None and not self._is_english(text)) or not _MAY_APPLY.search(text):
+        if (self._is_english is not None and not self._is_english(text)) or not MAY_APPLY.search(text):
             return segment
         shift = len(before)
 
