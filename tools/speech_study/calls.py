@@ -48,9 +48,9 @@ class Calls:
     def __init__(self, worker: TTSWorker) -> None:
         self._worker = worker
 
-    async def speak(self, text: str, seed: int = 0) -> Said:
+    async def speak(self, text: str, seed: int = 0, speed: float = 1.0) -> Said:
         """Speak without interruption."""
-        stream = self._open(text, seed)
+        stream = self._open(text, seed, speed)
         return _said(text, [chunk async for chunk in stream], stream)
 
     async def speak_all(self, texts: Sequence[str]) -> list[Said]:
@@ -89,12 +89,12 @@ class Calls:
                 stream.session.stop("stop", chunk.end_sample)
         return _said(text, chunks, stream)
 
-    def _open(self, text: str, seed: int) -> SpeechStream:
+    def _open(self, text: str, seed: int, speed: float = 1.0) -> SpeechStream:
         async def letters() -> AsyncIterator[str]:
             for letter in text:
                 yield letter
 
-        return self._worker.synthesize_chunks(letters(), SessionOptions(realtime=False, seed=seed))
+        return self._worker.synthesize_chunks(letters(), SessionOptions(realtime=False, seed=seed, speed=speed))
 
 
 @asynccontextmanager

@@ -46,6 +46,7 @@ LONG_TEXTS = (
 """Two sentences each, the first one of three clauses."""
 
 _STOPS = (0.35, 0.7)
+_SPEEDS = (0.8, 1.0, 1.25)
 _MEANWHILE = "Yes, of course."
 _OTHER_RENDER_BATCH = 4
 
@@ -191,11 +192,28 @@ class Study:
             for i, name in enumerate(("level_lu", "pitch_semitones"))
         }
 
+    def speed(self) -> dict[str, Any]:
+        """Word error rate, quality score and word times of slower and faster speech."""
+        usual = sum(said.samples for said in self._alone)
+        result = {}
+        for speed in _SPEEDS:
+            said = self._alone if speed == 1.0 else self._run(_in_turn(self._sentences, speed))
+            result[f"{speed:g}"] = {
+                "wer": self._wer(said),
+                "mos": round(float(np.mean([self._judge.mos(one.pcm) for one in said])), 2),
+                "duration": round(sum(one.samples for one in said) / usual, 3),
+                "median_word_error_ms": self._word_errors(said)["median_error_ms"],
+            }
+        return result
+
     def words(self) -> dict[str, Any]:
         """Compare the announced word times with the recognizer's."""
+        return self._word_errors(self._alone)
+
+    def _word_errors(self, utterances: Sequence[Said]) -> dict[str, Any]:
         errors: list[float] = []
         announced = 0
-        for said in self._alone:
+        for said in utterances:
             ours = [(plain_word(word.text), word.start_sample / SAMPLE_RATE_HZ) for word in said.words]
             announced += len(ours)
             theirs = [(word.text, word.start_s) for word in self._judge.word_times(said.pcm)]
@@ -229,6 +247,7 @@ PARTS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "pause": Study.pause,
     "stop": Study.stop,
     "joins": Study.joins,
+    "speed": Study.speed,
     "words": Study.words,
     "guard": Study.guard,
 }
@@ -236,9 +255,9 @@ OF_ANY_VOICE = ("stop", "joins", "words")
 """Parts that can be measured with the CPU voice, as a reference."""
 
 
-def _in_turn(texts: Sequence[str]) -> Callable[[Calls], Coroutine[Any, Any, list[Said]]]:
+def _in_turn(texts: Sequence[str], speed: float = 1.0) -> Callable[[Calls], Coroutine[Any, Any, list[Said]]]:
     async def speak(calls: Calls) -> list[Said]:
-        return [await calls.speak(text, seed) for seed, text in enumerate(texts)]
+        return [await calls.speak(text, seed, speed) for seed, text in enumerate(texts)]
 
     return speak
 

@@ -124,8 +124,8 @@ def _boundaries(args: argparse.Namespace) -> int:
     if args.svg is not None:
         args.svg.write_text(boundaries.draw(result), "utf-8")
     low, high = result.usual
-    print(f"{result.boundaries} boundaries: streaming adds {result.excess:.1%} of the mean flux", end=" ")
-    print(f"(as many random times: {low:.1%} to {high:.1%})")
+    print(f"{result.boundaries} boundaries: streaming adds {result.excess:.2%} of the mean flux", end=" ")
+    print(f"(as many random times: {low:.2%} to {high:.2%})")
     return 0
 
 

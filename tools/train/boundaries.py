@@ -116,7 +116,7 @@ def measure(path: Path, sentences: Sequence[str], graph: Path) -> BoundaryStudy:
             if isinstance(event, Audio)
         ]
         begins = np.cumsum([len(pcm) // 2 for pcm in chunks])[:-1].tolist()
-        offline = vocode(networks, flow_mel(networks.chunked_flow, tokens, speaker))
+        offline = vocode(networks, flow_mel(networks.chunked_flow, tokens, speaker), seed=i)
         clips.append((_floats(b"".join(chunks)), _floats(offline), begins))
     return study(clips)
 

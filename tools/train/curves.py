@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from html import escape
 from pathlib import Path
 
 _PANEL = (360, 150)  # pixels
 _MARGIN = (52, 26)  # left and right, top and bottom
 _COLUMNS = 3
+_LOG_RATIO = 5  # of the largest to the smallest value: on a linear scale only the first steps would show
 _HELD_OUT = "held_out_"
 _NOT_METRICS = ("step", "cpu_s")
 
@@ -44,6 +46,11 @@ def draw(curves: dict[str, list[Point]], title: str) -> str:
 
 
 def _panel(name: str, training: list[Point], held_out: list[Point]) -> str:
+    values = [value for _, value in training + held_out]
+    is_log = min(values) > 0 and max(values) > _LOG_RATIO * min(values)
+    if is_log:
+        name = f"{name} (log)"
+        training, held_out = ([(step, math.log(value)) for step, value in curve] for curve in (training, held_out))
     points = training + held_out
     width, height = _PANEL
     left, top = _MARGIN
@@ -59,7 +66,7 @@ def _panel(name: str, training: list[Point], held_out: list[Point]) -> str:
     axes = f'<path d="M{left} {top}V{height - top}H{width - left}" style="stroke:#999"/>'
     labels = (
         f'<text x="{left}" y="{top - 6}">{escape(name)}</text>'
-        f'<text x="4" y="{top + 8}">{lows[1] + spans[1]:.3g}</text><text x="4" y="{height - top}">{lows[1]:.3g}</text>'
+        f'<text x="4" y="{top + 8}">{max(values):.3g}</text><text x="4" y="{height - top}">{min(values):.3g}</text>'
         f'<text x="{width - left}" y="{height - top + 14}" text-anchor="end">{lows[0] + spans[0]:.0f}</text>'
     )
     return f'{axes}<path d="{line}"/>{dots}{labels}'

@@ -6,6 +6,7 @@ teacher's audio itself.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import wave
 from collections.abc import Callable, Sequence
@@ -164,13 +165,27 @@ def evaluate(
     torch.set_num_threads(threads)
     evaluation = Evaluation(Bundle.open(path), sentences, graph, judge, out)
     scores = {stage: asdict(evaluation.score(stage)) for stage in stages}
-    return {"bundle": str(path.name), "sentences": len(sentences), "threads": threads, "stages": scores}
+    return {
+        "bundle": str(path.name),
+        "weights": weights_hash(path),
+        "sentences": len(sentences),
+        "threads": threads,
+        "stages": scores,
+    }
 
 
-def vocode(networks: Networks, mel: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> bytes:
-    """Audio of ``mel [frames, bins]`` as PCM."""
+def weights_hash(path: Path) -> str:
+    """Beginning of the SHA-256 of a bundle's weights: whether scores belong to them."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def vocode(networks: Networks, mel: np.ndarray[tuple[int, ...], np.dtype[np.floating]], seed: int = 0) -> bytes:
+    """Audio of ``mel [frames, bins]`` as PCM, with the noise of utterances with ``seed``."""
     frames = torch.from_numpy(mel).T[None]
-    audio, _ = networks.hift(frames, HashedNoise(torch.zeros(1, dtype=torch.long), not networks.hift.dims.causal))
+    audio, _ = networks.hift(frames, HashedNoise(torch.tensor([seed]), not networks.hift.dims.causal))
     return to_pcm(audio[0].numpy())
 
 

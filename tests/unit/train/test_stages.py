@@ -189,6 +189,14 @@ def test_curves_of_all_metrics_are_drawn(tmp_path: Path) -> None:
     assert len(list(image.iter(f"{space}circle"))) == 1
 
 
+def test_metric_that_falls_far_is_drawn_on_a_logarithmic_scale() -> None:
+    image = ElementTree.fromstring(draw({"noise": [(0, 100.0), (1, 1.0)], "held_out_noise": [(1, 10.0)]}, "vocoder"))
+    space = "{http://www.w3.org/2000/svg}"
+    (circle,) = image.iter(f"{space}circle")
+    assert float(circle.get("cy", "")) == 75  # half of the height
+    assert "noise (log)" in [text.text for text in image.iter(f"{space}text")]
+
+
 class Listener:
     """Hears what it is told."""
 
