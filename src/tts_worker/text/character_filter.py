@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 
 from tts_worker.text.characters import is_pictograph
+from tts_worker.text.mapped_text import MappedText
 
 SOFT_SPACE = "\u200b"
 """Replaces dropped characters: a space if two words would otherwise be joined, else nothing."""
@@ -55,61 +55,47 @@ def is_filtered(char: str) -> bool:
 
 
 class CharacterFilter:
-    """Passes on the remaining characters, with spaces as ``" "`` and line breaks as ``"\\n"``.
+    """Appends the remaining characters to ``out``, with spaces as ``" "`` and line breaks as ``"\\n"``."""
 
-    Args:
-        append: Takes text and the offset of its first character.
-    """
-
-    def __init__(self, append: Callable[[str, int], None]) -> None:
-        self._append = append
+    def __init__(self, out: MappedText) -> None:
+        self._out = out
         self.held = ""  # possible base of an emoji
         self._held_at = 0
         self._after_return = False
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
-        last_char = text[-1]
-        is_first = not (self.held or self._after_return)
-        if is_first and last_char not in _MAY_BECOME_EMOJI and _UNUSUAL.search(text) is None:  # as for most text
-            self._append(text, start)
+        append = self._out.append
+        last = text[-1]
+        if not (self.held or self._after_return or last in _MAY_BECOME_EMOJI or _UNUSUAL.search(text)):  # most text
+            append(text, start)
             return
-        if self.held:
-            text = self.held + text
-            start -= 1
-            self.held = ""
         begin = 1 if self._after_return and text[0] == "\n" else 0  # of the run that is not passed on yet
-        end = len(text)
-        self._after_return = last_char == "\r"
-        if last_char in _MAY_BECOME_EMOJI:
-            end -= 1
-            self.held = last_char
-            self._held_at = start + end
-        unusual = _UNUSUAL.search(text, begin, end)
-        while unusual is not None:
+        self._after_return = last == "\r"
+        start -= len(self.held)
+        text = self.held + text
+        self.held = last if last in _MAY_BECOME_EMOJI else ""
+        end = len(text) - len(self.held)
+        self._held_at = start + end
+        for unusual in _UNUSUAL.finditer(text, begin, end):
             place = unusual.start()
-            unusual = _UNUSUAL.search(text, place + 1, end)
             char = text[place]
             replaced = _replacement(char)
             if replaced == char:
                 continue
-            last = place
+            run_end = place
             if char in _EMOJI_SELECTOR + _KEYCAP and place > begin and text[place - 1] in _MAY_BECOME_EMOJI:
-                last -= 1
+                run_end -= 1
                 replaced = SOFT_SPACE
-            if last > begin:
-                self._append(text[begin:last], start + begin)
-            if replaced:
-                self._append(replaced, start + last)
+            append(text[begin:run_end], start + begin)
+            append(replaced, start + run_end)
             begin = place + 1
-        if begin < end:
-            self._append(text[begin:end], start + begin)
+        append(text[begin:end], start + begin)
 
     def settle(self) -> None:
         """Resolve the held character as if the text ended here."""
-        if self.held:
-            self._append(self.held, self._held_at)
-            self.held = ""
+        self._out.append(self.held, self._held_at)
+        self.held = ""
 
 
 def _replacement(char: str) -> str:

@@ -9,13 +9,12 @@ outside an open mark, and at most a few hundred characters after an open ``[`` o
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Collection
-from operator import itemgetter
 
 from tts_worker.text import markup
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
+from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
 from tts_worker.text.readable import ReadableText
 from tts_worker.types import Span, UrlMode
@@ -27,16 +26,18 @@ _SPELL_LIMIT = 200
 _INDENT = f" >{SOFT_SPACE}"
 _ENDED_BLOCKS = ("heading", "row")
 """Blocks that end with their line."""
-_PLACE = itemgetter(0)
-_WAIT = -1
-"""What a handler returns if the text after its place must arrive first."""
+
+
+class _UndecidedError(Exception):
+    """The text that decides must arrive first."""
 
 
 class TextFilter:
     """Passes readable text to ``out``: single spaces, ``"\\n"`` at the end of a paragraph, ``BREAK``, replacements.
 
-    ``_text`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
-    the place after it, or ``_WAIT``. With ``_is_final`` it decides as if the text ended there.
+    ``_source`` holds the undecided text and the character before it. A handler reads what begins at a place and returns
+    the place after it. It changes nothing before the text that it needs has arrived; with ``_is_final`` it decides as
+    if the text ended there.
 
     Args:
         out: Takes the text that is read.
@@ -57,10 +58,11 @@ class TextFilter:
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
     ) -> None:
-        self._characters = CharacterFilter(self._append)
-        self._text = " "  # what is not decided, and the character before it
-        self._shift = -1  # from places to offsets in the original text
-        self._gaps: list[tuple[int, int]] = []  # places before which characters were dropped, and the shift from there
+        self._source = MappedText()
+        self._source.append(" ", -1)
+        self._characters = CharacterFilter(self._source)
+        self._text = " "  # of the source, or of the link that is read
+        self._shift: int | None = None  # from places to offsets, if all of the source is adjacent
         self._out = out
         self._control_tags = control_tags
         self._alphabets = alphabets
@@ -68,7 +70,7 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
-        self._opaque_modes: tuple[Callable[[int], int], ...] = (self._spelled, self._fenced)
+        self._opaque_modes: tuple[Callable[[int], int], ...] = (self._spelled, self._fenced, self._fenced_line)
         self._line_mode: Callable[[int], int] | None = self._line_start if markdown else None
         self._mode: Callable[[int], int] | None = self._line_mode  # None within a line
         # the line
@@ -76,12 +78,10 @@ class TextFilter:
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
         self._fence = ""  # the marks that opened fenced code
-        self._within_fenced_line = False
         # within the line
         self._code = 0  # backticks that opened the current code span
         self._open: set[str] = set()  # open emphasis marks
         self._spelled_left = 0  # characters that an open <spell> tag may still spell
-        self._joins_spelled = False  # whether a spelled character precedes
         self._closing_spelled = markup.CLOSING_SPELLED["spell"]
         self._depth = 0  # open parentheses of a URL or a long link target
         self._in_angle_brackets = False  # whether the URL is in angle brackets
@@ -113,7 +113,7 @@ class TextFilter:
     @property
     def skips_line(self) -> bool:
         """Whether the rest of the line is not read."""
-        return self._within_fenced_line and self._mode == self._fenced
+        return self._mode == self._fenced_line
 
     @property
     def undecided(self) -> str | None:
@@ -145,82 +145,77 @@ class TextFilter:
     def release_mark(self) -> None:
         """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
         if self._text[1:] == "!" and self._mode is None:
-            self._keep(1, 2)
-            self._forget(1)
+            self._shift = self._source.shift
+            self._forget(self._plain(1))
 
-    def _append(self, text: str, start: int) -> None:
-        place = len(self._text)
-        if place == 1:
-            self._shift = start - 1
-        elif start != self._offset(place):
-            self._gaps.append((place, start - place))
-        self._text += text
+    def _read(self) -> None:
+        """Read what can be decided, and forget it; the last character that is read stays."""
+        self._text = self._source.text
+        self._shift = self._source.shift
+        self._forget(self._scan(1))
+
+    def _forget(self, at: int) -> None:
+        if at > 1:
+            self._source.cut(at - 1)
+            self._text = self._source.text
 
     def _offset(self, place: int) -> int:
         """Return the offset of the character at ``place`` in the original text."""
-        gaps = bisect_right(self._gaps, place, key=_PLACE) if self._gaps else 0
-        return place + (self._gaps[gaps - 1][1] if gaps else self._shift)
-
-    def _read(self) -> None:
-        """Read what can be decided, and forget it."""
-        if (done := self._scan(1) - 1) > 0:
-            self._forget(done)
-
-    def _forget(self, done: int) -> None:
-        """Forget the first ``done`` characters; one that is read stays before those that are not."""
-        self._text = self._text[done:]
-        if self._gaps:
-            self._shift = self._offset(done)
-            self._gaps = [(place - done, shift + done) for place, shift in self._gaps if place > done]
-        else:
-            self._shift += done
+        return self._source.offset(place) if self._shift is None else place + self._shift
 
     def _scan(self, at: int) -> int:
         """Read ``_text`` from ``at`` and return the place of the first undecided character."""
         text = self._text
         end = len(text)
         handlers = self._handlers
-        while at < end:
-            handler = self._mode
-            if handler is None:
+        try:
+            while at < end:
+                mode = self._mode
+                if mode is not None:
+                    at = mode(at)
+                    continue
                 mark = self._marks.search(text, at)
                 place = mark.start() if mark else end
                 if at < place:
-                    self._emit(text[at:place], at)
-                    at = place
-                if mark is None:
-                    break
-                handler = handlers[text[at]]
-            following = handler(at)
-            if following == _WAIT:
-                break
-            at = following
+                    at = self._keep(at, place)
+                if mark:
+                    at = handlers[text[at]](at)
+        except _UndecidedError:
+            pass
         return at
 
-    def _must_wait(self, place: int) -> bool:
-        """Return whether the character at ``place`` must arrive before a decision."""
-        return place >= len(self._text) and not self._is_final
+    def _wait_for(self, place: int) -> None:
+        """Go on only if the character at ``place`` has arrived, or never will."""
+        if place >= len(self._text) and not self._is_final:
+            raise _UndecidedError
+
+    def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
+        """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
+        match = pattern.match(self._text, at)
+        end = match.end() if match else at
+        self._wait_for(end)
+        return end
 
     # -- output -------------------------------------------------------------------------------------------------------
 
     def _keep(self, first: int, last: int) -> int:
         """Pass on the text from ``first`` to ``last`` as it is, and return ``last``."""
         if first < last:
-            self._emit(self._text[first:last], first)
+            self._at_line_start = False
+            if self._shift is not None:
+                self._out.run(self._text[first:last], first + self._shift)
+            else:
+                for span in self._source.spans(first, last):
+                    self._out.run(span.text, span.start)
         return last
 
     def _plain(self, at: int) -> int:
-        self._emit(self._text[at], at)
-        return at + 1
+        return self._keep(at, at + 1)
 
-    def _emit(self, text: str, place: int) -> None:
-        """Pass on ``text`` instead of the characters from ``place`` on, one for each."""
+    def _write(self, char: str, place: int) -> None:
+        """Pass on ``char`` instead of the character at ``place``."""
         self._at_line_start = False
-        if self._gaps or "  " in text:
-            for number, char in enumerate(text, place):
-                self._out.run(char, self._offset(number))
-        else:
-            self._out.run(text, place + self._shift)
+        self._out.run(char, self._offset(place))
 
     def _gap(self, place: int) -> int:
         """Read the place of dropped characters."""
@@ -228,21 +223,20 @@ class TextFilter:
         self._out.gap(self._offset(place))
         return place + 1
 
-    def _speak(self, spoken: str, first: int, last: int, phonemes: str | None = None) -> None:
-        """Pass on a replacement of the text from ``first`` to ``last``."""
+    def _speak(self, spoken: str, first: int, last: int, phonemes: str | None = None) -> int:
+        """Pass on a replacement of the text from ``first`` to ``last``, and return ``last``."""
         self._at_line_start = False
-        start = self._offset(first)
-        self._out.unit(Span(spoken, start, self._offset(last - 1) + 1, phonemes))
+        self._out.unit(Span(spoken, self._offset(first), self._offset(last - 1) + 1, phonemes))
+        return last
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
         if self._code:
-            self._code = 0
-            self._marks = self._text_marks
+            self._set_code(0)
         if char == PARAGRAPH:
             self._open.clear()
         self._at_line_start = True
-        self._out.end_line(char, self._offset(place) if self._gaps else place + self._shift)
+        self._out.end_line(char, self._offset(place))
 
     def _end_line(self, char: str, place: int) -> int:
         self._block = ""
@@ -259,9 +253,7 @@ class TextFilter:
             self._mode = None
             return at
         if char == "\n":
-            self._block = ""
-            self._break(PARAGRAPH, at)
-            return at + 1
+            return self._end_line(PARAGRAPH, at)
         if char in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
             if indent:
@@ -270,8 +262,7 @@ class TextFilter:
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at
         if kind in ("rule", "cut") and end == len(self._text):
-            if not self._is_final:
-                return _WAIT
+            self._wait_for(end)
             self._mode = None
             return at if kind == "cut" or self._text[at:] in ("-", "+") else end
         if kind == "rule":
@@ -293,57 +284,31 @@ class TextFilter:
             self._break(PARAGRAPH, at)
         return kind in ("heading", "dot")
 
-    def _pair(self, at: int) -> re.Match[str] | None:
-        """Return a plain word or phrase between two marks, as most emphasis and code is."""
-        return markup.PAIR.match(self._text, at) if self._text[at - 1] in " \n(" else None
-
-    def _ticks(self, at: int) -> int:
-        """Read a run of backticks, or of tildes at the start of a line: fenced code, or marks in the line."""
-        text = self._text
-        pair = self._pair(at)
-        if pair is not None and not self._code:
-            return self._keep(*pair.span(2)) + len(pair[1])
-        run = markup.RUN.match(text, at)
-        end = run.end() if run else at
-        if self._must_wait(end):
-            return _WAIT
-        fence = markup.FENCE.match(text, at) if text[at] == "`" or self._at_line_start else None
-        if fence and not self._code:
-            if self._must_wait(fence.end()):
-                return _WAIT
-            if text[fence.end() : fence.end() + 1] in ("", "\n"):
-                self._fence = text[at:end]
-                self._within_fenced_line = True
-                self._mode = self._fenced
-                return fence.end()
-        if text[at] == "~":
-            return self._emphasis(at)
-        if self._code in (0, end - at):
-            self._code = 0 if self._code else end - at
-            self._marks = self._code_marks if self._code else self._text_marks
-        return end
+    def _fenced_line(self, at: int) -> int:
+        """Skip the rest of a line of fenced code. Without a closing fence all lines are code, as in CommonMark."""
+        line_end = self._text.find("\n", at)
+        if line_end >= 0:
+            self._mode = self._fenced
+        return line_end + 1 or len(self._text)
 
     def _fenced(self, at: int) -> int:
-        """Skip fenced code. Without a closing fence everything after it is code, as in CommonMark."""
-        if self._within_fenced_line:
-            line_end = self._text.find("\n", at)
-            self._within_fenced_line = line_end < 0
-            return line_end + 1 or len(self._text)
-        mark = markup.CLOSING_FENCE.match(self._text, at)
-        end = mark.end() if mark else at
-        if self._must_wait(end):
-            return _WAIT
-        self._within_fenced_line = True
-        if not mark or not (mark["fence"] or "").startswith(self._fence):
+        """Read the start of a line of fenced code."""
+        end = self._end_of(markup.CLOSING_FENCE, at)
+        mark = self._text[at:end].strip(_INDENT)
+        if not mark.startswith(self._fence):
+            self._mode = self._fenced_line
             return at
-        if end > mark.end("fence"):  # text follows on the same line
+        if self._text[end - 1] in markup.BLANKS:  # text follows on the same line
             self._mode = None
             self._break(PARAGRAPH, end - 1)
-            return end
-        if end == len(self._text):
+        elif end == len(self._text):
             self._mode = None
-            return end
-        return self._end_line(PARAGRAPH, end) if self._text[end] == "\n" else at
+        elif self._text[end] == "\n":
+            return self._end_line(PARAGRAPH, end)
+        else:
+            self._mode = self._fenced_line
+            return at
+        return end
 
     # -- within a line ------------------------------------------------------------------------------------------------
 
@@ -351,23 +316,21 @@ class TextFilter:
         return self._end_line(PARAGRAPH if self._block in _ENDED_BLOCKS else "\n", at)
 
     def _escape(self, at: int) -> int:
-        if self._must_wait(at + 1):
-            return _WAIT
+        self._wait_for(at + 1)
         if self._text[at + 1 : at + 2] in markup.ESCAPABLE:
-            return self._keep(at + 1, at + 2)
+            return self._plain(at + 1)
         return self._plain(at)
 
     def _entity(self, at: int) -> int:
         entity = markup.ENTITY.match(self._text, at)
-        if entity and entity["end"]:
-            char = markup.entity_char(entity.group())
-            if char is not None:
-                if char:
-                    self._emit(char, at)
-                return entity.end()
-        elif entity and self._must_wait(entity.end()):
-            return _WAIT
-        return self._plain(at)
+        if not entity:
+            self._end_of(markup.CUT_ENTITY, at)
+        char = markup.entity_char(entity.group()) if entity else None
+        if not entity or char is None:
+            return self._plain(at)
+        if char:
+            self._write(char, at)
+        return entity.end()
 
     def _pipe(self, at: int) -> int:
         """Read ``a | b``, a table without outer pipes or a separator: it becomes a comma. ``a|b`` stays."""
@@ -375,29 +338,27 @@ class TextFilter:
             return self._cell(at)
         if self._code:
             return self._plain(at)
-        if self._must_wait(at + 1):
-            return _WAIT
+        self._wait_for(at + 1)
         following = self._text[at + 1 : at + 2]
         if following and not (following in SPACES and self._text[at - 1] in SPACES):
             return self._plain(at)
         if following == " " and not self._at_line_start:
-            self._emit(",", at)
+            self._write(",", at)
         return at + 1
 
     def _cell(self, at: int) -> int:
         """Read the pipe before a cell. It becomes a comma if the cell has content; ``|---|`` has none."""
-        cell = markup.CELL.match(self._text, at)
-        end = cell.end() if cell else at + 1
-        if self._must_wait(end):
-            return _WAIT
+        end = self._end_of(markup.CELL, at)
         following = self._text[end : end + 1]
         if following in ("", "|"):
             return end
         if following == "\n":
             return self._end_line(PARAGRAPH, end)
-        begin = cell.end("blanks") if cell else end
+        begin = self._end_of(markup.CELL_BLANKS, at)
         if self._cell_seen:
-            self._emit(", " if begin > at + 1 else ",", at)
+            self._write(",", at)
+            if begin > at + 1:
+                self._write(" ", at + 1)
         self._cell_seen = True
         return begin
 
@@ -405,48 +366,62 @@ class TextFilter:
         """Read the closing marks of ``# Heading ##``."""
         if self._block != "heading":
             return self._plain(at)
-        hashes = markup.CLOSING_HASHES.match(self._text, at)
-        end = hashes.end() if hashes else at + 1
-        if self._must_wait(end):
-            return _WAIT
+        end = self._end_of(markup.CLOSING_HASHES, at)
         following = self._text[end : end + 1]
         if following == "\n":
             return self._end_line(PARAGRAPH, end)
         return self._keep(at, end) if following else end
+
+    def _pair(self, at: int) -> re.Match[str] | None:
+        """Return a plain word or phrase between two marks, as most emphasis and code is."""
+        return markup.PAIR.match(self._text, at) if self._text[at - 1] in " \n(" else None
+
+    def _ticks(self, at: int) -> int:
+        """Read a run of backticks, or of tildes at the start of a line: fenced code, or marks in the line."""
+        text = self._text
+        if not self._code and (pair := self._pair(at)):
+            return self._keep(*pair.span(2)) + len(pair[1])
+        end = self._end_of(markup.RUN, at)
+        if not self._code and (text[at] == "`" or self._at_line_start) and (fence := markup.FENCE.match(text, at)):
+            self._wait_for(fence.end())
+            if text[fence.end() : fence.end() + 1] in ("", "\n"):
+                self._fence = text[at:end]
+                self._mode = self._fenced_line
+                return fence.end()
+        if text[at] == "~":
+            return self._emphasis(at)
+        if self._code in (0, end - at):
+            self._set_code(0 if self._code else end - at)
+        return end
+
+    def _set_code(self, ticks: int) -> None:
+        """Begin or end a code span."""
+        self._code = ticks
+        self._marks = self._code_marks if ticks else self._text_marks
 
     def _emphasis(self, at: int) -> int:
         text = self._text
         pair = self._pair(at)
         if pair is not None and pair[1] not in self._open:
             return self._keep(*pair.span(2)) + len(pair[1])
-        run = markup.RUN.match(text, at)
-        end = run.end() if run else at + 1
-        if end == len(text) and not self._is_final:
-            return _WAIT
+        end = self._end_of(markup.RUN, at)
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
 
     def _is_text(self, before: str, run: str, following: str) -> bool:
         """Return whether a run of marks is read aloud (``2*3``, ``snake_case``); record the emphasis it opens."""
-        mark = run[0]
-        within = before.isalnum() and following.isalnum()
-        if mark == "~":
-            return len(run) == 1
-        if mark == "_":
-            return within
-        if before in SPACES and following in SPACES:
-            return len(run) == 1
-        if before.isdigit() and following.isdigit():
+        around = before + run + following
+        if markup.LITERAL_RUN.fullmatch(around):
             return True
+        if run[0] != "*" or (before in SPACES and following in SPACES):
+            return False
         kind = run[:2]
         if kind in self._open:
             self._open.discard(kind)
             return False
-        if len(run) == 1 and (before.isalnum() or before in ")]") and (following.isalnum() or following in "(["):
-            return True  # a*b, (a+b)*c
-        if len(run) == 2 and within and following.isdigit():
-            return True  # x**2
+        if markup.PRODUCT.fullmatch(around):
+            return True
         if following not in SPACES:
             self._open.add(kind)
         return False
@@ -457,8 +432,7 @@ class TextFilter:
         """Read the beginning of ``![alt](picture)``."""
         if self._code:
             return self._plain(at)
-        if self._must_wait(at + 1):
-            return _WAIT
+        self._wait_for(at + 1)
         return self._bracket(at) if self._text[at + 1 : at + 2] == "[" else self._plain(at)
 
     def _control_tag(self, at: int) -> int | None:
@@ -470,12 +444,10 @@ class TextFilter:
         if not length:
             return None
         if length == UNDECIDED:
-            return _WAIT
+            raise _UndecidedError
         if place > at:
             return self._keep(at, place)
-        tag = self._text[at : at + length]
-        self._speak(tag, at, at + length, tag)
-        return at + length
+        return self._speak(self._text[at : at + length], at, at + length, self._text[at : at + length])
 
     def _bracket(self, at: int) -> int:
         """Read a control tag, link, image, footnote or plain bracket."""
@@ -484,20 +456,18 @@ class TextFilter:
         if not self._markdown:
             return self._plain(at)
         text = self._text
-        bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         is_image = text[at] == "!"
         begin = at + 1 + is_image
+        bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         if bracket is None or not bracket["end"]:
-            may_close = len(text) - at < markup.BRACKET_LIMIT and "\n" not in text[at:]
-            return _WAIT if may_close and not self._is_final else self._keep(at, begin)
+            if "\n" not in text[at:]:
+                self._wait_for(at + markup.BRACKET_LIMIT - 1)
+            return self._keep(at, begin)
         close = bracket.end()
-        if self._must_wait(close):
-            return _WAIT
+        self._wait_for(close)
         is_note = bracket["content"].startswith("^")
         is_footnote = is_note or markup.CITATION.fullmatch(bracket["content"]) is not None
         end = self._link_end(close, is_footnote=is_footnote, is_note=is_note)
-        if end == _WAIT:
-            return _WAIT
         if end == close and is_footnote and not is_image:
             return close + (text[close : close + 1] == ":" and self._at_line_start)
         if end == close:
@@ -511,32 +481,25 @@ class TextFilter:
         following = self._text[at : at + 1]
         if following == "(" and not is_note:
             end, depth = markup.target_end(self._text, at)
-            if depth and end - at <= markup.TARGET_LIMIT and not self._is_final:
-                return _WAIT
             if depth and end - at > markup.TARGET_LIMIT:
                 self._depth = depth
                 self._mode = self._long_target
                 return end
+            if depth:
+                self._wait_for(end)
             return at if depth or end < 0 else end
-        if following == "[" and not is_footnote:
-            reference = markup.REFERENCE.match(self._text, at)
-            if reference and not reference["end"] and self._must_wait(reference.end()):
-                return _WAIT
-            return reference.end() if reference and reference["end"] else at
+        if following == "[" and not is_footnote and (label := markup.REFERENCE.match(self._text, at)):
+            if label["end"]:
+                return label.end()
+            self._wait_for(label.end())
         return at
 
     def _scan_content(self, first: int, last: int) -> None:
         """Read the text of a link, which ends at ``last``."""
-        text = self._text
-        is_final = self._is_final
-        mode = self._mode
-        self._mode = None
-        self._text = text[:last]
-        self._is_final = True
+        text, is_final, mode = self._text, self._is_final, self._mode
+        self._text, self._is_final, self._mode = text[:last], True, None
         self._scan(first)
-        self._text = text
-        self._is_final = is_final
-        self._mode = mode
+        self._text, self._is_final, self._mode = text, is_final, mode
 
     def _long_target(self, at: int) -> int:
         """Skip the rest of a link target that is too long to be kept."""
@@ -560,17 +523,20 @@ class TextFilter:
             if url and text[url.end() - 1] != ":":
                 return self._begin_url(at, url.end())
         if self._code or not self._markdown:
-            return _WAIT if self._may_be_url(at + 1) else self._plain(at)
+            self._wait_for_url(at + 1)
+            return self._plain(at)
         tag = markup.TAG.match(text, at, at + markup.TAG_LIMIT)
         if tag:
             return self._tag(tag)
-        if not self._is_final and len(text) - at < markup.TAG_LIMIT and markup.CUT_TAG.match(text, at):
-            return _WAIT
+        if markup.CUT_TAG.match(text, at):
+            self._wait_for(at + markup.TAG_LIMIT - 1)
         address = markup.ADDRESS.match(text, at)
-        if address and address["whole"]:
-            self._keep(address.start("address"), address.end("address"))
-            return address.end()
-        return _WAIT if address and self._must_wait(address.end()) else self._plain(at)
+        if address and not address["whole"]:
+            self._wait_for(address.end())
+        if not address or not address["whole"]:
+            return self._plain(at)
+        self._keep(*address.span("address"))
+        return address.end()
 
     def _tag(self, tag: re.Match[str]) -> int:
         end = tag.end()
@@ -587,66 +553,62 @@ class TextFilter:
             return self._replaced(end, name, alias=alias)
         elif not tag["closed"] and markup.is_spelled(name, values):
             self._spelled_left = _SPELL_LIMIT
-            self._joins_spelled = False
             self._closing_spelled = markup.CLOSING_SPELLED[name]
             self._mode = self._spelled
         elif name in markup.BREAKING_TAGS or markup.ends_sentence(tag):
             self._break(PARAGRAPH, end - 1)
         elif name in markup.SPACED_TAGS:
-            self._emit(" ", end - 1)
+            self._write(" ", end - 1)
         return end
 
     def _comment(self, at: int) -> int:
-        limit = at + _COMMENT_LIMIT
-        end = self._text.find("-->", at, limit)
+        end = self._text.find("-->", at, at + _COMMENT_LIMIT)
         if end >= 0:
             return end + 3
-        return min(limit, len(self._text)) if self._is_final or limit <= len(self._text) else _WAIT
+        self._wait_for(at + _COMMENT_LIMIT - 1)
+        return min(at + _COMMENT_LIMIT, len(self._text))
 
     def _spelled(self, at: int) -> int:
         """Spell the next character of ``<spell>``, which ends with its closing tag, the line, or its limit."""
-        char = self._text[at]
-        if char == "<":
-            closing = self._closing_spelled.match(self._text, at)
-            if closing and not closing["whole"] and self._must_wait(closing.end()):
-                return _WAIT
-            if closing and closing["whole"]:
+        text = self._text
+        char = text[at]
+        if char == "<" and (closing := self._closing_spelled.match(text, at)):
+            if closing["whole"]:
                 self._mode = None
                 return closing.end()
+            self._wait_for(closing.end())
         if char == "\n" or not self._spelled_left:
             self._mode = None
             return at
         self._spelled_left -= 1
-        if not char.isalnum():
-            self._joins_spelled = False
-            if char == "&":
-                return self._entity(at)
-            return self._gap(at) if char == SOFT_SPACE else self._plain(at)
-        self._speak(" " * self._joins_spelled + markup.letter_name(char), at, at + 1)
-        self._joins_spelled = True
-        return at + 1
+        if char.isalnum():
+            return self._speak(" " * text[at - 1].isalnum() + markup.letter_name(char), at, at + 1)
+        return (self._entity if char == "&" else self._gap if char == SOFT_SPACE else self._plain)(at)
 
     def _replaced(self, at: int, name: str, *, alias: str | None = None, phonemes: str | None = None) -> int:
         """Read the content of ``<phoneme>``, ``<sub>``. Without it, or a closing tag nearby, the tag has no effect."""
         content = markup.REPLACED[name].match(self._text, at)
-        if content and content["whole"]:
-            words = content["content"].split()
-            if not words:
-                return at
-            self._speak(alias or " ".join(words), content.start(), content.end("content"), phonemes)
-            return content.end()
-        return _WAIT if self._must_wait(content.end() if content else at) else at
+        if not content or not content["whole"]:
+            self._wait_for(content.end() if content else at)
+            return at
+        words = content["content"].split()
+        if not words:
+            return at
+        self._speak(alias or " ".join(words), at, content.end("content"), phonemes)
+        return content.end()
 
     # -- URLs ---------------------------------------------------------------------------------------------------------
 
-    def _may_be_url(self, at: int) -> bool:
-        return not self._is_final and markup.CUT_PREFIX.match(self._text, at) is not None
+    def _wait_for_url(self, at: int) -> None:
+        if markup.CUT_PREFIX.match(self._text, at):
+            self._wait_for(len(self._text))
 
     def _url(self, at: int) -> int:
         """Read a letter that may begin a URL."""
         prefix = markup.URL_PREFIX.match(self._text, at)
         if prefix is None:
-            return _WAIT if self._may_be_url(at) else self._plain(at)
+            self._wait_for_url(at)
+            return self._plain(at)
         end = prefix.end()
         return end if self._text[end - 1] == ":" else self._begin_url(at, end)  # the address after "mailto:" is read
 
@@ -654,13 +616,10 @@ class TextFilter:
         """Begin a URL whose prefix ends at ``first``."""
         text = self._text
         if text[first - 1] == "." and first == len(text):  # "www." and no host yet
-            return self._keep(at, first) if self._is_final else _WAIT
+            self._wait_for(first)
+            return self._keep(at, first)
         if self._urls is UrlMode.HOST:
-            authority = markup.AUTHORITY.match(text, first)
-            end = authority.end() if authority else first
-            if self._must_wait(end):
-                return _WAIT
-            end = first + len(text[first:end].rstrip(markup.TAIL))
+            end = first + len(text[first : self._end_of(markup.AUTHORITY, first)].rstrip(markup.TAIL))
             begin = max(first, text.rfind("@", first, end) + 1)
             port = text.find(":", begin, end)
             if text[begin : begin + 4].lower() == "www.":
@@ -684,11 +643,9 @@ class TextFilter:
         if text[at] == ")" and self._depth:
             self._depth -= 1
             return at + 1
-        tail = markup.URL_TAIL.match(text, at)
-        if tail:
+        if tail := markup.URL_TAIL.match(text, at):
             end = tail.end()
-            if self._must_wait(end):
-                return _WAIT
+            self._wait_for(end)
             depth = self._depth + tail.group().count("(")
             following = text[end : end + 1]
             if following and (

@@ -29,6 +29,8 @@ class MappedText:
 
     def append(self, text: str, start: int) -> None:
         """Append original characters that begin at ``start`` in the original text."""
+        if not text:
+            return
         if start != self._end:
             self._runs.append((self._cut_chars + len(self.text), start, None))
         self._end = start + len(text)
@@ -52,17 +54,28 @@ class MappedText:
     def cut(self, length: int) -> int:
         """Remove the first ``length`` characters, at least one; return the original offset after them."""
         runs = self._runs
-        end = self._cut_chars + length
+        self._cut_chars = end = self._cut_chars + length
+        self.text = self.text[length:]
+        if self.text and len(runs) == 1:  # as for most text
+            return end + runs[0][1] - runs[0][0]
         count = bisect_left(runs, (end,))  # runs that begin before
         place, start, unit = runs[count - 1]
-        self._cut_chars = end
-        self.text = self.text[length:]
         if not self.text:
             self._end = _NOT_ADJACENT
         elif count == len(runs) or runs[count][0] > end:
             count -= 1  # the last of these runs goes on
         del runs[:count]
         return start + end - place if unit is None else unit.end
+
+    @property
+    def shift(self) -> int | None:
+        """From places to original offsets; None if not all characters are adjacent."""
+        runs = self._runs
+        return runs[0][1] - runs[0][0] + self._cut_chars if len(runs) == 1 else None
+
+    def offset(self, place: int) -> int:
+        """Return the original offset of the character at ``place``."""
+        return self.span_at(place).start
 
     def span_at(self, place: int) -> Span:
         """Return the character at ``place``, or the replacement that a ``UNIT`` there stands for."""

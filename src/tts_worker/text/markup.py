@@ -28,7 +28,8 @@ CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
 
 # -- the start of a line ----------------------------------------------------------------------------------------------
 
-_BLANK = f"[ {SOFT_SPACE}]"
+BLANKS = f" {SOFT_SPACE}"
+_BLANK = f"[{BLANKS}]"
 INDENT = re.compile(f"[ {SOFT_SPACE}>]+")
 INDENT_AFTER_BULLET = re.compile(f"{_BLANK}+")
 _RULE = rf"(?P<mark>[-+*•‣⁃_=])(?P=mark){{0,63}}{_BLANK}{{0,64}}"
@@ -39,12 +40,17 @@ LINE_MARK = re.compile(
     r"|(?P<dot>[•‣⁃])|(?P<checkbox>\[[ xX]\] )|(?P<cut>(?:[0-9]{1,9}[.)]?|\[(?:[ xX]\]?)?)\Z)"
 )
 """What begins a line. ``rule`` at the end of the stream may be the beginning of another mark; ``cut`` is only that."""
-CELL = re.compile(rf"\|(?P<blanks>{_BLANK}{{0,64}})[-: {SOFT_SPACE}]{{0,128}}")
+CELL = re.compile(rf"\|{_BLANK}{{0,64}}[-: {SOFT_SPACE}]{{0,128}}")
+CELL_BLANKS = re.compile(rf"\|{_BLANK}{{0,64}}")
 CLOSING_HASHES = re.compile("#[# ]{0,63}")
 PAIR = re.compile(r"(\*\*?|_|`)([A-Za-z0-9]+(?:[ '-][A-Za-z0-9]+)*)\1(?=[ \n.,:;!?)])")
+LITERAL_RUN = re.compile(r".~.|[^\W_]_+[^\W_]|[ \n]\*[ \n]|\d\*+\d", re.DOTALL)
+"""A run of marks that is read aloud: ``~5``, ``snake_case``, ``2*3``."""
+PRODUCT = re.compile(r"(?:[^\W_]|[)\]])\*(?:[^\W_]|[(\[])|[^\W_]\*\*\d")
+"""A run that is read aloud if it closes no emphasis: ``a*b``, ``(a+b)*c``, ``x**2``."""
 RUN = re.compile(r"([*_~`])\1{0,63}")
 FENCE = re.compile(r"(`{3,64})[^\n`]{0,100}|(~{3,64})[^\n]{0,100}")
-CLOSING_FENCE = re.compile(rf"[ {SOFT_SPACE}>]{{0,32}}(?P<fence>`{{1,64}}|~{{1,64}})?{_BLANK}?")
+CLOSING_FENCE = re.compile(rf"[ {SOFT_SPACE}>]{{0,32}}(?:(?:`{{1,64}}|~{{1,64}}){_BLANK}?)?")
 
 # -- URLs -------------------------------------------------------------------------------------------------------------
 
@@ -93,7 +99,8 @@ CODE_MARKS = r"<|`"
 
 # -- within a line ----------------------------------------------------------------------------------------------------
 
-ENTITY = re.compile(r"&(?P<name>[A-Za-z0-9#]{1,10})?(?P<end>;)?")
+CUT_ENTITY = re.compile("&[A-Za-z0-9#]{0,10}")
+ENTITY = re.compile("&[A-Za-z0-9#]{1,10};")
 BRACKET_LIMIT = 203
 """A bracket still open after this many characters is plain text."""
 BRACKET = re.compile(r"!?\[(?P<content>(?:[^\[\]\\\n]|\\.|\[[^\[\]\n]*\])*)(?P<end>\])?")

@@ -7,6 +7,7 @@ break of a long line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE
@@ -52,7 +53,12 @@ class ReadableText(MappedText):
         return "" if blank == SOFT_SPACE else blank
 
     def run(self, text: str, start: int) -> None:
-        """Take ``text`` of adjacent characters, where spaces are the first, the last, or single ones between words."""
+        """Take ``text`` of adjacent characters."""
+        if "  " in text:
+            for part in re.split("(?<= )(?= )", text):
+                self.run(part, start)
+                start += len(part)
+            return
         if text[0] == " " and (self._blank or self._last_char in " \n"):
             self.space(start)
             start += 1
