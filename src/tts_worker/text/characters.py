@@ -6,6 +6,7 @@ The cluster rules are a reduced form of Unicode Standard Annex 29 (extended grap
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from bisect import bisect_right
 
@@ -43,6 +44,16 @@ UNSPACED_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACE
 
 _UNSPACED_FIRST = tuple(first for first, _ in _UNSPACED)
 
+_PICTOGRAPH = re.compile(
+    "[\u231a\u231b\u2328\u23cf\u23e9-\u23fa\u25a0-\u2775\u2794-\u27bf\u2b00-\u2bff\u3030\u303d\u3297\u3299"
+    "\U0001f000-\U0001f0ff\U0001f10b-\U0001fbff]"
+)
+# Letters that form one syllable: leading consonants (L), vowels (V), trailing consonants (T), and whole syllables,
+# of which every 28th has no trailing consonant.
+_L, _V, _T = "\u1100-\u115f\ua960-\ua97c", "\u1160-\u11a7\ud7b0-\ud7c6", "\u11a8-\u11ff\ud7cb-\ud7fb"
+_LV = "".join(map(chr, range(0xAC00, 0xD7A4, 28)))
+_JOINED_HANGUL = re.compile(f"[{_L}][{_L}{_V}\uac00-\ud7a3]|[{_V}{_LV}][{_V}{_T}]|[{_T}\uac00-\ud7a3][{_T}]")
+
 _KANA = ((0x3041, 0x312F), (0x31F0, 0x31FF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F))
 
 # Letters by category that UAX 29 counts as spacing marks: Thai and Lao "am".
@@ -68,17 +79,7 @@ def is_regional_indicator(char: str) -> bool:
 
 def is_pictograph(char: str) -> bool:
     """Return whether ``char`` is an emoji, dingbat or shape. Circled digits are read aloud, so they are not."""
-    code = ord(char)
-    if code < 0x2300:
-        return False
-    if code >= 0x1F000:
-        return code <= 0x1FBFF and not 0x1F100 <= code <= 0x1F10A
-    return (
-        (0x25A0 <= code <= 0x27BF and not 0x2776 <= code <= 0x2793)
-        or 0x2B00 <= code <= 0x2BFF
-        or 0x23E9 <= code <= 0x23FA
-        or code in (0x231A, 0x231B, 0x2328, 0x23CF, 0x3030, 0x303D, 0x3297, 0x3299)
-    )
+    return char >= "\u2300" and _PICTOGRAPH.match(char) is not None
 
 
 def extends(char: str) -> bool:
@@ -93,22 +94,6 @@ def extends(char: str) -> bool:
         or "\U000e0020" <= char <= "\U000e007f"
         or char in "\uff9e\uff9f"
     )
-
-
-def _hangul_kind(char: str) -> str:
-    code = ord(char)
-    if 0x1100 <= code <= 0x115F or 0xA960 <= code <= 0xA97C:
-        return "L"
-    if 0x1160 <= code <= 0x11A7 or 0xD7B0 <= code <= 0xD7C6:
-        return "V"
-    if 0x11A8 <= code <= 0x11FF or 0xD7CB <= code <= 0xD7FB:
-        return "T"
-    if 0xAC00 <= code <= 0xD7A3:
-        return "LV" if (code - 0xAC00) % 28 == 0 else "LVT"
-    return ""
-
-
-_HANGUL_JOINS = {"L": ("L", "V", "LV", "LVT"), "LV": ("V", "T"), "V": ("V", "T"), "LVT": ("T",), "T": ("T",)}
 
 
 def _may_cut(text: str, index: int) -> bool:
@@ -130,7 +115,7 @@ def _may_cut(text: str, index: int) -> bool:
         while first > 0 and is_regional_indicator(text[first - 1]):
             first -= 1
         return (index - first) % 2 == 0  # flags are pairs, counted from the start of the run
-    return _hangul_kind(after) not in _HANGUL_JOINS.get(_hangul_kind(before), ())
+    return not _JOINED_HANGUL.match(text, index - 1)
 
 
 def cluster_end(text: str, index: int) -> int:
@@ -182,7 +167,7 @@ def spoken_weight(char: str) -> int:
         if any(first <= code <= last for first, last in _KANA):
             return 2
         return 1 if code < 0x1800 else 3
-    if _hangul_kind(char).startswith("LV"):
+    if "\uac00" <= char <= "\ud7a3":  # a Hangul syllable
         return 3
     category = unicodedata.category(char)[0]
     return 3 if category in "NS" else 1 if category in "L" else 0
