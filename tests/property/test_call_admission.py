@@ -137,22 +137,29 @@ class Crowd:
         self._received_samples: dict[UtteranceKey, int] = {}
         self._taken_samples: dict[UtteranceKey, int] = {}
 
-    def begin(self, key: UtteranceKey, texts: Sequence[int] = PHRASES) -> None:
+    def begin(self, key: UtteranceKey, texts: Sequence[int]) -> None:
         self.engine.handle(Open(key, SynthesisParams("v"), WINDOW_SAMPLES))
         self._received_samples[key] = self._taken_samples[key] = 0
+        start = 0
         for index, ids in enumerate(texts):
             boundary = Boundary.SENTENCE if index + 1 < len(texts) else Boundary.END
-            segment = Segment(index, (Span("a" * ids, index, index + 1),), index, index + 1, boundary)
+            segment = Segment(index, (Span("a" * ids, start, start + ids),), start, start + ids, boundary)
+            start += ids
             self.engine.handle(Text(key, segment))
         self.engine.handle(EndText(key))
 
-    def run(self, until_s: float, begin_s: Mapping[UtteranceKey, float] = MappingProxyType({})) -> None:
-        """Let calls begin at these times, and listen until ``until_s``."""
+    def run(
+        self,
+        until_s: float,
+        begin_s: Mapping[UtteranceKey, float] = MappingProxyType({}),
+        texts: Sequence[int] = PHRASES,
+    ) -> None:
+        """Let calls with these phrases begin at these times, and listen until ``until_s``."""
         waiting = deque(sorted(begin_s.items(), key=lambda item: item[1]))
         while self.clock.now_s < until_s:
             self.thread.catch_up()
             while waiting and waiting[0][1] <= self.clock.now_s:
-                self.begin(waiting.popleft()[0])
+                self.begin(waiting.popleft()[0], texts)
             self._play()
             self.step()
 
@@ -193,6 +200,18 @@ def test_calls_that_begin_at_once_have_no_underrun(monkeypatch: pytest.MonkeyPat
     calls = 32
     crowd = Crowd(monkeypatch, id_s=0.75 * ID_SAMPLES / SAMPLE_RATE_HZ / calls)  # the network is busy for 75 %
     crowd.run(10.0, {key(number): start_over_s * number / calls for number in range(calls)})
+    assert len(crowd.first_audio_s) == calls
+    assert not crowd.underruns_s
+
+
+@pytest.mark.parametrize("start_over_s", [0.0, 1.0])
+def test_next_phrases_are_expected_to_be_longer_than_first_ones(
+    monkeypatch: pytest.MonkeyPatch, start_over_s: float
+) -> None:
+    calls = 64
+    crowd = Crowd(monkeypatch, id_s=0.75 * ID_SAMPLES / SAMPLE_RATE_HZ / calls)
+    texts = (15, 60, 100, 90, 95)  # the first clause is a fifth of a mean phrase
+    crowd.run(14.0, {key(number): start_over_s * number / calls for number in range(calls)}, texts)
     assert len(crowd.first_audio_s) == calls
     assert not crowd.underruns_s
 

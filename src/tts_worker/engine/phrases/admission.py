@@ -34,33 +34,40 @@ class RunEstimates:
     def __init__(self) -> None:
         self._runs = 0
         self._ids = 0.0
+        self._chars = 0.0
         self._work_samples = 0.0
         self._audio_samples = 0.0
 
-    def record(self, ids: int, work_ms: float, audio_samples: int) -> None:
+    def record(self, ids: int, chars: int, work_ms: float, audio_samples: int) -> None:
         """Take a finished run into account.
 
         Args:
             ids: Phoneme ids of its phrase.
+            chars: Characters of the text that the phrase begins; 0 if it continues one.
             work_ms: Time that the network needed.
             audio_samples: Audio of the phrase.
         """
         self._runs += 1
         weight = max(_WEIGHT, 1 / self._runs)
         self._ids += weight * (ids - self._ids)
+        self._chars += weight * (chars - self._chars)
         self._work_samples += weight * (work_ms * SAMPLE_RATE_HZ / 1000 - self._work_samples)
         self._audio_samples += weight * (audio_samples - self._audio_samples)
 
-    def work_samples(self, ids: int | None = None) -> int:
-        """Return the time of a run with ``ids`` phonemes, or of a mean one, in samples."""
+    def ids(self, chars: int) -> float:
+        """Return the phoneme ids of a text that is not phonemized yet."""
+        return chars * self._ids / self._chars if self._chars else 0.0
+
+    def work_samples(self, ids: float) -> int:
+        """Return the time of a run with ``ids`` phonemes in samples."""
         return round(self._work_samples * self._share(ids))
 
-    def audio_samples(self, ids: int | None = None) -> int:
-        """Return the audio of a phrase with ``ids`` phonemes, or of a mean one."""
+    def audio_samples(self, ids: float) -> int:
+        """Return the audio of a phrase with ``ids`` phonemes."""
         return round(self._audio_samples * self._share(ids))
 
-    def _share(self, ids: int | None) -> float:
-        return 1.0 if ids is None or not self._ids else ids / self._ids
+    def _share(self, ids: float) -> float:
+        return ids / self._ids if self._ids else 0.0
 
 
 def meets_deadlines(runs: Iterable[PendingRun], busy_samples: int, margin_samples: int) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
@@ -272,6 +273,13 @@ class PhraseSequence(EngineSequence, Generic[P]):
         phrase = self._next_phrase if self.synthesis is None else self.synthesis.phrase
         return 0 if phrase is None else len(phrase.ids)
 
+    @property
+    def begun_chars(self) -> int:
+        """Characters of the segment that the phrase in progress begins; 0 if it continues one."""
+        if self._segment is None or self._started_phrases > 1:
+            return 0
+        return self._segment.end - self._segment.start
+
     def pending_runs(self, lead_samples: int, estimates: RunEstimates) -> list[PendingRun]:
         """Return the next runs of the network that it will need, as far as they are known, besides one that it has.
 
@@ -287,9 +295,12 @@ class PhraseSequence(EngineSequence, Generic[P]):
             if self.phase is PhrasePhase.READY:
                 runs.append(PendingRun(lead_samples, estimates.work_samples(self.next_ids)))
             lead_samples += estimates.audio_samples(self.next_ids)
-        for _ in range(min(len(self._segments), MAX_PENDING_RUNS - len(runs))):
-            runs.append(PendingRun(lead_samples, estimates.work_samples()))
-            lead_samples += estimates.audio_samples()
+        for segment in islice(self._segments, MAX_PENDING_RUNS - len(runs)):
+            ids = estimates.ids(
+                segment.end - segment.start
+            )  # the first clause of an utterance is far shorter than others
+            runs.append(PendingRun(lead_samples, estimates.work_samples(ids)))
+            lead_samples += estimates.audio_samples(ids)
         return runs
 
     def advance(self) -> None:
@@ -558,7 +569,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         run = future.result()
         sequence.end_prediction(run)
         if sequence.synthesis is not None:
-            self._estimates.record(sequence.next_ids, run.network_ms, sequence.synthesis.total_samples)
+            samples = sequence.synthesis.total_samples
+            self._estimates.record(sequence.next_ids, sequence.begun_chars, run.network_ms, samples)
 
     def submit(self, plan: Plan) -> None:
         """Start the network and do one unit of work. An error of either fails only its utterance."""
