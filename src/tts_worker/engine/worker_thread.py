@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-ENGINE_NICENESS = 9
-NETWORK_NICENESS = 10
+ENGINE_NICENESS = 4
+NETWORK_NICENESS = 5
 """How much nicer than their process the threads of an engine and of a CPU voice's network are.
 
-Far from the event loop, which then hardly waits for a processor, and near to each other: when only the network had 5,
-64 calls left it too little time."""
+Farther from the event loop, a STOP is shorter but clients on the same machine go before the engine, which causes
+underruns (docs/benchmarks.md). Near to each other: when only the network had 5, 64 calls left it too little time."""
 
 
 class StreamFuture(Generic[T]):
