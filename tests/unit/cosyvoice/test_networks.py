@@ -15,7 +15,9 @@ from tts_worker.errors import ConfigError
 @pytest.fixture
 def restored_backends() -> Iterator[None]:
     tf32, cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
+    products = torch.get_float32_matmul_precision()
     yield
+    torch.set_float32_matmul_precision(products)
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
@@ -28,6 +30,16 @@ def test_cuda_attention_never_plans_shapes() -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
     assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.usefixtures("restored_backends")
+def test_float32_products_are_exact_whatever_the_image_sets() -> None:
+    """NVIDIA's images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which PyTorch reads as the precision "high"."""
+    torch.set_float32_matmul_precision("high")
+    configure_cuda()
+
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_old_pytorch_is_refused_with_a_command() -> None:
