@@ -4,15 +4,18 @@
     edges                   lengths, pages, heads and masks at their limits, and memory that must not be read
     decode FAMILY           draws ids with and without them
     compile FAMILY ARCH     compiles them for a compute capability such as 90
+    variants                compiles what is launched outside of graphs with the sizes that occur while calls speak
 
 Triton decides on its import whether it interprets.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -122,8 +125,9 @@ def check_logarithm() -> None:
     assert float(((results.double() - exact).abs() / unit).max()) < 1.0
 
 
-def compile_for(family: str, arch: int) -> set[str]:
-    """Compile the kernels with the official sizes, without launching them."""
+@contextmanager
+def compiling(arch: int) -> Iterator[list[Any]]:
+    """Compile kernels for a compute capability in place of launching them. Yields the compiled kernels."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -140,19 +144,25 @@ def compile_for(family: str, arch: int) -> set[str]:
         def get_current_stream(self, device: int) -> int:
             return 0
 
-    compiled: list[str] = []
+    compiled: list[Any] = []
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         assert kernel.asm["cubin"]
         assert kernel.metadata.shared <= SHARED_BYTES, kernel.metadata.name
-        compiled.append(kernel.metadata.name)
+        compiled.append(kernel)
         return kernel
 
     driver.set_active(Device())
-    names = set()
     with patch.object(JITFunction, "run", compile_only):
+        yield compiled
+
+
+def compile_for(family: str, arch: int) -> set[str]:
+    """Compile the kernels with the official sizes, without launching them."""
+    names = set()
+    with compiling(arch) as compiled:
         for dtype in DTYPES:
             for case in cases(full_config(family), dtype):
                 compiled.clear()
@@ -162,11 +172,27 @@ def compile_for(family: str, arch: int) -> set[str]:
     return names
 
 
+def plan_variants() -> set[str]:
+    """Return the binaries of ``plan_draws`` for batches and bursts of every kind of size.
+
+    It is the only kernel that is launched outside of graphs, so that no capture compiles it for all sizes in advance.
+    """
+    keys = torch.zeros(64, dtype=torch.long)
+    remaining = torch.zeros(64, 1, dtype=torch.long)
+    with compiling(90) as compiled:
+        for batch, steps in itertools.product((1, 2, 5, 16, 64), (1, 2, 3, 8, 10, 16, 27, 40)):
+            language_model.plan_draws.launch(torch.zeros(batch, 4 + steps, dtype=torch.long), keys, keys, remaining)
+    return {kernel.hash for kernel in compiled}
+
+
 def main(action: str, *arguments: str) -> None:
     torch.set_num_threads(1)
     if action == "compile":
         family, arch = arguments
         print(*sorted(compile_for(family, int(arch))))
+        return
+    if action == "variants":
+        print(*sorted(plan_variants()))
         return
     assert os.environ["TRITON_INTERPRET"] == "1"
     mend_products()

@@ -82,7 +82,7 @@ def _sampling() -> Iterator[Case]:
     lengths, steps = torch.tensor([3, 9, 0, 7]), torch.tensor([0, 4, 9, 2])
     keys = torch.tensor([1, 2**62, -(2**62), 5])
     yield Case(lm.begin_step, (slots, remaining, recent, lengths, torch.arange(30.0).view(10, 3), 99), 0.0)
-    for count in (1, 5):
+    for count in (1, 16, 33, 5):
         sent = torch.tensor([[2, 8, 9, 5], [0, 9, 0, 1], [3, 8, 0, 0]])
         sent = torch.cat([sent, torch.full((3, count), lm.NOT_FORCED)], dim=1)
         plans = lm.plan_draws.composition(sent, keys, steps, remaining.clone())

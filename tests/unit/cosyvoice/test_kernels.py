@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
-from tests.unit.cosyvoice.networks import networks
+from tests.unit.cosyvoice.networks import full_config, networks
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator
+from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator, language_model
 from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
 
@@ -68,6 +69,38 @@ def test_a_correct_kernel_passes_the_check(
 
     assert kernels.check([Case(operator, (x, y, scale), 0.0)]) == {}
     assert y.eq(1.0).all(), "the arguments of a check are copied"
+
+
+class OnSecondGpu(Tensor):
+    """A tensor that claims to be on ``cuda:1``."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(
+    operator: FusedOperator[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches on the current device, which cannot read the memory of another one."""
+    current: list[object] = []
+
+    @contextmanager
+    def device_of(tensor: object) -> Iterator[None]:
+        current.append(tensor)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    during: list[object] = []
+    with_kernel(monkeypatch, lambda x, y, scale: during.extend(current))
+    x, y, scale = inputs()
+    on_gpu = x.as_subclass(OnSecondGpu)
+
+    operator.launch(on_gpu, y, scale)
+    assert during == [on_gpu]
+    operator.launch(x, y, scale)
+    assert len(during) == 1, "without CUDA there is no device to choose"
 
 
 def _raises(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -134,6 +167,47 @@ def test_engine_without_triton_is_degraded(
         assert any("triton is not installed" in reason for reason in part.degraded) == (
             is_degraded and not is_installed
         )
+
+
+def tf32(x: Tensor) -> Tensor:
+    """Round to ten bits of mantissa."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def triple_product(a: Tensor, b: Tensor) -> Tensor:
+    """A float32 product by three products of TensorFloat-32."""
+    a_high, b_high = tf32(a), tf32(b)
+    a_low, b_low = tf32(a - a_high), tf32(b - b_high)
+    return (a_high @ b_low + a_low @ b_high) + a_high @ b_high
+
+
+def attention_on_tensor_cores(
+    queries: Tensor, cache: Tensor, layer: int, slots: Tensor, positions: Tensor, ends: Tensor, splits: int
+) -> Tensor:
+    """``slot_attention`` in float32 as PyTorch computes it on CUDA: CUTLASS multiplies on tensor cores."""
+    batch, span = positions.shape
+    heads, dim = cache.shape[3], cache.shape[5]
+    at = torch.arange(cache.shape[4])
+    keys, values = cache[layer].index_select(1, slots)
+    visible = ((at <= positions[:, :, None]) & (at < ends[:, None, None]))[:, None, :, None]  # [B, 1, T, 1, P]
+    query = queries.view(batch, span, heads, -1, dim).transpose(1, 2)  # [B, K, T, G, d]
+    scores = triple_product(query * dim**-0.5, keys[:, :, None].transpose(3, 4)).masked_fill(~visible, -torch.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    out = triple_product(weights, values[:, :, None]) / weights.sum(-1, keepdim=True)
+    return out.transpose(1, 2).reshape(batch * span, -1)
+
+
+@pytest.mark.usefixtures("clean_operators")
+def test_check_of_attention_allows_tensor_cores_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA the kernel is compared with such an attention, which is no error of either."""
+    config = full_config("cosyvoice3")
+    found = language_model.cases(config.lm, config.sampling, torch.float32, torch.device("cpu"))
+    attentions = [case for case in found if case.operator is language_model.slot_attention]
+    namespace = SimpleNamespace(slot_attention=attention_on_tensor_cores)
+    monkeypatch.setattr(kernels, "import_module", lambda name: namespace)
+
+    assert len(attentions) == 5
+    assert kernels.check(attentions) == {}
 
 
 @pytest.fixture

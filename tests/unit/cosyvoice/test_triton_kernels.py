@@ -62,3 +62,9 @@ def test_decoder_draws_the_same_ids_with_kernels(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kernels_compile_for_gpus(family: str, arch: str, tmp_path: Path) -> None:
     assert check(["compile", family, arch], TRITON_CACHE_DIR=str(tmp_path)) == [names(family)]
+
+
+def test_kernel_outside_of_graphs_is_compiled_once(tmp_path: Path) -> None:
+    """A binary for other sizes would be built, for a tenth of a second, while the calls wait for their tokens."""
+    (binaries,) = check(["variants"], TRITON_CACHE_DIR=str(tmp_path))
+    assert len(binaries) == 1

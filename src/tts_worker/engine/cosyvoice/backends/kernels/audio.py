@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator
+from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator, tolerance
 from tts_worker.engine.cosyvoice.models.dims import DitDims, FlowDims, HiftDims, UnetDims
 from tts_worker.engine.cosyvoice.sampler import mix
 
@@ -438,7 +438,7 @@ class _Draw:
         self._generator = torch.Generator(device).manual_seed(0)
         self.dtype = dtype
         self.device = device
-        self.tolerance = 2e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        self.tolerance = tolerance(dtype)
 
     def floats(self, *shape: int) -> Tensor:
         """Normal float32 numbers."""

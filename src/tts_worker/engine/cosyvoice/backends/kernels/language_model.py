@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator
+from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator, tolerance
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.sampler import SampleRule, mix, pick
 
@@ -200,7 +200,7 @@ def plan_draws(sent: Tensor, keys: Tensor, steps: Tensor, remaining: Tensor) -> 
 def cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     """Return arguments of the official sizes and random values, to check the kernels with."""
     generator = torch.Generator(device).manual_seed(0)
-    tolerance = 4 * torch.finfo(dtype).eps
+    limit = tolerance(dtype)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -213,10 +213,8 @@ def cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.devi
     for batch, span in ((1, 1), (4, 1), (2, 20)):
         rows = batch * span
         weight = noise(dims.hidden_size)
-        yield Case(
-            add_rms_norm, (noise(rows, dims.hidden_size), noise(rows, dims.hidden_size), weight, 1e-6), tolerance
-        )
-        yield Case(silu_mul, (noise(rows, 2 * dims.intermediate_size),), tolerance)
+        yield Case(add_rms_norm, (noise(rows, dims.hidden_size), noise(rows, dims.hidden_size), weight, 1e-6), limit)
+        yield Case(silu_mul, (noise(rows, 2 * dims.intermediate_size),), limit)
         which = numbers(*range(batch, 0, -1))
         begins = torch.arange(batch, device=device) * 300 + 3
         steps = torch.arange(span, device=device)
@@ -226,10 +224,10 @@ def cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.devi
         qkv = noise(rows, (dims.heads + 2 * dims.kv_heads) * dims.head_dim)
         angle = torch.rand(rows, dims.head_dim // 2, generator=generator, device=device)
         rotations = torch.stack([angle.cos(), -angle.sin(), angle.sin()], dim=1).to(dtype)
-        yield Case(rotate_and_store, (qkv, rotations, at, which, cache, 0), tolerance)
+        yield Case(rotate_and_store, (qkv, rotations, at, which, cache, 0), limit)
         queries = noise(rows, dims.heads, dims.head_dim)
         for splits in (1, 4) if span == 1 else (1,):
-            yield Case(slot_attention, (queries, cache, 0, which, at, ends, splits), tolerance)
+            yield Case(slot_attention, (queries, cache, 0, which, at, ends, splits), limit)
     yield from _sampling_cases(dims, rule, dtype, device)
 
 

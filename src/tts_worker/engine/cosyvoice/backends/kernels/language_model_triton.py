@@ -23,6 +23,7 @@ _NOT_FORCED = tl.constexpr(language_model.NOT_FORCED)
 _INF = tl.constexpr(float("inf"))
 
 _BLOCK_GATES = 1024
+_BLOCK_DRAWS = 16
 _MIN_DOT = 16  # smallest size of tl.dot
 
 
@@ -361,11 +362,13 @@ def plan_draws(sent: Tensor, keys: Tensor, steps: Tensor, remaining: Tensor) -> 
     sent = sent.contiguous()
     batch, count = sent.shape[0], sent.shape[1] - 4
     plan = sent.new_empty(count, 4, batch, 1)
-    _plan_draws[(batch,)](sent, keys, steps, remaining, plan, batch, count, BLOCK=triton.next_power_of_2(count))
+    _plan_draws[(batch,)](sent, keys, steps, remaining, plan, batch, count, BLOCK=_BLOCK_DRAWS)
     return plan
 
 
-@triton.jit
+# Launched outside of graphs with any batch and count: one binary serves all of them, so that none is built while calls
+# wait. The others are built before their graphs are captured.
+@triton.jit(do_not_specialize=["batch", "count"])
 def _plan_draws(sent, keys, steps, remaining, plan, batch, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     sent += row * (count + 4)
@@ -373,16 +376,19 @@ def _plan_draws(sent, keys, steps, remaining, plan, batch, count, BLOCK: tl.cons
     special = tl.load(sent + 1)
     special_from = tl.load(sent + 2)
     tl.store(remaining + slot, tl.load(sent + 3))
-    draw = tl.arange(0, BLOCK)
-    inside = draw < count
-    forced = tl.load(sent + 4 + draw, mask=inside, other=_NOT_FORCED)
-    number = tl.load(steps + slot) + draw
-    key = _mix(tl.load(keys + slot) + number * 2)
-    to = plan + draw * 4 * batch + row
-    tl.store(to, slot + tl.zeros_like(key), mask=inside)
-    tl.store(to + batch, key, mask=inside)
-    tl.store(to + 2 * batch, tl.where(number >= special_from, special, _NOT_FORCED), mask=inside)
-    tl.store(to + 3 * batch, forced, mask=inside)
+    seed = tl.load(keys + slot)
+    drawn = tl.load(steps + slot)
+    for first in range(0, count, BLOCK):
+        draw = first + tl.arange(0, BLOCK)
+        inside = draw < count
+        forced = tl.load(sent + 4 + draw, mask=inside, other=_NOT_FORCED)
+        number = drawn + draw
+        key = _mix(seed + number * 2)
+        to = plan + draw * 4 * batch + row
+        tl.store(to, slot + tl.zeros_like(key), mask=inside)
+        tl.store(to + batch, key, mask=inside)
+        tl.store(to + 2 * batch, tl.where(number >= special_from, special, _NOT_FORCED), mask=inside)
+        tl.store(to + 3 * batch, forced, mask=inside)
 
 
 def draw_ids(
