@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import tts_worker
+from tts_worker.commands.completion import SHELLS
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
 
@@ -195,6 +196,16 @@ def test_installed_wheel_says_that_parity_needs_a_clone(installed: Path) -> None
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "python -m tools.parity" in done.stderr
+
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tts_worker.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_installed_wheel_completes_commands(installed: Path, shell: str) -> None:
+    done = run_installed(["-c", WITHOUT_TORCH, "completion", shell], installed)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "speed" in done.stdout, "the options of the commands that it can run"
 
 
 # -- source distributions ---------------------------------------------------------------------------------------------

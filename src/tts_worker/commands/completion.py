@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tts_worker.errors import TTSWorkerError
+
 SHELLS = ("bash", "zsh", "fish")
 
 _USE = {
@@ -46,11 +48,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def words_of(command: str) -> CommandWords:
-    """Return the words of a command, from its parser."""
-    module = importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}")
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
+    """Return the words of a command, from its parser; none of a command that cannot run in this installation."""
     words = CommandWords()
+    parser = argparse.ArgumentParser()
+    try:
+        module = importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}")
+        module.add_arguments(parser)
+    except (ModuleNotFoundError, TTSWorkerError):  # an extra is missing, or the clone
+        return words
     _collect(parser, words)
     return words
 
