@@ -142,7 +142,9 @@ async def test_client_shows_its_certificate(tmp_path: Path, monkeypatch: pytest.
                 await client.open()
 
 
-async def test_grpc_requires_certificates_and_reads_renewed_ones(tmp_path: Path) -> None:
+async def test_grpc_requires_certificates_and_reads_renewed_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     crt, key = certificate(tmp_path)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: [{name: gateway, certificate: a test}, {name: app, key: app-key-0123}]")
@@ -175,8 +177,27 @@ async def test_grpc_requires_certificates_and_reads_renewed_ones(tmp_path: Path)
         with pytest.raises(grpc.aio.AioRpcError) as missing:
             await voices()
         assert missing.value.code() is grpc.StatusCode.UNAVAILABLE
+        usable = crt.read_bytes()
+        crt.write_bytes(b"damaged")
+        credentials = grpc.ssl_channel_credentials(usable, *pair)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.secure_channel(rig.member.address, credentials, options) as channel:
+            models = await tts_worker_pb2_grpc.TTSServiceStub(channel).ListModels(pb.ListModelsRequest())
+            assert len(models.models) == 1, "the certificate before is still used"
+        assert "the TLS certificate of gRPC is unchanged: grpc.tls_certificate, grpc.tls_key" in caplog.text
         certificate(tmp_path)  # renewed; the test's client trusts the new one only
         assert await voices(key.read_bytes(), crt.read_bytes()) == 1
+
+
+@pytest.mark.parametrize("damaged", ["tls_certificate", "tls_key", "tls_client_ca"])
+async def test_grpc_names_the_tls_file_that_cannot_be_used(tmp_path: Path, damaged: str) -> None:
+    crt, key = certificate(tmp_path)
+    other = tmp_path / "other.pem"
+    other.write_bytes(b"damaged")
+    tls = {"tls_certificate": str(crt), "tls_key": str(key), "tls_client_ca": str(crt), damaged: str(other)}
+    with pytest.raises(ConfigError, match=rf"grpc\.{damaged}.*: cannot be used"):
+        async with running_grpc_worker(grpc=tls):
+            pass
 
 
 async def test_renewed_certificate_is_read_without_restart(

@@ -43,27 +43,37 @@ class TlsContext(FileWatch):
             log.error("the TLS certificate is unchanged: %s", error.message)
 
     def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = load_context("server", self._certificate, self._key, self._client_ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         # Tickets follow the handshake. Clients that read and write on two threads (websockets.sync and the SDKs on it)
         # may read one while they send the request, which OpenSSL then never sends (CPython issue 143756). They also
         # delay that request by 40 ms; connections are too long for a resumed handshake to pay.
         context.num_tickets = 0
-        setting = "server.tls_certificate, server.tls_key"
-        try:
-            # Without a password callback OpenSSL would ask on the terminal.
-            context.load_cert_chain(self._certificate, self._key, password=lambda: "")
-            if self._client_ca is not None:
-                setting = "server.tls_client_ca"
-                context.load_verify_locations(self._client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except ssl.SSLError as error:
-            reason = error.reason or "not a PEM file, or protected by a password"
-            raise ConfigError(f"{setting}: cannot be used ({reason})") from None
-        except OSError as error:
-            raise ConfigError(f"{setting}: cannot be read: {error.strerror}") from None
         return context
+
+
+def load_context(section: str, certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
+    """Return a server's TLS context with these files, which are settings of ``section``.
+
+    Raises:
+        ConfigError: A file cannot be used; names the setting.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    setting = f"{section}.tls_certificate, {section}.tls_key"
+    try:
+        # Without a password callback OpenSSL would ask on the terminal.
+        context.load_cert_chain(certificate, key, password=lambda: "")
+        if client_ca is not None:
+            setting = f"{section}.tls_client_ca"
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except ssl.SSLError as error:
+        reason = error.reason or "not a PEM file, or protected by a password"
+        raise ConfigError(f"{setting}: cannot be used ({reason})") from None
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot be read: {error.strerror}") from None
+    return context
 
 
 def common_name(certificate: Mapping[str, object] | None) -> str | None:

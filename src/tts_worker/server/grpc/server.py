@@ -30,6 +30,7 @@ from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.tls import load_context
 from tts_worker.session.hub import SessionHub
 
 log = logging.getLogger(__name__)
@@ -54,15 +55,10 @@ class TlsFiles:
         """Read the files; they are read again for connections that begin after a change.
 
         Raises:
-            ConfigError: A file cannot be read.
+            ConfigError: A file cannot be used; names the setting.
         """
         loaded_stat = self._stat()
-        try:
-            first = self._read()
-        except OSError as error:
-            raise ConfigError(f"grpc.tls_*: {error.filename} cannot be read: {error.strerror}") from None
-
-        current = first
+        current = first = self._read()
 
         def fetch() -> grpc.ServerCertificateConfiguration:
             # Called by gRPC on a thread for each handshake.
@@ -71,13 +67,15 @@ class TlsFiles:
                 loaded_stat = stat
                 try:
                     current = self._read()
-                except OSError as error:
-                    log.error("the TLS certificate of gRPC is unchanged: %s cannot be read", error.filename)
+                except (ConfigError, OSError) as error:
+                    log.error("the TLS certificate of gRPC is unchanged: %s", error)
             return current
 
         return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=bool(self.client_ca))
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
+        """Return the content of the files. Raises ConfigError, where gRPC would only fail to listen."""
+        load_context("grpc", self.certificate, self.key, self.client_ca)
         authorities = None if self.client_ca is None else self.client_ca.read_bytes()
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], authorities)
@@ -151,7 +149,7 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     """Listen on one port. On exit, calls have 1 s to end before they are cancelled.
 
     Raises:
-        ConfigError: The port cannot be bound or a TLS file cannot be read.
+        ConfigError: The port cannot be bound or a TLS file cannot be used.
     """
     server = _new_server(hub, config)
     names, drainable = register(server)
@@ -192,7 +190,7 @@ def _bind(server: grpc.aio.Server, config: PortConfig) -> str:
     """Bind the port and return its address.
 
     Raises:
-        ConfigError: The port cannot be bound or a TLS file cannot be read.
+        ConfigError: The port cannot be bound or a TLS file cannot be used.
     """
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
