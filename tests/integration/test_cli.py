@@ -288,6 +288,7 @@ def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture
     [
         (["--host", "0.0.0.0"], "set api_keys"),
         (["--port", "70000"], "server.port"),
+        (["--set", "server.host=2024-13-45"], "the value is not valid YAML"),
         (["--host", "192.0.2.1", "--set", "server.allow_unauthenticated=true"], "cannot listen on 192.0.2.1"),
     ],
 )

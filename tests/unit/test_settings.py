@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert settings.text.lexicon_file == Path("/absolute/lexicon.yaml")
 
 
+def settings_that_are_paths() -> Iterator[tuple[str, str, str]]:
+    """Yield section, setting and a value of the section without which it is invalid."""
+    for section, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            for name, setting in field.annotation.model_fields.items():
+                if setting.annotation in (Path, Path | None):
+                    needed = ", tls_certificate: x" if name in ("tls_key", "tls_client_ca") else ""
+                    yield section, name, needed
+
+
+@pytest.mark.parametrize(("section", "name", "needed"), list(settings_that_are_paths()))
+def test_every_path_in_a_file_is_relative_to_it(tmp_path: Path, section: str, name: str, needed: str) -> None:
+    settings = load_settings(written(tmp_path, f"{section}: {{{name}: near{needed}}}"))
+    assert getattr(getattr(settings, section), name) == tmp_path / "near"
+
+
 def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
     file = written(tmp_path, "engines: {a: {kind: tone}}\nserver: {port: 1}")
     tone = {"engines": {"b": {"kind": "tone"}}}
@@ -135,6 +152,10 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
         ("engines: {a: {kind: hibari, threads: 0}}", "threads"),
         ("- a list", "must contain a mapping"),
         ("a: [", "not valid YAML at line"),
+        ("server: {host: 2024-13-45}", "not valid YAML"),
+        ("server: {port: !!int x}", "not valid YAML"),
+        ("log_level: !!bool x", "not valid YAML"),
+        ("a: " + "[" * 5_000, "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     ],
 )

@@ -93,6 +93,7 @@ def test_voice_packs_of_the_repository_are_valid() -> None:
         ("name: ann\nfamily: fake\nlexicon: {a: 3}", "lexicon"),
         ("name: [", "not valid YAML"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("name: ann\nfamily: fake\ntags: [2024-13-45]", "not valid YAML"),
         ("", "metadata.yaml"),
         ("[" * 100_000, "not valid YAML"),
         ("{a: " * 5_000, "not valid YAML"),

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.settings import Settings, find_config, load_settings
+from tts_worker.settings import Settings, find_config, load_settings, parse_yaml
 
 ENGINES = {
     "cpu": {"hibari": {"kind": "hibari"}},
@@ -69,7 +69,7 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
     if not equals or not all(path):
         raise InvalidRequest(f"--set takes KEY=VALUE, such as session.lead_ms=60; got {assignment[:64]!r}")
     try:
-        parsed = yaml.safe_load(value)
+        parsed = parse_yaml(value)
     except yaml.YAMLError:
         raise InvalidRequest(f"--set {key}: the value is not valid YAML") from None
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):

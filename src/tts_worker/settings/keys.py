@@ -6,7 +6,7 @@
       - {name: studio, key: a-long-random-string, scopes: [speak, enrol], max_voices: 20, max_recording_bytes: 4000000}
       - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
       - {name: gateway, certificate: gateway.example.com, scopes: [speak]}
-  - {name: prometheus, key: another-random-string, scopes: []}
+      - {name: prometheus, key: another-random-string, scopes: []}
 
 ``server.keys`` checks the keys of callers against it.
 """

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from tts_worker.errors import ConfigError
 from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.tree import ENV_PREFIX, Settings
+from tts_worker.voicepack.installed import installed_voices
 
 _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
 """Environment variables of clients, which are not settings."""
@@ -21,9 +22,12 @@ _CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
 _PATHS = (
     ("server", "tls_certificate"),
     ("server", "tls_key"),
+    ("server", "tls_client_ca"),
     ("server", "key_file"),
     ("grpc", "tls_certificate"),
     ("grpc", "tls_key"),
+    ("grpc", "tls_client_ca"),
+    ("batch", "directory"),
     ("voices", "directory"),
     ("text", "lexicon_file"),
     ("engines", "*", "bundle"),
@@ -88,14 +92,27 @@ def _make_absolute(section: object, path: Sequence[str], base: Path) -> None:
     for key in list(section) if name == "*" else [name]:
         if rest:
             _make_absolute(section.get(key), rest, base)
-        elif isinstance(section.get(key), str):
-            section[key] = str(base / section[key])
+        elif isinstance(value := section.get(key), str) and not (key == "bundle" and _is_installed_voice(value, base)):
+            section[key] = str(base / value)
+
+
+def _is_installed_voice(bundle: str, base: Path) -> bool:
+    """Whether ``bundle`` is the name of an installed voice and not of a directory beside the file."""
+    return not (base / bundle).exists() and bundle in installed_voices()
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML. Raises YAMLError, also for a value that fits its form but not its type, such as 2024-13-45."""
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, KeyError, AttributeError, RecursionError):  # RecursionError: nested too deeply
+        raise yaml.YAMLError("a value does not fit its type") from None
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping. Raises ConfigError naming file, line and column."""
     try:
-        data = yaml.safe_load(file.read_text("utf-8"))
+        data = parse_yaml(file.read_text("utf-8"))
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
 from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, TTSWorkerError
+from tts_worker.settings.load import parse_yaml
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.voicepack.report import Problem, Report
 from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag
@@ -192,14 +193,14 @@ def read_voicepack(folder: Path) -> InstalledPack:
     """Read the voice pack in ``folder``. Raises ConfigError as ``read_voicepacks`` does."""
     file = folder / METADATA
     try:
-        data = yaml.safe_load(_decode(file, _read_regular(file, MAX_METADATA_BYTES)))
+        data = parse_yaml(_decode(file, _read_regular(file, MAX_METADATA_BYTES)))
         pack = VoicePack.model_validate(_named_by_folder(data, folder.resolve()))
         Lexicon.from_mapping(pack.lexicon)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(top level)"
         raise ConfigError(f"{file}: {key}: {first['msg']}") from None
-    except (yaml.YAMLError, RecursionError):  # RecursionError: nested too deeply
+    except yaml.YAMLError:
         raise ConfigError(f"{file} is not valid YAML") from None
     except InvalidRequest as error:
         raise ConfigError(f"{file}: {error.message}") from None

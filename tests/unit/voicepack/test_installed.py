@@ -78,6 +78,19 @@ def test_settings_name_an_installed_voice(site: Path) -> None:
         bundle()
 
 
+def test_settings_file_names_an_installed_voice(site: Path) -> None:
+    anna = install(site, "anna")
+    file = site / "worker.yaml"
+    file.write_text("engines: {c: {kind: cosyvoice, bundle: anna}}")
+
+    def bundle() -> Path:
+        return load_settings(file).engines["c"].bundle  # type: ignore[union-attr]
+
+    assert bundle() == anna
+    (site / "anna").mkdir()
+    assert bundle() == site / "anna", "a directory beside the file goes first"
+
+
 def test_say_without_a_voice_tells_what_to_install(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "--engine", "cosyvoice", "--voice", "nano", "Hello."]) != 0
     assert "pip install ./packages/tts-worker-voice-nano" in capsys.readouterr().err
