@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import io
 import re
@@ -10,8 +11,10 @@ import sys
 import threading
 import wave
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 import soundfile
@@ -22,7 +25,7 @@ from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
-from tts_worker.types import Outcome
+from tts_worker.types import Outcome, Receipt
 
 TEXT = "Hello there, my friend. How are you?"
 
@@ -37,6 +40,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def tts(config: str) -> Iterator[TTS]:
     with TTS(config) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["embedded", "socket"])
+async def any_tts(request: pytest.FixtureRequest, config: str, serve_tone: Serving) -> AsyncIterator[AsyncTTS]:
+    async with (
+        serve_tone() as address,
+        AsyncTTS(config if request.param == "embedded" else f"ws://{address}") as opened,
+    ):
         yield opened
 
 
@@ -128,10 +140,89 @@ def test_error_of_the_text_reaches_the_caller(tts: TTS) -> None:
     assert tts.speak("Hello.").outcome is Outcome.DONE
 
 
+async def test_error_before_the_first_text_reaches_the_caller(any_tts: AsyncTTS) -> None:
+    def failing() -> Iterator[str]:
+        raise LookupError("no text at all")
+        yield ""
+
+    with anyio.fail_after(30), pytest.raises(LookupError, match="no text at all"):
+        await any_tts.speak(failing())
+
+
+async def test_text_without_parts_is_an_empty_text(any_tts: AsyncTTS) -> None:
+    with anyio.fail_after(30):
+        assert (await any_tts.speak([])).report == (await any_tts.speak("")).report
+
+
+async def test_stop_before_the_first_text_ends_the_parts(any_tts: AsyncTTS) -> None:
+    waiting = asyncio.Event()
+
+    async def silent() -> AsyncIterator[str]:
+        waiting.set()
+        await asyncio.Event().wait()
+        yield ""
+
+    live = any_tts.stream(silent())
+    reading = asyncio.create_task(live.rest())
+    with anyio.fail_after(30):
+        await waiting.wait()
+        live.stop(played_samples=0)
+        speech = await reading
+    assert (speech.pcm, live.outcome) == (b"", Outcome.STOPPED)
+    assert live.report == Receipt("stop", 0, 0, 0, "", "")
+
+
+async def test_stop_while_connecting_ends_the_parts(any_tts: AsyncTTS) -> None:
+    live = any_tts.stream(TEXT)
+    reading = asyncio.create_task(live.rest())
+    await asyncio.sleep(0)  # it connects
+    live.stop()
+    with anyio.fail_after(30):
+        assert (await reading).pcm == b""
+    assert live.report == Receipt("stop", 0, 0, None, "", TEXT)
+
+
+def test_stop_before_the_first_part_is_requested_reports(tts: TTS) -> None:
+    live = tts.stream(TEXT, sample_rate=8_000)
+    live.stop()
+    speech = live.rest()
+    assert (speech.duration_s, speech.sample_rate_hz, speech.outcome) == (0, 8_000, Outcome.STOPPED)
+    assert speech.report == Receipt("stop", 0, 0, None, "", TEXT)
+
+
+def test_commands_after_the_end_change_nothing(tts: TTS) -> None:
+    live = tts.stream(TEXT)
+    list(live)
+    report = live.report
+    assert (live.pause(), live.resume()) == (False, False)
+    live.stop()
+    assert (live.report, live.outcome) == (report, Outcome.DONE)
+
+
+def test_blocked_texts_do_not_delay_others(tts: TTS) -> None:
+    released = threading.Event()
+
+    def blocked() -> Iterator[str]:
+        yield "Hello. "
+        released.wait()
+
+    lives = [tts.stream(blocked()) for _ in range(40)]  # more than the threads of an event loop's own executor
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            assert all(thread.submit(next, live).result(timeout=30).pcm for live in lives)
+            assert thread.submit(tts.speak, words_of(TEXT)).result(timeout=30).outcome is Outcome.DONE
+        finally:
+            released.set()
+            for live in lives:
+                live.close()
+
+
 @pytest.mark.parametrize(
     ("text", "options", "error"),
     [
         (b"bytes", {}, InvalidRequest),
+        ([None], {}, InvalidRequest),
+        (["Hello. ", 7], {}, InvalidRequest),
         (7, {}, InvalidRequest),
         ("Hello.", {"voice": "absent"}, UnknownVoice),
         ("Hello.", {"sample_rate": 1}, InvalidRequest),

@@ -18,12 +18,14 @@ from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.session import Session
 from tts_worker.types import (
+    SAMPLE_RATE_HZ,
     Acknowledged,
     Ended,
     Outcome,
     PcmFrame,
     Receipt,
     SessionOptions,
+    State,
     UrlMode,
     Word,
     Words,
@@ -221,6 +223,7 @@ class AsyncLiveSpeech:
         self._options = options
         self._session: Session | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._has_text = False  # an utterance was begun, which ends with a report
         self._text_error: BaseException | None = None
         self._is_stopped = False
         self._new_words: list[Word] = []
@@ -228,7 +231,11 @@ class AsyncLiveSpeech:
     async def start(self) -> None:
         """Open the session and begin to read the text; the first part does it otherwise. Raises like ``speak``."""
         if self._session is None and not self._is_stopped:
-            self._session = (await self._client.open(self._options)).session
+            session = (await self._client.open(self._options)).session
+            if self._is_stopped:  # meanwhile
+                session.close("consumer_left")
+                return
+            self._session = session
             self._writer = asyncio.create_task(self._write(self._session), name=f"{self._session.id}-text")
 
     def __aiter__(self) -> AsyncIterator[Speech]:
@@ -263,6 +270,8 @@ class AsyncLiveSpeech:
                 if item.error is not None:
                     raise as_exception(item.error)
                 return None
+        if self._text_error is not None:
+            raise self._text_error
         if self._is_stopped:
             return None
         raise ConnectionLost("the session was closed before the speech had ended")
@@ -273,22 +282,33 @@ class AsyncLiveSpeech:
             async for part in _parts(self._text):
                 if self._is_stopped or self.outcome is not None:
                     return
-                session.speak(part)
+                self._speak(session, part)
             if not self._is_stopped and self.outcome is None:
+                if not self._has_text:
+                    self._speak(session, "")
                 session.end_text()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self._text_error = error
-            session.stop("text_failed")
+            if self._has_text:
+                session.stop("text_failed")
+            else:  # there is no utterance that would end
+                session.close("text_failed")
+
+    def _speak(self, session: Session, part: str | bytes) -> None:
+        session.speak(part)
+        self._has_text = True
 
     def pause(self) -> bool:
         """Deliver no more parts until ``resume``; return whether that changed anything."""
-        return self._session is not None and self._session.pause().applied
+        session = self._open_session
+        return session is not None and session.pause().applied
 
     def resume(self) -> bool:
         """Continue with the next sample; return whether that changed anything."""
-        return self._session is not None and self._session.resume().applied
+        session = self._open_session
+        return session is not None and session.resume().applied
 
     def stop(self, played_samples: int | None = None) -> Acknowledged | None:
         """End the speech now: no more parts are delivered, and ``report`` says what was spoken.
@@ -297,16 +317,31 @@ class AsyncLiveSpeech:
             played_samples: How much of the audio the listener heard, if known; otherwise the delivered audio counts.
 
         Returns:
-            The worker's acknowledgement; None if the speech had not begun.
+            The worker's acknowledgement; None if no text was sent yet, or the speech has ended.
         """
         self._is_stopped = True
-        return None if self._session is None else self._session.stop("stop", played_samples)
+        session = self._open_session
+        if self._has_text:
+            return None if session is None else session.stop("stop", played_samples)
+        if self.outcome is None and self._text_error is None:  # there is no utterance that would end with a report
+            unread = self._text if isinstance(self._text, str) else ""
+            self.report = Receipt("stop", 0, 0, None if played_samples is None else 0, "", unread)
+            self.outcome = Outcome.STOPPED
+        if session is not None:
+            session.close("stop")
+        return None
+
+    @property
+    def _open_session(self) -> Session | None:
+        return None if self._session is None or self._session.state is State.CLOSED else self._session
 
     async def rest(self) -> Speech:
         """Wait for the end and return everything that was not delivered yet as one ``Speech``."""
         parts = [part async for part in self]
         pcm = b"".join(part.pcm for part in parts)
-        rate_hz = self._session.sample_rate_hz if self._session is not None else 0
+        rate_hz = self._options.sample_rate or SAMPLE_RATE_HZ
+        if self._session is not None:
+            rate_hz = self._session.sample_rate_hz
         words = tuple(word for part in parts for word in part.words) + tuple(self._new_words)
         start = parts[0].start_sample if parts else 0
         return Speech(pcm, rate_hz, words, start, self.report, self.outcome)
@@ -345,8 +380,13 @@ class AsyncLiveSpeech:
 
 
 async def _parts(text: TextSource) -> AsyncIterator[str | bytes]:
-    """Yield the parts of a text."""
-    async for part in iterate((text,) if isinstance(text, str) else text):
+    """Yield the parts of a text. Raises InvalidRequest for one that is no text."""
+    if isinstance(text, str):
+        yield text
+        return
+    async for part in iterate(text):
+        if not isinstance(part, str | bytes):
+            raise InvalidRequest(f"each part of the text must be str or bytes, not {type(part).__name__}")
         yield part
 
 
