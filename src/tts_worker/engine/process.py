@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.engine_thread import FaultTrace
@@ -164,13 +164,11 @@ class ProcessRunner(asyncio.SubprocessProtocol):
             self._kill()
             return
         requests = transport.get_pipe_transport(0)
-        assert isinstance(requests, asyncio.WriteTransport)
-        self._requests = requests
-        requests.write(start)
+        self._requests = cast(asyncio.WriteTransport, requests)  # uvloop's are no subclasses
+        self._requests.write(start)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         for message in self._decoder.feed(data):

@@ -84,6 +84,18 @@ async def test_broken_engine_process_is_replaced(kind: Fault, tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 async def test_killed_or_frozen_process_is_replaced(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+    await expect_replacement_after(number, caplog)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_process_is_replaced_on_uvloop(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+    """``serve`` runs on uvloop, whose transports are no classes of asyncio."""
+    pytest.importorskip("uvloop").run(expect_replacement_after(number, caplog))
+    assert not engine_processes(), "the second process ends with its loop"
+
+
+async def expect_replacement_after(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+    """Send a signal to the process while its engine generates, and wait for the next one."""
     async with started(ToneEngine, in_process=True, hang_timeout_s=1.0) as loop:
         ready_again = asyncio.Event()
         loop.on_state(lambda state: ready_again.set() if state is EngineState.READY else None)
