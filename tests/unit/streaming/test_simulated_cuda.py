@@ -1,0 +1,192 @@
+"""The code for CUDA, on the CPU: the numbers of the CPU, and no race between the streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tests.unit.streaming.engines import FAMILIES, bundle, cancel_two, engine, settings, voice
+from tests.unit.streaming.simulated_cuda import SimulatedDevice, SimulatedStream, simulated_cuda
+from tests.unit.streaming.test_device import TEXT, speak_together
+from tests.unit.streaming.test_engine import assert_pcm_close
+from tests.unit.streaming.test_first_chunk import record_batches
+from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner
+from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.token_generator import Script
+from tts_worker.types import Done, SynthesisParams
+from tts_worker.voicepack.voice_file import Voice
+
+VOICES = {"prompted": 60, "plain": 0}
+PARAMS = [
+    SynthesisParams(name, seed=seed, speed=speed)
+    for seed, (name, speed) in enumerate((("prompted", 1.0), ("plain", 0.8)))
+]
+CROWD = len(PARAMS)
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    with simulated_cuda() as simulated:
+        yield simulated
+
+
+def script(family: str) -> Script:
+    eos = bundle(family).config.lm.eos_id
+    return lambda key, run: [*range(100, 155 + key.generation), eos]
+
+
+def voices(family: str) -> dict[str, Voice]:
+    return {name: voice(family, tokens) for name, tokens in VOICES.items()}
+
+
+def usual_engine(family: str) -> CosyVoiceEngine:
+    return engine(family, script=script(family), voices=voices(family))
+
+
+def cuda_engine(family: str, device: SimulatedDevice) -> CosyVoiceEngine:
+    """Build and warm up an engine whose every computation is replayed."""
+    networks = load_networks(bundle(family), torch.device("cpu"), half=False)
+    networks.chunked_flow.pack()
+    config = settings(
+        max_segment_s=4, lm_tokens=256, decode_batch=CROWD, render_batch=CROWD, checked=False, graphs=True
+    )
+    subject = engine(
+        family,
+        config,
+        loaded=networks,
+        script=script(family),
+        runners=(FakeGraphRunner(), FakeGraphRunner()),
+        streams=device.streams(),
+        voices=voices(family),
+    )
+    device.watch()
+    subject.warm_up()
+    return subject
+
+
+def record_kernels_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return a set of the fused operators that run outside of graphs from now on."""
+    inside = 0
+    outside: set[str] = set()
+
+    def in_graph(self: FakeGraphRunner, *args: Any, run: Any = FakeGraphRunner.run) -> Any:
+        nonlocal inside
+        inside += 1
+        try:
+            return run(self, *args)
+        finally:
+            inside -= 1
+
+    def counted(self: FusedOperator[..., Any], *args: Any, call: Any = FusedOperator.__call__) -> Any:
+        if not inside:
+            outside.add(self.name)
+        return call(self, *args)
+
+    monkeypatch.setattr(FakeGraphRunner, "run", in_graph)
+    monkeypatch.setattr(FusedOperator, "__call__", counted)
+    return outside
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_for_cuda_speaks_like_the_cpu(
+    family: str, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Voices with and without a prompt, another pace, batches; in the warm-up, first chunks across the streams."""
+    batches = record_batches(monkeypatch)
+    subject = cuda_engine(family, device)
+    outside = record_kernels_outside_of_graphs(monkeypatch)
+    outputs = speak_together(subject, PARAMS)
+
+    assert device.faults == []
+    assert batches
+    assert subject.components.eager_keys == {}
+    assert outside == {"plan_draws"}, "others would be compiled for new sizes while calls wait; it has a single binary"
+    with _disable_current_modes(), monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: False))
+        expected = speak_together(usual_engine(family), PARAMS)
+    for output, same in zip(outputs, expected, strict=True):
+        assert [type(end) for end in output.ends] == [Done]
+        assert output.words == same.words
+        assert_pcm_close(output.pcm, same.pcm)
+
+
+def test_cancelled_utterances_leave_no_race(device: SimulatedDevice) -> None:
+    """Their slots, pages and tensors are used again while work on them is in flight."""
+    subject = cuda_engine("cosyvoice3", device)
+    for steps in (1, 2, 3, 5, 8, 13):
+        cancel_two(subject, TEXT[0], steps)
+
+    assert device.faults == []
+
+
+def test_missing_wait_is_noticed(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests detect: an audio stream that reads ids before they are drawn."""
+    monkeypatch.setattr(SimulatedStream, "wait_for", lambda self, event: None)
+    speak_together(cuda_engine("cosyvoice3", device), PARAMS[:1])
+
+    assert any("on audio reads what tokens may still use" in fault for fault in device.faults)
+
+
+@pytest.fixture
+def watching(device: SimulatedDevice) -> SimulatedDevice:
+    device.watch()
+    return device
+
+
+def test_unordered_write_is_noticed(watching: SimulatedDevice) -> None:
+    streams = watching.streams()
+    with streams.tokens:
+        x = torch.zeros(4)
+    with streams.flow:
+        streams.flow.wait_for(streams.tokens.record_event())
+        y = x + 1
+    assert watching.faults == []
+    with streams.tokens:
+        x.add_(1)
+    assert watching.faults == ["aten::add_ on tokens writes what audio may still use, written by aten::zeros"]
+    with streams.flow:
+        y.add_(1)
+    assert len(watching.faults) == 1, "a stream is ordered"
+
+
+def test_host_that_waited_orders_what_follows(watching: SimulatedDevice) -> None:
+    streams = watching.streams()
+    with streams.tokens:
+        x = torch.zeros(4)
+        copy = streams.tokens.to_host(x)
+    assert not copy.ready
+    assert copy.ready
+    with streams.flow:
+        torch.add(x, 1)
+    assert watching.faults == []
+    x.add_(1)  # on the default stream, which no one has ordered
+    assert len(watching.faults) == 1
+
+
+def test_memory_freed_too_early_is_noticed(watching: SimulatedDevice) -> None:
+    streams = watching.streams()
+    for waits in (True, False):
+        with streams.tokens:
+            x = torch.zeros(4)
+        streams.flow.wait_for(streams.tokens.record_event())
+        with streams.flow:
+            torch.add(x, 1)
+        if waits:
+            streams.tokens.wait_for(streams.flow.record_event())
+        del x
+        with streams.tokens:
+            torch.zeros(4)
+    assert watching.faults == ["what aten::zeros wrote on tokens was freed while audio may still use it"]
+
+
+def test_value_read_by_the_host_is_noticed(watching: SimulatedDevice) -> None:
+    with watching.streams().tokens:
+        x = torch.zeros(4)
+        bool(x.sum() > 0)
+    assert watching.faults == ["the host reads a value by aten::_local_scalar_dense"]
