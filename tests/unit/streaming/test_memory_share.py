@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
 from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.backends.streams import CudaStream, HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.loader import CUDA_MEMORY_SHARE, CUDA_WORKING_BYTES, page_budget, weight_bytes
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.errors import BundleError
 
 GB = 10**9
 
@@ -72,3 +76,40 @@ def test_weights_count_every_parameter() -> None:
     loaded = networks("cosyvoice3")
     head = sum(each.numel() * each.element_size() for each in loaded.lm.parameters())
     assert weight_bytes(loaded) > head > 0
+
+
+def test_memory_of_an_engine_before_is_free_for_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps what a closed engine had: the driver would count it as taken, and weights would split it."""
+    calls: list[str] = []
+
+    def load(cls: type[Networks], *args: object, **kwargs: object) -> Networks:
+        calls.append("weights")
+        raise BundleError("the test ends here")
+
+    monkeypatch.setattr(loader, "resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cache"))
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("cycles"))
+    monkeypatch.setattr(Networks, "load", classmethod(load))
+    with pytest.raises(BundleError, match="ends here"):
+        loader.load_engine(loader.LoadOptions(tiny("cosyvoice3")))
+    assert calls == ["cycles", "cache", "weights"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_closed_stream_has_nothing_in_flight(is_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was allocated on another stream is given away as soon as its engine is dropped."""
+    waits = 0
+
+    class Stream:
+        def __init__(self, device: torch.device, priority: int) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            nonlocal waits
+            waits += 1
+            if is_lost:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    CudaStream(torch.device("cuda")).close()
+    assert waits == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -132,6 +133,8 @@ def load_engine(
     is_v1 = bundle.config.family == V1
     if is_v1:
         _check_v1(options)
+    if cuda:
+        _return_unused_memory()
     networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
     overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
@@ -178,6 +181,16 @@ def load_engine(
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
+
+
+def _return_unused_memory() -> None:
+    """Return to the driver what PyTorch keeps of engines that were closed.
+
+    ``page_count`` asks the driver what is free. Weights that are allocated before would split the one block that held
+    all pages of an engine, which then cannot be returned at all.
+    """
+    gc.collect()  # an engine refers to itself
+    torch.cuda.empty_cache()
 
 
 def _check_counts(options: LoadOptions) -> None:

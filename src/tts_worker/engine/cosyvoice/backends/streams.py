@@ -6,6 +6,7 @@ the language model and the vocoder overlap. On a CPU it is a thread if there are
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -242,7 +243,9 @@ class CudaStream:
         return StreamFuture(work).run()  # the host only launches kernels
 
     def close(self) -> None:
-        pass
+        # The memory of the engine was allocated on other streams, which give it away without regard to this one.
+        with contextlib.suppress(RuntimeError):  # of a device that is lost
+            self.cuda_stream.synchronize()
 
     def record_event(self) -> TimingEvent:
         return _CudaTimingEvent(self.cuda_stream)
