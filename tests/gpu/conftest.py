@@ -59,9 +59,15 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(autouse=True)
 def free_memory() -> Iterator[None]:
-    """Return the memory of a finished test to the device."""
+    """Return the memory of a finished test to the device, and let the next one check the kernels again."""
     yield
+    import gc
+
     import torch
 
+    from tts_worker.engine.cosyvoice.backends import kernels
+
+    kernels.forget_faults()
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -61,21 +61,31 @@ def spoken(options: LoadOptions) -> tuple[list[EngineOutput], Backend]:
         subject.close()
 
 
-@pytest.fixture(params=FAMILIES)
-def options(request: pytest.FixtureRequest, device: torch.device, tmp_path: Path) -> LoadOptions:
-    """An engine of the tiny size, and the graphs of its networks."""
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A family, and a folder with the graphs of its tiny bundle: those of the unit tests have fewer layers."""
     pytest.importorskip("onnx", reason="needs the extra 'export'")
-    from tests.unit.cosyvoice import graph_files
+    from tts_worker.engine.cosyvoice.backends.onnx_graphs import export_onnx
 
+    family = request.param
+    folder = tmp_path_factory.mktemp("graphs")
+    export_onnx(load_networks(Bundle.open(tiny(family)), torch.device("cpu"), half=False), folder, ("flow", "hift"))
+    return family, folder
+
+
+@pytest.fixture
+def options(exported: tuple[str, Path], device: torch.device, tmp_path: Path) -> LoadOptions:
+    """An engine of the tiny size, and the graphs of its networks."""
+    family, folder = exported
     return LoadOptions(
-        tiny(request.param),
+        tiny(family),
         device=device.type,
         half=False,
         memory_gb=0.2,
         max_utterances=CROWD,
         render_batch=CROWD,
         max_segment_s=8,
-        graphs_dir=graph_files.exported(request.param),
+        graphs_dir=folder,
         plan_cache=tmp_path,
     )
 

@@ -38,6 +38,7 @@ from tts_worker.benchmarks.measure_stages import LIVE, measure_stage_times
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
@@ -60,6 +61,7 @@ PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
 REPLAYS = 200
+REPLAY_MS = 250.0  # time for a graph; an engine as served has about a hundred
 SHORT_TURNS_S = (1.6, 3.6)
 PROFILE_ROWS = 30
 
@@ -257,6 +259,7 @@ class GpuBench:
         if self._bench is not None:
             self._bench.engine.close()
             self._bench = None
+        kernels.forget_faults()  # what fails in float32 may serve in bfloat16
         gc.collect()
         if self._device.type == "cuda":
             try:
@@ -364,7 +367,9 @@ class GpuBench:
         bench = self._loaded(self._plan.options)
         runners = [runner for runner in bench.engine.components.runners if isinstance(runner, CapturingRunner)]
         figures: Figures = {
-            " ".join(map(str, key)): round(ms, 4) for runner in runners for key, ms in runner.time_replays(REPLAYS)
+            " ".join(map(str, key)): round(ms, 4)
+            for runner in runners
+            for key, ms in runner.time_replays(REPLAYS, REPLAY_MS)
         }
         self.unload()  # replays overwrite what they computed for the voice
         return figures
@@ -390,6 +395,7 @@ class GpuBench:
         }
         for name, options in variants.items():
             figures[name] = _compare(reference, self._measure_outputs(options))
+            figures[name]["degraded"] = list(self.bench.engine.info.degraded)
         self.unload()
         return figures
 
@@ -449,7 +455,7 @@ class GpuBench:
                 announce=announce,
             )
         )
-        return {**figures, "slots": slots, **before.since(engine)}
+        return {**figures, "slots": slots, "degraded": list(engine.info.degraded), **before.since(engine)}
 
     def cancels(self) -> Figures:
         """Measure memory after cancelled utterances."""

@@ -21,6 +21,7 @@ from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config
+from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
@@ -125,6 +126,17 @@ def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.Mo
 
     assert figures["broken"]["error"] == "RuntimeError: out of memory in this section"
     assert figures["machine"]["device"] == "cpu"
+
+
+def test_kernel_that_fails_in_one_section_is_checked_again_in_the_next(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs in float32 may serve in bfloat16: the figures of later sections must not depend on earlier ones."""
+    operator = kernels.OPERATORS["silu_mul"]
+    monkeypatch.setattr(operator, "fault", "it differs")
+    with GpuBench(plan) as bench:
+        bench.unload()
+        assert operator.fault == ""
 
 
 def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

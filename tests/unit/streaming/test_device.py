@@ -148,6 +148,21 @@ def test_every_captured_graph_is_timed_alone() -> None:
     assert runner.replays == 0, "they are no replays of an utterance"
 
 
+def test_slow_graph_is_timed_by_fewer_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All graphs of an engine, of which the largest take 50 ms, must be timed within a minute."""
+    runner = FakeGraphRunner()
+    runner.capture(("slow",), lambda x: (x + 1,), (torch.ones(1),))
+    counts: list[int] = []
+
+    def time(replay: object, repeats: int) -> float:
+        counts.append(repeats)
+        return 40.0 * repeats
+
+    monkeypatch.setattr(runner, "_time", time)
+    assert dict(runner.time_replays(200, limit_ms=250.0)) == {("slow",): 40.0}
+    assert counts == [1, 6]
+
+
 class _LateCopy:
     """A copy that is ready after ``polls`` polls."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
@@ -197,15 +198,20 @@ class CapturingRunner(CountingRunner, ABC):
         super().reset_counts()
         self.eager_keys.clear()
 
-    def time_replays(self, repeats: int) -> Iterator[tuple[Key, float]]:
+    def time_replays(self, repeats: int, limit_ms: float = math.inf) -> Iterator[tuple[Key, float]]:
         """Replay each graph on its last inputs and yield its key and the mean time in ms.
 
         A replay changes the memory that the computation writes: call it only without utterances, and discard the engine
         afterwards.
+
+        Args:
+            repeats: Replays of a graph, after one that is not measured.
+            limit_ms: Time for a graph, in which a slow one is replayed less often.
         """
         for key, graph in self._graphs.items():
-            graph.replay()
-            yield key, self._time(graph.replay, repeats) / repeats
+            first_ms = self._time(graph.replay, 1)
+            count = max(1, int(min(repeats, limit_ms / max(first_ms, 1e-3))))
+            yield key, self._time(graph.replay, count) / count
 
     def clear(self) -> None:
         self._graphs.clear()

@@ -134,6 +134,12 @@ def disable() -> None:
     _kernels.is_on = False
 
 
+def forget_faults() -> None:
+    """Let the next check decide again, once no engine uses the kernels."""
+    for operator in OPERATORS.values():
+        operator.fault = ""
+
+
 def are_enabled() -> bool:
     """Whether the kernels are used for tensors on CUDA."""
     return _kernels.is_on
