@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.app import running_worker
+from tts_worker.errors import OverCapacity
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch
 from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
@@ -264,6 +265,15 @@ async def test_old_results_make_room_and_full_storage_is_typed(tmp_path: Path) -
         assert result is not None
         assert result.error is not None
         assert (result.error.code.value, result.error.retryable) == ("over_capacity", False)
+
+
+async def test_batch_that_cannot_be_stored_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path / "file" / "batches")})) as worker:
+        assert worker.batches is not None
+        with pytest.raises(OverCapacity, match="cannot store the batch"):
+            await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
+        assert "cannot store a batch: Not a directory" in caplog.text
 
 
 async def test_calls_go_before_a_batch() -> None:

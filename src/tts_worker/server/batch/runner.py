@@ -134,7 +134,7 @@ class BatchRunner:
         Raises:
             InvalidRequest, TextTooLong: The batch exceeds a limit.
             IllegalCommand: The batch with this key is another one.
-            OverCapacity: Too many batches are running, or kept ones fill the disk.
+            OverCapacity: Too many batches are running, kept ones fill the storage, or the disk is full.
             Forbidden: The key lacks the scope ``speak``.
         """
         caller = current_caller()
@@ -146,6 +146,9 @@ class BatchRunner:
                     return await self._accept(request, caller, name)
                 except FileExistsError:
                     batch = await self.find(name)  # another worker with this directory was first
+                except OSError as error:
+                    log.error("cannot store a batch: %s", error.strerror)
+                    raise OverCapacity("the worker cannot store the batch", retry_after_s=60.0) from None
             if batch is None:
                 raise OverCapacity("another worker is accepting this batch", retry_after_s=1.0)
             if batch.request != request:
