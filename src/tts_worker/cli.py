@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -90,6 +91,9 @@ EXIT_DEVICE_LOST = 75
 _COSYVOICE_PACKAGES = frozenset({"torch", "tokenizers"})
 """Packages of the extra ``cosyvoice`` that its commands import."""
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""A full disk, a quota, and ``ulimit -f``."""
+
 _MISUSE = frozenset({ErrorCode.INVALID_REQUEST, ErrorCode.CONFIG, ErrorCode.UNKNOWN_VOICE, ErrorCode.UNKNOWN_MODEL})
 
 
@@ -124,17 +128,30 @@ def run_command(prog: str, module: CommandModule, words: Sequence[str], *, descr
     )
     try:
         module.add_arguments(parser)
-        return module.run(parser.parse_args(words))
+        code = module.run(parser.parse_args(words))
+        sys.stdout.flush()
+        return code
     except TTSWorkerError as error:
         return _fail(error)
     except ModuleNotFoundError as error:
         return _fail(_missing_extra(prog, error))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of the output is gone (``| head``). Redirect, so that the flush at exit does not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of the output is gone (``| head``)
+        _discard_output()
         return 1
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        _discard_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """Redirect standard output, so that the flush at exit does not fail again."""
+    with contextlib.suppress(OSError, ValueError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: TTSWorkerError) -> int:

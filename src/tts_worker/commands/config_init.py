@@ -29,12 +29,16 @@ def run(args: argparse.Namespace) -> int:
         "  # directory: voicepacks   # voice packs; default: those of the package",
         source.read_text("utf-8"),
     )
+    is_new = False
     try:
         with file.open("x", encoding="utf-8") as target:
+            is_new = True
             target.write(text)
     except FileExistsError:
         raise InvalidRequest(f"{file} exists and is left as it is: name another file") from None
     except OSError as error:
+        if is_new:  # a part of it would be a valid configuration, too
+            file.unlink(missing_ok=True)
         raise InvalidRequest(f"{file} cannot be written: {error.strerror}") from None
     print(f"wrote {file}: tts-worker serve --config {file}")
     return 0
