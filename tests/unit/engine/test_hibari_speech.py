@@ -10,7 +10,7 @@ import pytest
 from tests.unit.engine.test_phrase_text import plain
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari.model import HibariModel, Spectra
+from tts_worker.engine.hibari.model import NOISE, HibariModel, Spectra
 from tts_worker.engine.hibari.speech import HibariSynthesis
 from tts_worker.engine.phrases.engine import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
 from tts_worker.engine.phrases.text import Phrase
@@ -172,9 +172,9 @@ def modified_synthesis(model: HibariModel, text: str, modify: Callable[[Spectra]
 
 def test_nan_output_raises_synthesis_failed(hibari_model: HibariModel) -> None:
     def modify(spectra: Spectra) -> Spectra:
-        noise = spectra.noise.copy()
-        noise[101, spectra.frames // 2] = np.nan
-        return replace(spectra, noise=noise)
+        parts = spectra.parts.copy()
+        parts[spectra.frames // 2, NOISE, 101] = np.nan
+        return replace(spectra, parts=parts)
 
     speech = modified_synthesis(hibari_model, "Hello there.", modify)
     blocks = iter(speech.next_block, None)
@@ -184,7 +184,9 @@ def test_nan_output_raises_synthesis_failed(hibari_model: HibariModel) -> None:
 
 def test_loud_edges_are_faded(hibari_model: HibariModel) -> None:
     def loud_throughout(spectra: Spectra) -> Spectra:
-        return replace(spectra, noise=np.full_like(spectra.noise, 1.0))
+        parts = spectra.parts.copy()
+        parts[:, NOISE] = 1.0
+        return replace(spectra, parts=parts)
 
     speech = modified_synthesis(hibari_model, "Hello there.", loud_throughout)
     blocks = []
@@ -198,8 +200,7 @@ def test_loud_edges_are_faded(hibari_model: HibariModel) -> None:
 
 def test_silent_phrase_has_no_samples(hibari_model: HibariModel) -> None:
     def mute(spectra: Spectra) -> Spectra:
-        silent = np.full_like(spectra.noise, -20)
-        return replace(spectra, harmonic=silent, noise=silent, free=silent)
+        return replace(spectra, parts=np.full_like(spectra.parts, -20))
 
     speech = modified_synthesis(hibari_model, "Hello there.", mute)
     assert speech.total_samples == 0

@@ -21,9 +21,17 @@ MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8
 
 REPAIR = 'pip install --force-reinstall --no-deps "hibari-tts==0.2.1"'
 
-_DURATIONS = "/Clip_output_0"  # frame pairs per phoneme id; an inner tensor, not a declared output
+# Inner tensors, not declared outputs.
+_DURATIONS = "/Clip_output_0"  # frame pairs per phoneme id
+_HEAD = "/head/Add_output_0"  # all parts of a frame side by side; the declared outputs are its transposed slices
 _FRAMES_PER_DURATION = 2
-_OUTPUTS = ("lh", "theta", "ln", "lr", "phi", "f0", _DURATIONS)
+_OUTPUTS = (_HEAD, "f0", _DURATIONS)
+
+HARMONIC, HARMONIC_PHASE, NOISE, FREE, FREE_PHASE = range(5)
+"""Parts of a spectrum. The model calls them ``lh``, ``theta`` (before tanh), ``ln``, ``lr`` and ``phi``.
+
+Magnitudes are logarithms, phases are in rad.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +39,12 @@ class Spectra:
     """Output of the network for a phrase of L phoneme ids and F frames.
 
     Attributes:
-        harmonic: Log magnitude ``[601, F] float32``.
-        harmonic_phase: Phase before tanh ``[601, F] float32``.
-        noise: Log magnitude ``[601, F] float32``.
-        free: Log magnitude ``[601, F] float32``.
-        free_phase: Phase in rad ``[601, F] float32``.
+        parts: ``[F, 5, 601] float32``; the second index is ``HARMONIC`` to ``FREE_PHASE``.
         f0_hz: Pitch ``[F] float32``, 0 where unvoiced.
         duration_frames: Frames per phoneme id ``[L] int64``; the sum is F.
     """
 
-    harmonic: Floats
-    harmonic_phase: Floats
-    noise: Floats
-    free: Floats
-    free_phase: Floats
+    parts: Floats
     f0_hz: Floats
     duration_frames: NDArray[np.int64]
 
@@ -70,7 +70,7 @@ class HibariModel:
         if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
             raise EngineFault(f"the voice model {path.name} does not match the version this release requires; {REPAIR}")
         self._assets = assets
-        self._session = open_session(model + extra_output(_DURATIONS), threads)
+        self._session = open_session(model + extra_output(_DURATIONS) + extra_output(_HEAD), threads)
         self._phonemizer: Phonemizer | None = None
 
     @property
@@ -92,13 +92,9 @@ class HibariModel:
             speed: 1.0 is the normal speed.
         """
         inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
-        harmonic, harmonic_phase, noise, free, free_phase, f0_hz, durations = self._session.run(_OUTPUTS, inputs)
+        head, f0_hz, durations = self._session.run(_OUTPUTS, inputs)
         return Spectra(
-            harmonic=harmonic[0],
-            harmonic_phase=harmonic_phase[0],
-            noise=noise[0],
-            free=free[0],
-            free_phase=free_phase[0],
+            parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
             f0_hz=f0_hz[0],
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import fade_in, fade_out
-from tts_worker.engine.hibari.model import Spectra
+from tts_worker.engine.hibari.model import FREE, HARMONIC, NOISE, Spectra
 from tts_worker.engine.hibari.vocoder import Vocoder
 from tts_worker.engine.phrases.engine import (
     FADE_SAMPLES,
@@ -117,10 +117,8 @@ def _frame_power(spectra: Spectra) -> NDArray[np.float32]:
     Returns:
         ``[F] float32``, in units of the threshold: a frame above 1 is audible.
     """
-    bins = slice(None, None, 4)
+    harmonic, noise, free = (np.exp(2 * spectra.parts[:, part, ::4]).sum(axis=1) for part in (HARMONIC, NOISE, FREE))
     # Harmonics exist only where there is a pitch; the factor accounts for the empty spectrum between them.
-    power = 0.3 * np.exp(2 * spectra.harmonic[bins]).sum(axis=0) * (spectra.f0_hz > 0)
-    power += np.exp(2 * spectra.noise[bins]).sum(axis=0)
-    power += np.exp(2 * spectra.free[bins]).sum(axis=0)
+    power = 0.3 * harmonic * (spectra.f0_hz > 0) + noise + free
     threshold = 10.0 ** ((_QUIET_DBFS - _SPECTRAL_LEVEL_DB) / 10) / 4
     return np.asarray(power / threshold, np.float32)

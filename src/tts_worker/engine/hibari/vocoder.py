@@ -5,17 +5,25 @@ The formulas and constants are those of ``hibari.dsp``. The first audio of a lon
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.hibari.model import Spectra
+from tts_worker.engine.hibari.model import FREE, FREE_PHASE, HARMONIC, HARMONIC_PHASE, NOISE, Spectra
 from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 
 _OVERLAP = 4  # frames that contribute to each sample
 _WINDOW_SAMPLES = _OVERLAP * FRAME_SAMPLES
+_BINS = _WINDOW_SAMPLES // 2 + 1
+
+_MAX_LOG_MAGNITUDE = np.float32(7.0)
+_PI = np.float32(np.pi)
+
+_NOISE_VALUES = 1 << 16
+"""Complex values of noise that the frames of one place in the overlap share."""
 
 
 class Vocoder:
@@ -23,7 +31,7 @@ class Vocoder:
 
     A frame contributes from two frames before its position to two after, so the first frames only fill the overlap and
     ``position_samples`` (position of the next sample in the phrase) starts one frame after ``first_frame``. The same
-    generator and the same block sizes give the same samples.
+    generator gives the same samples.
     """
 
     def __init__(self, spectra: Spectra, noise: np.random.Generator, first_frame: int = 0) -> None:
@@ -32,7 +40,8 @@ class Vocoder:
         self._dsp: Any = dsp
         self._spectra: Spectra | None = spectra
         self._frames = spectra.frames
-        self._noise = noise
+        # Drawing the noise itself takes as long as all other work on a block.
+        self._noise_starts = noise.integers(0, _NOISE_VALUES - _BINS, spectra.frames)
         self._frame = first_frame
         self._tail = np.zeros((_OVERLAP - 1, FRAME_SAMPLES), np.float32)
         # Output before the first sample, or incomplete because earlier frames are skipped, is dropped.
@@ -87,35 +96,49 @@ class Vocoder:
         return samples
 
     def _mix(self, spectra: Spectra, first: int, last: int) -> NDArray[np.complex64]:
-        """Compute the mixed spectrum ``[601, last - first]``.
+        """Compute the mixed spectra ``[last - first, 601]``.
 
-        It is the sum of pulses through the harmonic filter, shaped noise and the free branch, as in
+        A spectrum is the sum of pulses through the harmonic filter, shaped noise and the free branch, as in
         ``hibari.dsp.synth`` and therefore as in the training of the model.
         """
-        dsp = self._dsp
-        frames = slice(first, last)
+        parts = spectra.parts[first:last]
+        shape = (2, last - first, _BINS)  # the harmonic and the free branch
+        magnitudes: Floats = np.empty(shape, np.float32)
+        np.minimum(parts[:, HARMONIC], _MAX_LOG_MAGNITUDE, out=magnitudes[0])
+        np.minimum(parts[:, FREE], _MAX_LOG_MAGNITUDE, out=magnitudes[1])
+        np.exp(magnitudes, out=magnitudes)
+        angles: Floats = np.empty(shape, np.float32)
+        np.tanh(parts[:, HARMONIC_PHASE], out=angles[0])
+        angles[0] *= _PI
+        angles[1] = parts[:, FREE_PHASE]
+        filters = np.empty(shape, np.complex64)
+        filters.real = np.cos(angles) * magnitudes
+        filters.imag = np.sin(angles) * magnitudes
+
         windows = np.lib.stride_tricks.sliding_window_view(self._pulses, _WINDOW_SAMPLES)[::FRAME_SAMPLES]
-        mixed = np.ascontiguousarray(dsp.rfft(windows[frames] * dsp.WIN_SRC, 1).T)
-        mixed *= _polar(
-            dsp.ex(spectra.harmonic[:, frames]), np.tanh(spectra.harmonic_phase[:, frames]) * np.float32(np.pi)
-        )
-        shape = (mixed.shape[0], 2 * (last - first))
-        noise = self._noise.standard_normal(shape, dtype=np.float32).view(np.complex64)
-        noise *= dsp.ex(spectra.noise[:, frames])
-        mixed += noise
-        mixed += _polar(dsp.ex(spectra.free[:, frames]), spectra.free_phase[:, frames])
+        mixed: NDArray[np.complex64] = self._dsp.rfft(windows[first:last] * self._dsp.WIN_SRC, 1)
+        mixed *= filters[0]
+        mixed += self._noise(first, last) * np.exp(np.minimum(parts[:, NOISE], _MAX_LOG_MAGNITUDE))
+        mixed += filters[1]
         return mixed
+
+    def _noise(self, first: int, last: int) -> NDArray[np.complex64]:
+        """Return white noise for frames ``[last - first, 601]``.
+
+        Every frame takes neighbouring values from a random place. Frames that overlap take them from different tables.
+        """
+        windows = np.lib.stride_tricks.sliding_window_view(noise_tables(), _BINS, axis=1)
+        return windows[np.arange(first, last) % _OVERLAP, self._noise_starts[first:last]]
 
     def _inverse(self, mixed: NDArray[np.complex64]) -> Floats:
         """Return each frame's windowed waveform, divided into the four frames that it overlaps: ``[F, 4, 300]``."""
-        waves: Floats = self._dsp.irfft(mixed.T, _WINDOW_SAMPLES, 1)
+        waves: Floats = self._dsp.irfft(mixed, _WINDOW_SAMPLES, 1)
         waves *= self._dsp.WIN
         return waves.reshape(len(waves), _OVERLAP, FRAME_SAMPLES)
 
 
-def _polar(magnitude: Floats, angle: Floats) -> NDArray[np.complex64]:
-    result = np.empty(magnitude.shape, np.complex64)
-    np.cos(angle, out=result.real)
-    np.sin(angle, out=result.imag)
-    result *= magnitude
-    return result
+@cache
+def noise_tables() -> NDArray[np.complex64]:
+    """Return complex white noise ``[4, N]``, 2 MB: real and imaginary part have the variance 1."""
+    values = np.random.default_rng(0).standard_normal((_OVERLAP, 2 * _NOISE_VALUES), dtype=np.float32)
+    return values.view(np.complex64)
