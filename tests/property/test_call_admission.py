@@ -18,6 +18,7 @@ from tts_worker.engine.phrases import engine as phrases
 from tts_worker.engine.phrases.admission import PendingRun, meets_deadlines
 from tts_worker.engine.phrases.engine import AudioBlock, PhraseEngine, PhraseNetwork, PhraseSynthesis
 from tts_worker.engine.phrases.text import Phrase
+from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -50,8 +51,9 @@ class Clock:
 
 
 class ModelledSynthesis(PhraseSynthesis[None]):
-    def __init__(self, phrase: Phrase, clock: Clock) -> None:
+    def __init__(self, phrase: Phrase, clock: Clock, second_s: float) -> None:
         self.phrase = phrase
+        self._second_s = second_s
         self.total_samples = len(phrase.ids) * ID_SAMPLES
         self._clock = clock
         self._rendered_samples = 0
@@ -60,20 +62,28 @@ class ModelledSynthesis(PhraseSynthesis[None]):
     def finished(self) -> bool:
         return self._rendered_samples == self.total_samples
 
+    @property
+    def spectra_frames(self) -> int:
+        return self.total_samples // FRAME_SAMPLES
+
     def next_block(self) -> AudioBlock:
         block = min(self.total_samples - self._rendered_samples, SAMPLE_RATE_HZ)
         self._rendered_samples += block
-        self._clock.now_s += 0.003 * block / SAMPLE_RATE_HZ
+        self._clock.now_s += self._second_s * block / SAMPLE_RATE_HZ
         samples: Floats = np.zeros(block, np.float32)
         return AudioBlock(samples, ())
 
 
 class ModelledNetwork(PhraseNetwork[None]):
-    """A segment of N characters is a phrase of N phonemes, which takes ``id_s`` each."""
+    """A segment of N characters is a phrase of N phonemes, which takes ``id_s`` each.
 
-    def __init__(self, clock: Clock, id_s: float) -> None:
+    Rendering takes ``second_s`` for a second of audio.
+    """
+
+    def __init__(self, clock: Clock, id_s: float, second_s: float) -> None:
         self._clock = clock
         self._id_s = id_s
+        self._second_s = second_s
         self.runs: list[int] = []  # phonemes of each run
 
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
@@ -86,7 +96,7 @@ class ModelledNetwork(PhraseNetwork[None]):
     def synthesis(
         self, phrase: Phrase, prediction: None, params: SynthesisParams, noise: np.random.Generator
     ) -> ModelledSynthesis:
-        return ModelledSynthesis(phrase, self._clock)
+        return ModelledSynthesis(phrase, self._clock, self._second_s)
 
 
 class VirtualThread:
@@ -122,17 +132,18 @@ class VirtualThread:
 class Crowd:
     """Calls that listen in real time to an engine whose network takes ``id_s`` for a phoneme."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, id_s: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, id_s: float, second_s: float = 0.003) -> None:
         self.clock = Clock()
         self.thread = VirtualThread(self.clock)
         monkeypatch.setattr(phrases, "perf_counter", lambda: self.clock.now_s)
         monkeypatch.setattr(phrases, "WorkerThread", lambda name, prepare: self.thread)
         info = EngineInfo("modelled", voices=("v",), languages=("en",), alignment=Alignment.NONE, max_utterances=64)
-        self.network = ModelledNetwork(self.clock, id_s)
+        self.network = ModelledNetwork(self.clock, id_s, second_s)
         self.engine: PhraseEngine[None] = PhraseEngine(info, self.network)
         self.engine.on_work(lambda: None)
         self.first_audio_s: dict[UtteranceKey, float] = {}
         self.underruns_s: list[float] = []
+        self.most_frames = 0  # of spectra in memory
         self._playing_from_s: dict[UtteranceKey, float] = {}
         self._received_samples: dict[UtteranceKey, int] = {}
         self._taken_samples: dict[UtteranceKey, int] = {}
@@ -172,6 +183,8 @@ class Crowd:
                 self._receive(event)
             else:
                 assert isinstance(event, Done)
+        frames = sum(sequence.spectra_frames for sequence in self.engine.sequences.values())
+        self.most_frames = max(self.most_frames, frames)
 
     def _receive(self, audio: Audio) -> None:
         now_s = self.clock.now_s
@@ -214,6 +227,27 @@ def test_next_phrases_are_expected_to_be_longer_than_first_ones(
     crowd.run(14.0, {key(number): start_over_s * number / calls for number in range(calls)}, texts)
     assert len(crowd.first_audio_s) == calls
     assert not crowd.underruns_s
+
+
+@pytest.mark.parametrize("start_over_s", [0.0, 1.0])
+def test_overdue_calls_begin_one_after_the_other(monkeypatch: pytest.MonkeyPatch, start_over_s: float) -> None:
+    calls = 64
+    crowd = Crowd(monkeypatch, id_s=0.85 * ID_SAMPLES / SAMPLE_RATE_HZ / calls)
+    texts = (15, 60, 100, 90, 95, 60)
+    crowd.run(16.0, {key(number): start_over_s * number / calls for number in range(calls)}, texts)
+    assert PhraseEngine.MAX_DEFERRAL_US / 1e6 < max(crowd.first_audio_s.values()) < 10.0
+    assert len(crowd.first_audio_s) == calls
+    assert not crowd.underruns_s
+
+
+@pytest.mark.parametrize("second_s", [0.003, 0.010])
+def test_phrases_are_rendered_one_after_the_other(monkeypatch: pytest.MonkeyPatch, second_s: float) -> None:
+    calls = 64
+    crowd = Crowd(monkeypatch, id_s=0.75 * ID_SAMPLES / SAMPLE_RATE_HZ / calls, second_s=second_s)
+    texts = (15, 60, 100, 90, 95)
+    crowd.run(14.0, {key(number): 2.0 * number / calls for number in range(calls)}, texts)
+    assert not crowd.underruns_s
+    assert crowd.most_frames < PhraseEngine.MAX_SPECTRA_FRAMES / 2
 
 
 def contend(monkeypatch: pytest.MonkeyPatch) -> Crowd:

@@ -168,7 +168,7 @@ def test_second_run_is_for_a_call_with_little_audio(subject: Subject) -> None:
     subject.driver.drain()
     subject.open_gate()
     subject.model.gate.clear()
-    limit = HibariEngine.QUEUED_LEAD_SAMPLES
+    limit = HibariEngine.URGENT_LEAD_SAMPLES
     assert output.samples > limit
     subject.speak(KEY)
     subject.driver.send_text(OTHER, segments(("So be it.", Boundary.END)))

@@ -195,6 +195,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
     Attributes:
         phase: Where it is with its next phrase.
         synthesis: The phrase in progress, from its first prediction to its last block.
+        unrendered_samples: Rest of the phrase in progress.
     """
 
     def __init__(self, command: Open, network: PhraseNetwork[P], languages: str) -> None:
@@ -207,7 +208,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         self._segment: Segment | None = None
         self._phrases: Iterator[Phrase | None] | None = None  # the remaining phrases of the segment
         self._next_phrase: Phrase | None = None
-        self._phrase_samples = 0  # of the phrase in progress, not rendered yet
+        self.unrendered_samples = 0
         self._started_phrases = 0  # of this segment
         self._pause_samples = 0  # silence before the next audio, if any follows
         self._phonemize_ms = 0.0  # spent on the next phrase so far
@@ -290,7 +291,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         if self.phase is PhrasePhase.SUSPENDED:
             return [PendingRun(lead_samples, estimates.work_samples(self.next_ids))]
         runs = []
-        lead_samples += self._phrase_samples
+        lead_samples += self.unrendered_samples
         if self.synthesis is None and self._next_phrase is not None:
             if self.phase is PhrasePhase.READY:
                 runs.append(PendingRun(lead_samples, estimates.work_samples(self.next_ids)))
@@ -357,7 +358,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         seeds = (self.params.seed, segment.index, self._started_phrases)
         noise = np.random.default_rng([seed % (1 << 64) for seed in seeds])
         self.synthesis = self._network.synthesis(phrase, prediction, self.params, noise)
-        self._phrase_samples = self.synthesis.total_samples
+        self.unrendered_samples = self.synthesis.total_samples
         self._started_phrases += 1
         self._next_phrase = None
 
@@ -367,7 +368,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
             return
         if synthesis.total_samples:
             block = synthesis.next_block()
-            self._phrase_samples -= len(block.samples)
+            self.unrendered_samples -= len(block.samples)
             origin = self.output.rendered_samples + self._pause_samples
             words = [
                 WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
@@ -389,7 +390,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         if synthesis.finished:
             self._add_pause(synthesis.phrase.boundary)
             self.synthesis = None
-            self._phrase_samples = 0
+            self.unrendered_samples = 0
             self._enter(PhrasePhase.READING)
 
     def _add_pause(self, boundary: Boundary) -> None:
@@ -415,11 +416,12 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             with, and its first audio is earlier without a change of threads. Only for a network of milliseconds.
         MAX_RUNS: Runs that the network's thread has at a time. The second one begins when the first one ends, without
             waiting for the engine thread, which renders or waits for the interpreter lock.
-        QUEUED_LEAD_SAMPLES: A second run is chosen only beside a call that waits with less audio ahead, or while new
-            calls are deferred. Otherwise the choice can wait: a new call may arrive.
+        URGENT_LEAD_SAMPLES: A call with less audio ahead is urgent. A second run is chosen only beside one that waits,
+            or while new calls are deferred; otherwise the choice can wait: a new call may arrive.
         DEADLINE_MARGIN_SAMPLES: A call begins only if the running ones are left with so much audio ahead. Their
             estimated runs may take longer, and rendering and sending take time.
-        MAX_DEFERRAL_US: A call begins after this time in any case.
+        MAX_DEFERRAL_US: A call that has waited for so long begins in any case,
+        OVERDUE_INTERVAL_US: but not within this time of another one: together they would interrupt the running calls.
     """
 
     WORKS_IN_SUBMIT = True
@@ -428,9 +430,10 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     MAX_RUN_S: ClassVar[float] = 2.0
     SHARES_THREAD: ClassVar[bool] = True
     MAX_RUNS: ClassVar[int] = 2
-    QUEUED_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
+    URGENT_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
     DEADLINE_MARGIN_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
     MAX_DEFERRAL_US: ClassVar[int] = 5_000_000
+    OVERDUE_INTERVAL_US: ClassVar[int] = 500_000
 
     def __init__(self, info: EngineInfo, network: PhraseNetwork[P]) -> None:
         self._network = network
@@ -440,6 +443,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         self._started_s = 0.0  # of the first run in flight
         self._estimates = RunEstimates()
         self._deferred: frozenset[UtteranceKey] = frozenset()  # new calls that must wait for running ones
+        self._overdue: UtteranceKey | None = None  # the last call that began although running ones need the network
+        self._overdue_began_us = -self.OVERDUE_INTERVAL_US
         super().__init__(info)
 
     def open_sequence(self, command: Open) -> PhraseSequence[P]:
@@ -461,8 +466,22 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             frames = {c.key: self.sequences[c.key].spectra_frames for c in candidates if c.paced is paced}
             if sum(frames.values()) >= limit:
                 candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
+        candidates = self._without_other_phrases(candidates)
         self._deferred = self._find_deferred(candidates, now_us)
         return [c for c in candidates if c.key not in self._deferred] if self._deferred else candidates
+
+    def _without_other_phrases(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Let phrases of calls be rendered one after the other, as long as no call has an urgent one.
+
+        In turn, they would all be in memory until the last one has ended, at the limit of spectra the network would
+        have to wait for them, and no processor's cache would hold them. The shortest rest goes first.
+        """
+        phases = [self.sequences[c.key].phase if c.paced else _READING for c in candidates]
+        rendering = [c for c, phase in zip(candidates, phases, strict=True) if phase is _RENDERING]
+        if len(rendering) < 2 or min(c.lead_samples for c in rendering) < self.URGENT_LEAD_SAMPLES:
+            return candidates
+        first = min(rendering, key=lambda candidate: self.sequences[candidate.key].unrendered_samples)
+        return [c for c, phase in zip(candidates, phases, strict=True) if phase is not _RENDERING or c is first]
 
     def _find_deferred(self, candidates: Sequence[Candidate], now_us: int) -> frozenset[UtteranceKey]:
         """Return the new calls that must not have the network before running calls that wait for it."""
@@ -471,10 +490,13 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         if not new or len(new) == len(waiting):
             return frozenset()
         first = min(new, key=lambda candidate: candidate.waiting_since_us)
-        is_overdue = now_us - first.waiting_since_us >= self.MAX_DEFERRAL_US
-        if is_overdue or self._may_begin(self.sequences[first.key], now_us):
+        if self._may_begin(self.sequences[first.key], now_us):
             return frozenset()
-        return frozenset(candidate.key for candidate in new)
+        is_overdue = now_us - first.waiting_since_us >= self.MAX_DEFERRAL_US
+        if is_overdue and now_us - self._overdue_began_us >= self.OVERDUE_INTERVAL_US:
+            self._overdue_began_us = now_us
+            self._overdue = first.key
+        return frozenset(candidate.key for candidate in new if candidate.key != self._overdue)
 
     def _may_begin(self, call: PhraseSequence[P], now_us: int) -> bool:
         """Whether the running calls get their next phrases in time if the network begins with ``call``."""
@@ -542,7 +564,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         output = sequence.output
         if self._network_thread is None or not output.paced:
             return False
-        return bool(self._deferred) or output.lead_samples < self.QUEUED_LEAD_SAMPLES
+        return bool(self._deferred) or output.lead_samples < self.URGENT_LEAD_SAMPLES
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
         may_predict = not self._in_flight
