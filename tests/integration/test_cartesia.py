@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,7 @@ import aiohttp
 import httpx
 import numpy as np
 import pytest
+import soundfile
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -154,6 +156,23 @@ async def test_sdk_downloads_every_container(container: str) -> None:
                 model_id="sonic-3", transcript=TEXT, voice={"id": "unknown"}, output_format=FORMAT
             )
         assert exc_info.value.body["error_code"] == "unknown_voice"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "subtype"),
+    [("pcm_s16le", "PCM_16"), ("pcm_f32le", "FLOAT"), ("pcm_mulaw", "ULAW"), ("pcm_alaw", "ALAW")],
+)
+async def test_sdk_downloads_wav_of_every_encoding(encoding: str, subtype: str) -> None:
+    wav = {"container": "wav", "encoding": encoding, "sample_rate": 44_100}
+    async with serving() as address, sdk(address) as client:
+        wanted = {"model_id": "sonic-3", "transcript": TEXT, "voice": "tone"}
+        file = await (await client.tts.generate(**wanted, output_format=wav)).read()
+        raw = await (await client.tts.generate(**wanted, output_format={**wav, "container": "raw"})).read()
+    with soundfile.SoundFile(io.BytesIO(file)) as sound:
+        assert (sound.subtype, sound.samplerate, sound.channels) == (subtype, 44_100, 1)
+        samples = sound.read(dtype="float32")
+    raw_file = soundfile.SoundFile(io.BytesIO(raw), "r", 44_100, 1, subtype, "LITTLE", "RAW")
+    assert np.array_equal(samples, raw_file.read(dtype="float32"))
 
 
 SPEECH: dict[str, Any] = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"mode": "id", "id": "tone"}}

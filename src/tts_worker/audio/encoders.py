@@ -121,21 +121,32 @@ _UNKNOWN_SIZE = 0xFFFF_FFFF
 _WAV_HEADER_BYTES = 44
 
 
-def wav_header(sample_rate_hz: int, data_bytes: int | None = None) -> bytes:
+class WavData(Enum):
+    """How the samples of a WAV file are stored: format tag and bytes per sample."""
+
+    PCM_S16LE = (1, BYTES_PER_SAMPLE)
+    PCM_F32LE = (3, 4)
+    ALAW = (6, 1)
+    MULAW = (7, 1)
+
+
+def wav_header(sample_rate_hz: int, data_bytes: int | None = None, data: WavData = WavData.PCM_S16LE) -> bytes:
     """Build the 44-byte WAV header.
 
     Args:
-        sample_rate_hz: Sample rate of the mono s16le data.
+        sample_rate_hz: Sample rate of the mono data.
         data_bytes: Size of the data. None (a stream) sets both sizes to 0xFFFFFFFF, which players read as "until the
             end".
+        data: How the samples are stored.
     """
+    format_tag, sample_bytes = data.value
     data_size = _UNKNOWN_SIZE if data_bytes is None else data_bytes
     riff_size = _UNKNOWN_SIZE if data_bytes is None else data_bytes + _WAV_HEADER_BYTES - 8
-    byte_rate = sample_rate_hz * BYTES_PER_SAMPLE
+    byte_rate = sample_rate_hz * sample_bytes
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI",
         *(b"RIFF", riff_size, b"WAVE"),
-        *(b"fmt ", 16, 1, 1, sample_rate_hz, byte_rate, BYTES_PER_SAMPLE, 8 * BYTES_PER_SAMPLE),
+        *(b"fmt ", 16, format_tag, 1, sample_rate_hz, byte_rate, sample_bytes, 8 * sample_bytes),
         *(b"data", data_size),
     )
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
+from tts_worker.audio.encoders import AudioFormat, Encoder, WavData, open_encoder, wav_header
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.resampler import check_rate
@@ -48,14 +48,12 @@ class Format(_Model):
         """Open an encoder.
 
         Raises:
-            InvalidRequest: The container does not support the encoding or the sample rate.
+            InvalidRequest: The sample rate is not supported.
         """
-        if self.container == "raw":
-            check_rate(self.sample_rate, "output_format.sample_rate")
-            return _RawEncoder(self.encoding, self.sample_rate)
-        if self.container == "wav" and self.encoding != "pcm_s16le":
-            raise InvalidRequest("output_format: container wav requires encoding pcm_s16le")
-        return open_encoder(AudioFormat(self.container), self.sample_rate)
+        if self.container == "mp3":
+            return open_encoder(AudioFormat.MP3, self.sample_rate)
+        check_rate(self.sample_rate, "output_format.sample_rate")
+        return _SampleEncoder(self.encoding, self.sample_rate, is_file=self.container == "wav")
 
 
 class _GenerationConfig(_Model):
@@ -140,28 +138,32 @@ _CREATED_AT = "1970-01-01T00:00:00Z"
 """Required by the vendor's clients; the worker's voices have no creation time."""
 
 
-_ENCODINGS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
+_ENCODINGS: Mapping[str, tuple[Callable[[bytes], bytes], WavData]] = MappingProxyType(
     {
-        "pcm_s16le": bytes,
-        "pcm_f32le": lambda pcm: to_float(pcm).astype("<f4").tobytes(),
-        "pcm_mulaw": encode_mulaw,
-        "pcm_alaw": encode_alaw,
+        "pcm_s16le": (bytes, WavData.PCM_S16LE),
+        "pcm_f32le": (lambda pcm: to_float(pcm).astype("<f4").tobytes(), WavData.PCM_F32LE),
+        "pcm_mulaw": (encode_mulaw, WavData.MULAW),
+        "pcm_alaw": (encode_alaw, WavData.ALAW),
     }
 )
 
 
-class _RawEncoder:
-    """``container: raw``: bare samples at any rate."""
+class _SampleEncoder:
+    """Samples at any rate: bare ones (``container: raw``), or a file (``wav``), which begins with a header."""
 
-    def __init__(self, encoding: str, rate_hz: int) -> None:
+    def __init__(self, encoding: str, rate_hz: int, *, is_file: bool) -> None:
+        self._encode, data = _ENCODINGS[encoding]
+        self._header = wav_header(rate_hz, data=data) if is_file else b""
         self.content_type = f"audio/pcm;rate={rate_hz};encoding={encoding};channels=1"
-        self._encode = _ENCODINGS[encoding]
+        if is_file:
+            self.content_type = "audio/wav"
 
     def encode(self, pcm: bytes) -> bytes:
-        return self._encode(pcm)
+        header, self._header = self._header, b""
+        return header + self._encode(pcm)
 
     def finish(self) -> bytes:
-        return b""
+        return self.encode(b"")
 
 
 def gender_of(voice: Voice) -> str | None:
