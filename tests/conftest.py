@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+# Tiny tensors on a shared machine: threads that wait for each other cost more than they compute. NumPy and PyTorch read
+# it when they are imported, below and in the servers that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import asyncio
 import gc
-import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
@@ -25,10 +30,6 @@ from xdist.scheduler import LoadScopeScheduling
 from tts_worker.app import Worker, running_worker, serve
 from tts_worker.settings import Settings, load_settings
 from tts_worker.voicepack import voice_pack
-
-# Tiny tensors on a shared machine: threads that wait for each other cost more than they compute. PyTorch reads it when
-# it is imported, also in the servers that tests start.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Without byte code on disk every process that a test starts compiles the package again, and every run rewrites the
 # assertions of all test modules.
