@@ -18,6 +18,7 @@ import platform
 import random
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -284,6 +285,9 @@ class GpuBench:
             "load_average": round(os.getloadavg()[0], 2),
             "packages": dict(_versions()),
             "device": str(self._device),
+            # An older Triton, such as 3.5, builds its launchers with them; without, no kernel runs.
+            "c_compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+            "python_headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
         }
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)

@@ -128,6 +128,19 @@ def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.Mo
     assert figures["machine"]["device"] == "cpu"
 
 
+def test_machine_says_whether_triton_can_build_its_launchers(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C compiler or Python's headers an older Triton runs no kernel, and all figures are those without."""
+    monkeypatch.delenv("CC", raising=False)
+    with GpuBench(plan) as bench:
+        monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/cc" if name == "gcc" else None)
+        assert bench.machine()["c_compiler"] == "/usr/bin/cc"
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
+        figures = bench.machine()
+    assert figures["c_compiler"] is None
+    assert figures["python_headers"] is False
+
+
 def test_kernel_that_fails_in_one_section_is_checked_again_in_the_next(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

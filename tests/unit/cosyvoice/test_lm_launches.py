@@ -108,6 +108,7 @@ def test_two_contexts_suffice_with_the_kernel() -> None:
         decoder = Subject.of("cosyvoice3", 1).decoder
         assert {decoder._decode_context(length) for length in range(1, 3073)} == {512, 3072}
     with fake_cuda(fused=False):
+        decoder = Subject.of("cosyvoice3", 1).decoder
         assert len({decoder._decode_context(length) for length in range(1, 3073)}) == 12
 
 

@@ -16,6 +16,9 @@ from tests.unit.streaming.test_engine import assert_pcm_close
 from tests.unit.streaming.test_first_chunk import record_batches
 from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner
 from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
+from tts_worker.engine.cosyvoice.chunks import Kind
+from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.token_generator import Script
@@ -123,6 +126,25 @@ def test_cancelled_utterances_leave_no_race(device: SimulatedDevice) -> None:
         cancel_two(subject, TEXT[0], steps)
 
     assert device.faults == []
+
+
+def test_kernel_that_fails_for_another_engine_leaves_the_graphs(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are switched off for the process, but what is captured with them goes on."""
+    runner = FakeGraphRunner()
+    networks = load_networks(bundle("cosyvoice3"), torch.device("cpu"), half=False)
+    decoder = Decoder(networks, slots=1, max_tokens=640, stream=device.streams().tokens, runner=runner)
+    decoder.capture(1)
+    monkeypatch.setattr(slot_attention, "fault", "it differs in float32")
+
+    slot = decoder.acquire()
+    items = decoder.start(slot, 1, [(Kind.SOS, 0), (Kind.TEXT, 5), (Kind.TASK, 0)])
+    row = DecodeRow(slot, networks.config.lm.eos_id, 99, 99)
+    decoder.prefill([row], [items])
+    decoder.burst([row], 2)
+
+    assert runner.eager_keys == {}
 
 
 def test_missing_wait_is_noticed(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:

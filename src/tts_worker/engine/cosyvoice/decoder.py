@@ -143,6 +143,9 @@ class Decoder:
             device=device,
             checked=checked,
         )
+        # Whether the fused attention is used, which reads only what is there. For good: the contexts follow from it,
+        # and what is captured stays as it is when another engine of the process switches kernels off.
+        self._has_slot_attention = isinstance(self._lm, SpeechLM) and slot_attention.is_fused(self._pool.data)
         # Inputs that tell the speakers; zeros for a sequence without one.
         self._speakers = weight.new_zeros(count, dims.hidden_size) if dims.has_speaker else None
         self._draws = DrawState(count, networks.config.sampling, device)
@@ -342,11 +345,6 @@ class Decoder:
         if order != sorted(order):
             ids = ids[self._stream.to_device([order.index(index) for index in range(len(order))])]
         return ids
-
-    @property
-    def _has_slot_attention(self) -> bool:
-        """Whether the fused attention is used, which reads only what is there."""
-        return isinstance(self._lm, SpeechLM) and slot_attention.is_fused(self._pool.data)
 
     @property
     def shared_inputs(self) -> int:
