@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -102,9 +102,11 @@ class SimulatedDevice(TorchDispatchMode):
 
     def watch(self) -> None:
         """Begin, after a synchronization: all work so far is done."""
-        for tensor in [each for each in gc.get_objects() if issubclass(type(each), Tensor)]:
-            storage = tensor.untyped_storage()
-            self._memory[storage.data_ptr()] = _Memory(None, StorageWeakRef(storage))
+        # By the exact types: tensors without values, which other tests leave behind, have no memory.
+        for tensor in [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]:
+            if tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                self._memory[storage.data_ptr()] = _Memory(None, StorageWeakRef(storage))
         self._is_watching = True
 
     def upload(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
