@@ -165,6 +165,24 @@ def test_invalid_file_is_rejected_by_key(tmp_path: Path, text: str, message: str
     assert message in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TTS_WORKER_SERVER__API_KEYS", "a-long-random-key"),
+        ("TTS_WORKER_TEXT__LEXICON", "{SQL: sequel}"),
+        ("TTS_WORKER_ENGINES", "hibari"),
+        ("TTS_WORKER_SERVER", "0.0.0.0"),
+    ],
+)
+def test_variable_that_is_not_json_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv("TTS_WORKER_SERVER__HOST", "127.0.0.1")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError) as refused:
+        load_settings()
+    assert f"environment variable {variable}: not valid JSON" in refused.value.message
+    assert value not in refused.value.message.replace(variable, ""), "it may be a secret"
+
+
 def test_one_key_of_the_default_engine_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     flag = load_settings(flags={"engines": {"hibari": {"max_utterances": 128}}})
     assert (flag.engines["hibari"].kind, flag.engines["hibari"].max_utterances) == ("hibari", 128)
@@ -196,7 +214,7 @@ def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     [
         ("TTS_WORKER_SERVR__PORT", "1", "TTS_WORKER_SERVR__PORT: unknown setting"),
         ("TTS_WORKER_SERVER__PORT", "many", "server.port"),
-        ("TTS_WORKER_ENGINES", "{not json", "cannot be parsed"),
+        ("TTS_WORKER_ENGINES", "{not json", "TTS_WORKER_ENGINES: not valid JSON"),
     ],
 )
 def test_invalid_environment_is_rejected_by_name(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from tts_worker.errors import ConfigError
@@ -82,7 +83,12 @@ def load_settings(
     except ValidationError as error:
         raise invalid_settings(error, Settings, file) from None
     except SettingsError as error:
-        raise ConfigError(f"a setting in the environment cannot be parsed: {error}") from None
+        names = ", ".join(_variables_without_json())
+        if not names:
+            raise ConfigError(f"a setting in the environment cannot be parsed: {error}") from None
+        raise ConfigError(
+            f'environment variable {names}: not valid JSON; a list is \'["one"]\', a mapping \'{{"name": "value"}}\''
+        ) from None
 
 
 def _make_absolute(section: object, path: Sequence[str], base: Path) -> None:
@@ -126,6 +132,23 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{file} must contain a mapping, such as 'server: {{port: 8080}}'")
     return data
+
+
+def _variables_without_json() -> Iterator[str]:
+    """Yield the environment variables of lists, mappings and whole sections whose values are not JSON."""
+    for name, value in os.environ.items():
+        if not name.upper().startswith(ENV_PREFIX) or name.upper() in _CLIENT_VARIABLES:
+            continue
+        kind: Any = Settings
+        for part in name[len(ENV_PREFIX) :].lower().split("__"):
+            is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+            kind = kind.model_fields[part].annotation if is_model and part in kind.model_fields else None
+        holds_others = isinstance(kind, type) and issubclass(kind, BaseModel)
+        if holds_others or get_origin(kind) in (tuple, dict):
+            try:
+                json.loads(value)
+            except ValueError:
+                yield name
 
 
 def _check_environment() -> None:
