@@ -240,7 +240,19 @@ def _help(words: list[str]) -> int:
 
 def entry() -> None:
     """Console script."""
+    _open_standard_streams()
     sys.exit(main())
+
+
+def _open_standard_streams() -> None:
+    """Open the null device for standard streams that are closed.
+
+    Otherwise sockets take their numbers, and libuv aborts the process when it closes a descriptor below 3.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (as long as the process)
 
 
 if __name__ == "__main__":

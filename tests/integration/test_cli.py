@@ -301,6 +301,20 @@ def test_broken_drain_still_ends_the_process(action: str, limit_s: float, code: 
             process.kill()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="closes descriptors as a shell does")
+def test_serve_and_commands_run_without_standard_streams(tmp_path: Path) -> None:
+    """As a daemon may be started: otherwise sockets take the numbers, and libuv aborts when it closes them."""
+    program = shlex.join([*PROGRAM, "say", "Hello.", "--out", str(tmp_path / "a.wav"), *TONE])
+    assert subprocess.run(["bash", "-c", f"{program} <&- >&- 2>&-"]).returncode == 0
+    for closed in ("<&-", ">&-", "<&- >&-"):
+        serve = shlex.join([*PROGRAM, "serve", "--port", "0", *TONE])
+        with subprocess.Popen(["bash", "-c", f"exec {serve} {closed}"], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert " ready " in process.stderr.readline()
+            process.terminate()
+            assert process.wait(timeout=50) == 0, process.stderr.read()
+
+
 def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture[str]) -> None:
     """YAML would parse a mapping; mappings need braces here."""
     assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2
