@@ -17,7 +17,7 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -147,7 +147,8 @@ class PhraseNetwork(ABC, Generic[P]):
         """Return the audio of a phrase."""
 
 
-class _Run(NamedTuple, Generic[P]):
+@dataclass(frozen=True, slots=True)
+class _Run(Generic[P]):
     """Result of a run of the network, and how long it took."""
 
     prediction: P
@@ -400,6 +401,20 @@ class PhraseSequence(EngineSequence, Generic[P]):
             self._pause_samples = max(self._pause_samples, round(pause) - PRE_ROLL_SAMPLES - POST_ROLL_SAMPLES)
 
 
+class _Waiting(NamedTuple):
+    """An utterance that could use a step."""
+
+    candidate: Candidate
+    sequence: PhraseSequence[Any]
+
+
+def _within_limit(waiting: list[_Waiting], limit_frames: int) -> list[_Waiting]:
+    """Return all of ``waiting``, or at the limit of predicted spectra those that have some."""
+    if sum(each.sequence.spectra_frames for each in waiting) < limit_frames:
+        return waiting
+    return [each for each in waiting if each.sequence.spectra_frames]
+
+
 class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     """Speaks with a ``PhraseNetwork``.
 
@@ -443,7 +458,10 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         self._started_s = 0.0  # of the first run in flight
         self._estimates = RunEstimates()
         self._deferred: frozenset[UtteranceKey] = frozenset()  # new calls that must wait for running ones
-        self._overdue: UtteranceKey | None = None  # the last call that began although running ones need the network
+        self._refused: PhraseSequence[P] | None = None  # the first of them, if nothing has changed since it was refused
+        self._overdue: PhraseSequence[P] | None = (
+            None  # the last call that began although running ones need the network
+        )
         self._overdue_began_us = -self.OVERDUE_INTERVAL_US
         super().__init__(info)
 
@@ -453,50 +471,62 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             raise UnknownVoice(f'the engine {self.info.name} has no voice "{command.params.voice}"; it has {names}')
         return PhraseSequence(command, self._network, ", ".join(self.info.languages))
 
+    def close_sequence(self, sequence: PhraseSequence[P]) -> None:
+        self._refused = None
+        if self._overdue is sequence:
+            self._overdue = None
+
     def hold_sequence(self, sequence: PhraseSequence[P]) -> None:
+        self._refused = None
         sequence.suspend()  # a pause may last long
 
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the utterances that can use a step.
 
-        At the limit of spectra of their class only those with spectra, and no new call that must wait for running ones.
+        At the limit of spectra of their class only those with spectra, of phrases of calls one at a time, and no new
+        call that must wait for running ones.
         """
-        candidates = super().candidates(now_us)
-        for paced, limit in ((True, self.MAX_SPECTRA_FRAMES), (False, self.MAX_UNPACED_SPECTRA_FRAMES)):
-            frames = {c.key: self.sequences[c.key].spectra_frames for c in candidates if c.paced is paced}
-            if sum(frames.values()) >= limit:
-                candidates = [c for c in candidates if c.paced is not paced or frames[c.key]]
-        candidates = self._without_other_phrases(candidates)
-        self._deferred = self._find_deferred(candidates, now_us)
-        return [c for c in candidates if c.key not in self._deferred] if self._deferred else candidates
+        calls: list[_Waiting] = []
+        downloads: list[_Waiting] = []
+        for candidate in super().candidates(now_us):
+            (calls if candidate.paced else downloads).append(_Waiting(candidate, self.sequences[candidate.key]))
+        calls = self._without_other_phrases(_within_limit(calls, self.MAX_SPECTRA_FRAMES))
+        downloads = _within_limit(downloads, self.MAX_UNPACED_SPECTRA_FRAMES)
+        self._deferred = self._find_deferred(calls, now_us)
+        waiting = [candidate for candidate, _ in (*calls, *downloads)]
+        return (
+            [candidate for candidate in waiting if candidate.key not in self._deferred] if self._deferred else waiting
+        )
 
-    def _without_other_phrases(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Let phrases of calls be rendered one after the other, as long as no call has an urgent one.
+    def _without_other_phrases(self, calls: list[_Waiting]) -> list[_Waiting]:
+        """Let phrases be rendered one after the other, as long as no call has an urgent one.
 
         In turn, they would all be in memory until the last one has ended, at the limit of spectra the network would
         have to wait for them, and no processor's cache would hold them. The shortest rest goes first.
         """
-        phases = [self.sequences[c.key].phase if c.paced else _READING for c in candidates]
-        rendering = [c for c, phase in zip(candidates, phases, strict=True) if phase is _RENDERING]
-        if len(rendering) < 2 or min(c.lead_samples for c in rendering) < self.URGENT_LEAD_SAMPLES:
-            return candidates
-        first = min(rendering, key=lambda candidate: self.sequences[candidate.key].unrendered_samples)
-        return [c for c, phase in zip(candidates, phases, strict=True) if phase is not _RENDERING or c is first]
+        rendering = [call for call in calls if call.sequence.phase is _RENDERING]
+        if len(rendering) < 2 or min(call.candidate.lead_samples for call in rendering) < self.URGENT_LEAD_SAMPLES:
+            return calls
+        first = min(rendering, key=lambda call: call.sequence.unrendered_samples)
+        return [call for call in calls if call.sequence.phase is not _RENDERING or call is first]
 
-    def _find_deferred(self, candidates: Sequence[Candidate], now_us: int) -> frozenset[UtteranceKey]:
+    def _find_deferred(self, calls: Sequence[_Waiting], now_us: int) -> frozenset[UtteranceKey]:
         """Return the new calls that must not have the network before running calls that wait for it."""
-        waiting = [c for c in candidates if c.paced and c.needs is Need.PREDICT]
-        new = [c for c in waiting if not self.sequences[c.key].is_admitted]
+        waiting = [call for call in calls if call.candidate.needs is Need.PREDICT]
+        new = [call for call in waiting if not call.sequence.is_admitted]
         if not new or len(new) == len(waiting):
             return frozenset()
-        first = min(new, key=lambda candidate: candidate.waiting_since_us)
-        if self._may_begin(self.sequences[first.key], now_us):
-            return frozenset()
-        is_overdue = now_us - first.waiting_since_us >= self.MAX_DEFERRAL_US
+        first = min(new, key=lambda call: call.candidate.waiting_since_us)
+        # Time makes it no easier for the running calls: a refusal holds until a run or a call ends.
+        if self._refused is not first.sequence:
+            if self._may_begin(first.sequence, now_us):
+                return frozenset()
+            self._refused = first.sequence
+        is_overdue = now_us - first.candidate.waiting_since_us >= self.MAX_DEFERRAL_US
         if is_overdue and now_us - self._overdue_began_us >= self.OVERDUE_INTERVAL_US:
             self._overdue_began_us = now_us
-            self._overdue = first.key
-        return frozenset(candidate.key for candidate in new if candidate.key != self._overdue)
+            self._overdue = first.sequence
+        return frozenset(call.candidate.key for call in new if call.sequence is not self._overdue)
 
     def _may_begin(self, call: PhraseSequence[P], now_us: int) -> bool:
         """Whether the running calls get their next phrases in time if the network begins with ``call``."""
@@ -579,6 +609,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             sequence, future = self._in_flight[0]
             future.finished_event.wait()
             self._in_flight.popleft()
+            self._refused = None
             self._started_s = perf_counter()  # the next run, if any, has begun by now
             if self.is_active(sequence):
                 self._isolate(sequence, partial(self._end_prediction, sequence, future))
