@@ -455,6 +455,33 @@ async def test_auto_mode_separates_sentences(auto_mode: bool) -> None:
         assert client.text("a") == (expected if auto_mode else expected.replace('" W', '"W'))
 
 
+async def test_auto_mode_separates_sentences_that_begin_with_a_sign() -> None:
+    sentences = (
+        "It is 3.",
+        "$5 more.",
+        '"Yes," she said.',
+        "(Note that.)",
+        "**Next** comes this.",
+        "- One.",
+        "🎉 Done.",
+    )
+    async with serving() as address, dial(address, query="&auto_mode=true") as client:
+        for text in (*sentences, '"', ")", "..", '" he said.'):  # the last ones continue a sentence
+            await client.send("a", text=text)
+        await client.send("a", text="", flush=True)
+        await client.send("a", close_context=True)
+        await client.until("isFinal")
+        assert client.text("a") == " ".join(sentences) + '").." he said.'
+
+
+async def test_character_times_cover_a_cut_last_character() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.send("a", text="Hello there. \ud83d")
+        await client.send("a", close_context=True)
+        await client.until("isFinal")
+        assert client.text("a") == "Hello there. \ufffd"
+
+
 async def test_idle_context_ends_after_timeout() -> None:
     async with serving() as address, dial(address, query="&inactivity_timeout=0.2") as client:
         await client.send("a", text=" ")

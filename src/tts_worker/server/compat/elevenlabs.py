@@ -50,6 +50,9 @@ UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CON
 
 _BODY = partial(request_body, vendor.Body)
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
+_SENTENCE_START = re.compile(r"""(?:["']|[^\w\s"'.,;:!?…%)\]}”’»]\s*)*\w""")
+"""The first word after signs that may open a sentence (``$``, ``(``, ``**``, a dash). A quote may end the one before,
+so a word must follow it at once."""
 
 
 # -- one context ------------------------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class _ElevenLabsEncoder:
 
     def write(self, session: LocalSession, text: str, *, flush: bool) -> None:
         """Write text to the session. Raises the errors of ``LocalSession.speak``."""
-        if self._by_sentence and text[:1].isalnum() and _SENTENCE_END.search(self._tail):
+        if self._by_sentence and _SENTENCE_START.match(text) and _SENTENCE_END.search(self._tail):
             text = f" {text}"
         session.speak(text)
         self._tail = (self._tail + text)[-8:]
@@ -101,6 +104,7 @@ class _ElevenLabsEncoder:
     def end(self, session: LocalSession) -> None:
         """End the text."""
         session.end_text()
+        self._clock.text += self._decoder.end()
 
     def messages(self, item: Output) -> Iterator[Message]:
         """Encode an output of the session."""
