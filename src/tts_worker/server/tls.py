@@ -59,21 +59,30 @@ def load_context(section: str, certificate: Path, key: Path | None, client_ca: P
     Raises:
         ConfigError: A file cannot be used; names the setting.
     """
+    for name, file in (("tls_certificate", certificate), ("tls_key", key), ("tls_client_ca", client_ca)):
+        if file is not None:
+            _check_readable(f"{section}.{name}", file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    setting = f"{section}.tls_certificate, {section}.tls_key"
+    settings = f"{section}.tls_certificate, {section}.tls_key"
     try:
         # Without a password callback OpenSSL would ask on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
         if client_ca is not None:
-            setting = f"{section}.tls_client_ca"
+            settings = f"{section}.tls_client_ca"
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except ssl.SSLError as error:
         reason = error.reason or "not a PEM file, or protected by a password"
-        raise ConfigError(f"{setting}: cannot be used ({reason})") from None
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{settings}: cannot be used ({reason})") from None
     return context
+
+
+def _check_readable(setting: str, file: Path) -> None:
+    """Raise ConfigError for a file that cannot be read: the errors of OpenSSL do not name it."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {file} cannot be read: {error.strerror}") from None
 
 
 def common_name(certificate: Mapping[str, object] | None) -> str | None:
