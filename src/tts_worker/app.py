@@ -447,6 +447,10 @@ def _set_kill_timer(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+_GOODBYE_S = 1.0
+"""How long connections may take to end by themselves before they are closed."""
+
+
 class _Server(uvicorn.Server):
     """Uvicorn with this package's connections and drain.
 
@@ -478,6 +482,14 @@ class _Server(uvicorn.Server):
         listener = Listener(self._listening, self._table, protocol, self._tls)
         self.servers = [cast(asyncio.Server, listener)]
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections, those of closed sessions after they have told their clients why."""
+        for server in self.servers:
+            server.close()
+        if self.server_state.tasks and not self.force_exit:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_GOODBYE_S)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._is_draining:

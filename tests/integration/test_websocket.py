@@ -20,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import Serving, serving
+from tts_worker.app import Worker
 from tts_worker.server.connections import WebSocketProtocol
 from tts_worker.text.lexicon import Lexicon
 
@@ -443,6 +444,26 @@ async def test_drain_closes_open_connections_with_1012(serve_tone: Serving) -> N
         async with serve_tone(server={"drain_s": 0.1}) as address:
             client = await stack.enter_async_context(dial(address))
             await client.until("ready")
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.until_closed()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+
+
+async def test_speaking_client_is_told_of_a_drain_before_the_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Worker.stop
+
+    async def stop_late(worker: Worker) -> None:
+        await asyncio.sleep(0.2)  # as after a long step of the event loop: the HTTP server looks every 0.1 s
+        await stop(worker)
+
+    monkeypatch.setattr(Worker, "stop", stop_late)
+    async with AsyncExitStack() as stack:
+        async with serving() as address:
+            client = await stack.enter_async_context(dial(address))
+            await client.send(type="text", text=TEXT * 20, end=True)
+            await client.until_audio()
+        assert (await client.until("stopped"))["reason"] == "drain"
         with pytest.raises(ConnectionClosed) as closed:
             await client.until_closed()
         assert closed.value.rcvd is not None
