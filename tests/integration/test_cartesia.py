@@ -168,9 +168,9 @@ async def test_sdk_downloads_wav_of_every_encoding(encoding: str, subtype: str) 
         wanted = {"model_id": "sonic-3", "transcript": TEXT, "voice": "tone"}
         file = await (await client.tts.generate(**wanted, output_format=wav)).read()
         raw = await (await client.tts.generate(**wanted, output_format={**wav, "container": "raw"})).read()
-    with soundfile.SoundFile(io.BytesIO(file)) as sound:
-        assert (sound.subtype, sound.samplerate, sound.channels) == (subtype, 44_100, 1)
-        samples = sound.read(dtype="float32")
+    with soundfile.SoundFile(io.BytesIO(file)) as audio_file:
+        assert (audio_file.subtype, audio_file.samplerate, audio_file.channels) == (subtype, 44_100, 1)
+        samples = audio_file.read(dtype="float32")
     raw_file = soundfile.SoundFile(io.BytesIO(raw), "r", 44_100, 1, subtype, "LITTLE", "RAW")
     assert np.array_equal(samples, raw_file.read(dtype="float32"))
 
