@@ -459,9 +459,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         self._estimates = RunEstimates()
         self._deferred: frozenset[UtteranceKey] = frozenset()  # new calls that must wait for running ones
         self._refused: PhraseSequence[P] | None = None  # the first of them, if nothing has changed since it was refused
-        self._overdue: PhraseSequence[P] | None = (
-            None  # the last call that began although running ones need the network
-        )
+        self._overdue: PhraseSequence[P] | None = None  # the last one that began in spite of them
         self._overdue_began_us = -self.OVERDUE_INTERVAL_US
         super().__init__(info)
 
@@ -494,9 +492,9 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         downloads = _within_limit(downloads, self.MAX_UNPACED_SPECTRA_FRAMES)
         self._deferred = self._find_deferred(calls, now_us)
         waiting = [candidate for candidate, _ in (*calls, *downloads)]
-        return (
-            [candidate for candidate in waiting if candidate.key not in self._deferred] if self._deferred else waiting
-        )
+        if not self._deferred:
+            return waiting
+        return [candidate for candidate in waiting if candidate.key not in self._deferred]
 
     def _without_other_phrases(self, calls: list[_Waiting]) -> list[_Waiting]:
         """Let phrases be rendered one after the other, as long as no call has an urgent one.
