@@ -435,8 +435,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             or while new calls are deferred; otherwise the choice can wait: a new call may arrive.
         DEADLINE_MARGIN_SAMPLES: A call begins only if the running ones are left with so much audio ahead. Their
             estimated runs may take longer, and rendering and sending take time.
-        MAX_DEFERRAL_US: A call that has waited for so long begins in any case,
-        OVERDUE_INTERVAL_US: but not within this time of another one: together they would interrupt the running calls.
+        MAX_DEFERRAL_US: A call that has waited for so long is overdue and begins in any case.
+        OVERDUE_INTERVAL_US: Time between two overdue calls: together they would interrupt the running ones.
     """
 
     WORKS_IN_SUBMIT = True
