@@ -16,13 +16,16 @@ from tts_worker.errors import InvalidRequest, MissingExtra
 
 MAX_DECODED_S = 600.0
 MAX_AUDIO_BYTES = 64 << 20
+MAX_RATE_HZ = 192_000
+MAX_CHANNELS = 8
 
 _FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG"})
 """libsndfile's names of the accepted formats. Its parsers for rare formats are not needed and less well tested."""
 _HEAD_BYTES = 12
 
 _UNREADABLE = "the audio cannot be read: it must be a complete WAV, FLAC, Ogg, MP3, M4A or WebM file"
-_MAX_CHANNELS = 8
+_BLOCK_SAMPLES = 1 << 16
+"""Decoded at a time: silence of many channels at a high rate decodes to ten thousand times the size of its file."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,24 @@ def _read_head(path: Path) -> bytes:
         raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
 
 
-def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> Recording:
+def read_recording(
+    audio: Path | str | bytes,
+    max_s: float = MAX_DECODED_S,
+    *,
+    max_rate_hz: int = MAX_RATE_HZ,
+    max_channels: int = MAX_CHANNELS,
+) -> Recording:
     """Decode a WAV, FLAC, Ogg, MP3, M4A or WebM file and average its channels.
 
     Args:
         audio: A path, or the content of the file.
         max_s: Longest accepted duration; decoding stops there.
+        max_rate_hz: Highest accepted sample rate, checked before decoding.
+        max_channels: Most channels accepted, likewise.
 
     Raises:
-        InvalidRequest: The file is missing, not audio, damaged, empty, too long, too large or contains NaN or infinity.
+        InvalidRequest: The file is missing, not audio, damaged, empty, too long, too large or contains NaN or infinity,
+            or its sample rate or channels are out of range.
         MissingExtra: soundfile, or PyAV for M4A and WebM, is not installed.
     """
     try:
@@ -99,34 +111,67 @@ def read_recording(audio: Path | str | bytes, max_s: float = MAX_DECODED_S) -> R
         raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; the limit is {MAX_AUDIO_BYTES >> 20} MiB")
     head = audio[:_HEAD_BYTES] if isinstance(audio, bytes) else _read_head(Path(audio))
     check_container(head)
+    mono = _Mono(max_s, max_rate_hz, max_channels)
     if needs_av(head):
-        return _checked(*_read_with_av(source, max_s), max_s)
+        _read_with_av(source, mono)
+        return mono.recording()
     try:
         with soundfile.SoundFile(source) as file:
             if file.format not in _FORMATS:
                 raise InvalidRequest(_UNREADABLE)
-            rate_hz = int(file.samplerate)
-            limit = int(max_s * rate_hz)
-            # Reading one sample more than allowed detects "too long" without trusting the header or decoding the rest.
-            samples = file.read(limit + 1, dtype="float32", always_2d=True)  # [n, channels]
+            mono.begin(int(file.samplerate), file.channels)
+            while len(block := file.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+                mono.add(block)
     except (soundfile.LibsndfileError, ValueError, RuntimeError):
         raise InvalidRequest(_UNREADABLE) from None
-    return _checked(samples, rate_hz, max_s)
+    return mono.recording()
 
 
-def _checked(samples: Floats, rate_hz: int, max_s: float) -> Recording:
-    """Return ``samples [n, channels]`` as mono audio. Raises InvalidRequest."""
-    if len(samples) > int(max_s * rate_hz):
-        raise InvalidRequest(f"the audio is longer than {max_s:g} s")
-    if not len(samples):
-        raise InvalidRequest("the audio contains no samples")
-    if not np.isfinite(samples).all():
-        raise InvalidRequest("the audio contains NaN or infinite samples; export it again as 16-bit WAV")
-    return Recording(samples.mean(axis=1, dtype=np.float32), rate_hz)
+class _Mono:
+    """Averages the channels of audio block by block, within limits that do not trust the header. Raises InvalidRequest.
+
+    Args:
+        max_s: Longest accepted duration.
+        max_rate_hz: Highest accepted sample rate.
+        max_channels: Most channels accepted.
+    """
+
+    def __init__(self, max_s: float, max_rate_hz: int, max_channels: int) -> None:
+        self._max_s = max_s
+        self._max_rate_hz = max_rate_hz
+        self._max_channels = max_channels
+        self._rate_hz = 0
+        self._samples = 0
+        self._blocks: list[Floats] = []
+
+    def begin(self, rate_hz: int, channels: int) -> None:
+        """Check what the header says."""
+        if rate_hz > self._max_rate_hz or channels > self._max_channels:
+            raise InvalidRequest(
+                f"the audio may have at most {self._max_channels} channels and {self._max_rate_hz} Hz; "
+                f"it has {channels} and {rate_hz} Hz"
+            )
+        self._rate_hz = rate_hz
+
+    def add(self, block: Floats) -> None:
+        """Add ``block [n, channels]``."""
+        self._samples += len(block)
+        if self._samples > int(self._max_s * self._rate_hz):
+            raise InvalidRequest(f"the audio is longer than {self._max_s:g} s")
+        mean = block.mean(axis=1, dtype=np.float32)
+        if not np.isfinite(mean).all():
+            raise InvalidRequest("the audio contains NaN or infinite samples; export it again as 16-bit WAV")
+        self._blocks.append(mean)
+
+    def recording(self) -> Recording:
+        """Return what was added."""
+        if not self._samples:
+            raise InvalidRequest("the audio contains no samples")
+        return Recording(np.concatenate(self._blocks), self._rate_hz)
 
 
-def _read_with_av(source: io.BytesIO | str, max_s: float) -> tuple[Floats, int]:
-    """Decode the first audio stream of a file to ``[n, channels]``, at most one block more than ``max_s``."""
+def _read_with_av(source: io.BytesIO | str, mono: _Mono) -> None:
+    """Decode the first audio stream of a file."""
     try:
         import av
     except ImportError:
@@ -137,17 +182,12 @@ def _read_with_av(source: io.BytesIO | str, max_s: float) -> tuple[Floats, int]:
                 raise InvalidRequest("the file has no audio")
             stream = container.streams.audio[0]
             rate_hz = int(stream.codec_context.sample_rate or 0)
-            if not rate_hz or not 1 <= stream.codec_context.channels <= _MAX_CHANNELS:
+            if not rate_hz or not stream.codec_context.channels:
                 raise InvalidRequest(_UNREADABLE)
+            mono.begin(rate_hz, stream.codec_context.channels)
             resampler = av.AudioResampler(format="fltp", rate=rate_hz)
-            blocks: list[Floats] = []
-            samples = 0
             for frame in container.decode(stream):
                 for block in resampler.resample(frame):
-                    blocks.append(block.to_ndarray().T.astype(np.float32))  # [n, channels]
-                    samples += len(blocks[-1])
-                if samples > max_s * rate_hz:
-                    break
-            return (np.concatenate(blocks) if blocks else np.zeros((0, 1), np.float32)), rate_hz
+                    mono.add(block.to_ndarray().T.astype(np.float32))  # [n, channels]
     except (av.FFmpegError, ValueError, RuntimeError, EOFError):
         raise InvalidRequest(_UNREADABLE) from None

@@ -152,7 +152,7 @@ def recording_windows(audio: bytes | Path) -> list[Window]:
     Raises:
         InvalidRequest: It cannot be read, or is too long.
     """
-    recording = read_recording(audio, MAX_SOURCE_S)
+    recording = read_recording(audio, MAX_SOURCE_S, max_rate_hz=MAX_RATE_HZ)
     windows = SourceWindows(recording.rate_hz, WHOLE)
     return [*windows.feed(recording.samples), *windows.end()]
 

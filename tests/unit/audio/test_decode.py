@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import soundfile
 
 from tts_worker.audio.decode import read_recording
+from tts_worker.audio.source import recording_windows
 from tts_worker.errors import InvalidRequest
 from tts_worker.models.enrolment import read_prompt
 
@@ -60,3 +63,35 @@ def test_other_container_is_rejected(tmp_path: Path, kind: str) -> None:
 def test_disguised_container_is_rejected(disguise: bytes) -> None:
     with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg, MP3"):
         read_recording(disguise + encoded("AIFF"))
+
+
+def silence(seconds: int, rate_hz: int, channels: int) -> bytes:
+    """A FLAC file of a few kilobytes per second at any rate."""
+    out = io.BytesIO()
+    with soundfile.SoundFile(out, "w", rate_hz, channels, format="FLAC", subtype="PCM_16") as file:
+        for _ in range(seconds):
+            file.write(np.zeros((rate_hz, channels), np.int16))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("read", [read_recording, read_prompt, recording_windows])
+def test_high_sample_rate_is_rejected_before_decoding(read: Callable[[bytes], object]) -> None:
+    small_file = silence(5, 655_350, 8)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="655350 Hz"):
+            read(small_file)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(small_file)
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_channels() -> None:
+    small_file = silence(20, 48_000, 8)
+    mono_bytes = 20 * 48_000 * 4
+    tracemalloc.start()
+    try:
+        assert read_recording(small_file).seconds == 20
+        assert tracemalloc.get_traced_memory()[1] < 3.5 * mono_bytes
+    finally:
+        tracemalloc.stop()
