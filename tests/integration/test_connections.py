@@ -22,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import tts_worker
 from tests.conftest import serving, until
+from tests.fakes.scrape import scraped
 from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 from tts_worker.errors import TextTooLong
@@ -299,6 +300,8 @@ async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixtur
                 rejection = await http.get("/v1/voices", headers={"Connection": "close"})
                 assert rejection.status_code == 503
                 assert rejection.json()["error"]["code"] == "over_capacity"
+            metrics = await http.get("/metrics", headers={"Connection": "close"})
+            assert scraped(metrics.text, "tts_connections", state="active") >= 8, "it must tell that the worker is full"
         silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(20)]
         async with open_tcp(address, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")) as probe:
             assert status_of(await probe.read_all()) == 200
@@ -307,6 +310,16 @@ async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixtur
         await clients[0].until("pong")
     full = [record for record in caplog.records if "connections are taken" in record.getMessage()]
     assert len(full) == 1
+
+
+async def test_answered_request_yields_its_place() -> None:
+    endless = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nx"
+    async with serving(**FULL) as address, AsyncExitStack() as stack:
+        for _ in range(8):
+            client = await stack.enter_async_context(open_tcp(address, endless))
+            assert b" 404 " in await client.reader.readuntil(b"\r\n\r\n")
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            assert (await http.get("/v1/voices")).status_code == 200
 
 
 # -- WebSocket floods -------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Limits on the TCP connections of the HTTP server: number, deadlines and buffer sizes.
 
 Uvicorn parses requests and calls the application; these classes bound the work before and around that. A connection is
-*waiting* until a request head has arrived and between requests; it is *active* while a request or a WebSocket is
-served. When all connections are taken, the one waiting longest is closed for a new one. When all are active, a few more
-are accepted for health probes only, so a full worker does not fail its liveness probe.
+*waiting* until a request head has arrived, between requests, and while the rest of an answered request is discarded; it
+is *active* while a request or a WebSocket is served. When all connections are taken, the one waiting longest is closed
+for a new one. When all are active, a few more are accepted for health probes and metrics only: a full worker does not
+fail its liveness probe, and its operator sees that it is full.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from tts_worker.server.tls import TlsContext, common_name
 log = logging.getLogger(__name__)
 
 PROBE_CONNECTIONS = 8
-"""Connections beyond the limit, for health probes."""
+"""Connections beyond the limit, for health probes and metrics."""
 
-PROBE_PATHS = b"/health"
+PROBE_PATHS = (b"/health", b"/metrics")
 
 _MAX_HEAD_LINES = 100
 _MAX_LINE_BYTES = 8_000
@@ -82,7 +83,7 @@ class ConnectionLimits:
     """Limits of the server's connections.
 
     Attributes:
-        max_connections: Connections besides those for health probes.
+        max_connections: Connections besides those for health probes and metrics.
         header_timeout_s: From the connection, or the first byte of a later request, to the end of the request head.
         body_timeout_s: From the end of the head to the end of the body; once the response has begun, between its parts.
         send_timeout_s: How long a client may read nothing of a response.
@@ -108,7 +109,7 @@ class Connection:
     """One accepted connection in the table.
 
     Attributes:
-        probe_only: Accepted beyond the limit, for health probes.
+        probe_only: Accepted beyond the limit, for health probes and metrics.
         is_active: A request or a WebSocket is being served.
         abort: Closes the connection immediately in any state.
     """
@@ -166,7 +167,7 @@ class ConnectionTable:
         if full:
             self._full_log.warning(
                 "all %d connections are taken (%d wait for a request): closing the longest waiting; "
-                "if all are active, only health probes are answered",
+                "if all are active, only health probes and metrics are answered",
                 limit,
                 len(self._waiting),
             )
@@ -544,6 +545,7 @@ class HttpProtocol(H11Protocol):
     def _linger(self) -> None:
         """Close gracefully: half-close, discard incoming data for a while, then close."""
         self._lingering = True
+        self._connection.set_active(False)  # a client that goes on sending must not keep the place of another
         self._linger_until = self.loop.time() + _MAX_LINGER_S
         self._unset_keepalive_if_required()
         if self.transport.is_closing():
