@@ -609,7 +609,7 @@ def _create_server(
     extension: Extension | None,
 ) -> _Server:
     server = worker.settings.server
-    table = ConnectionTable(_connection_limits(server), worker.metrics)
+    table = ConnectionTable(_connection_limits(worker.settings), worker.metrics)
     worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
     config = uvicorn.Config(
         create_application(worker, extension),
@@ -662,9 +662,10 @@ def _log_start(worker: Worker) -> None:
     )
 
 
-def _connection_limits(server: ServerSettings) -> ConnectionLimits:
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    server = settings.server
     return ConnectionLimits(
-        max_connections=limit_by_descriptors(server.max_connections),
+        max_connections=limit_by_descriptors(server.max_connections, settings.grpc.connection_limit),
         header_timeout_s=server.header_timeout_s,
         body_timeout_s=server.body_timeout_s,
         send_timeout_s=server.send_timeout_s,

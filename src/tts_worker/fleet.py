@@ -18,6 +18,7 @@ from tts_worker.errors import MissingExtra
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
+from tts_worker.server.connections import limit_by_descriptors
 from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
 
@@ -126,11 +127,15 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
     tls = None
     if certificate is not None:
         tls = server.TlsFiles(certificate, key or certificate, settings.grpc.tls_client_ca)
+    limit = settings.grpc.max_connections
+    other_ports = settings.grpc.connection_limit - limit
     return server.PortConfig(
         host=settings.grpc.host,
         port=port,
         keys=worker.keys,
         tls=tls,
+        max_connections=limit_by_descriptors(limit, settings.server.max_connections + other_ports),
+        handshake_timeout_s=settings.server.header_timeout_s,
         max_request_bytes=settings.server.max_request_bytes,
         keepalive_s=settings.server.heartbeat_s,
     )

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 
 import anyio
 import grpc
@@ -19,6 +20,7 @@ from tests.fakes.proxy import run_proxy
 from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
+from tests.integration.test_connections import open_tcp
 from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
@@ -43,6 +45,24 @@ async def failed(call: SynthesizeStream) -> tuple[grpc.StatusCode, str]:
 
 
 # -- controls do not queue behind audio -------------------------------------------------------------------------------
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with running_grpc_worker(grpc={"max_connections": 4}) as server, AsyncExitStack() as stack:
+        await server.start()
+        clients = [await stack.enter_async_context(open_tcp(server.member.address)) for _ in range(3)]
+        for client in clients:
+            assert await client.reader.read(9), "the server's first frame: the connection is open"
+        assert await (await stack.enter_async_context(open_tcp(server.member.address))).read_all() == b""
+        assert (await server.stub.GetCapabilities(pb.GetCapabilitiesRequest(), timeout=60)) is not None
+
+
+async def test_silent_connection_is_closed() -> None:
+    async with (
+        running_grpc_worker(server={"header_timeout_s": 0.2}) as server,
+        open_tcp(server.member.address) as client,
+    ):
+        assert len(await client.read_all()) < 200  # the server's settings
 
 
 async def test_control_is_answered_while_the_client_does_not_read() -> None:

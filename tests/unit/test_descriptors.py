@@ -25,6 +25,12 @@ def test_descriptors_are_left_for_probes_and_files(
     assert "ulimit -n" in caplog.text
 
 
+def test_servers_share_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, 1_024)
+    alone = limit_by_descriptors(1_500)
+    assert limit_by_descriptors(1_500, others=3_000) == pytest.approx(alone / 3, abs=2)
+
+
 def test_low_connection_limit_is_kept(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     limit(monkeypatch, 1 << 20)
     assert limit_by_descriptors(100) == 100
@@ -36,3 +42,4 @@ def test_low_connection_limit_is_kept(monkeypatch: pytest.MonkeyPatch, caplog: p
 def test_few_descriptors_still_allow_some_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 16)
     assert limit_by_descriptors(5_000) == 8
+    assert limit_by_descriptors(4) == 4

@@ -209,8 +209,13 @@ class ConnectionTable:
         self._probes.pop(connection, None)
 
 
-def limit_by_descriptors(max_connections: int) -> int:
-    """Reduce a connection limit to leave file descriptors for health probes, models, files and the other servers."""
+def limit_by_descriptors(max_connections: int, others: int = 0) -> int:
+    """Reduce a connection limit to leave file descriptors for health probes, models, files and the other servers.
+
+    Args:
+        max_connections: The limit of one server.
+        others: Connections that the other servers of this process may have; they give way in the same proportion.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -223,6 +228,7 @@ def limit_by_descriptors(max_connections: int) -> int:
     except OSError:
         used = 32
     available = max_descriptors - used - PROBE_CONNECTIONS - max(24, max_descriptors // 8)
+    available = available * max_connections // (max_connections + others)
     if available < max_connections:
         log.warning(
             "%d file descriptors allow %d connections, not %d: raise the limit with ulimit -n",
@@ -230,7 +236,7 @@ def limit_by_descriptors(max_connections: int) -> int:
             max(8, available),
             max_connections,
         )
-    return max(8, min(max_connections, available))
+    return min(max_connections, max(8, available))
 
 
 CERTIFICATE = "certificate"

@@ -203,6 +203,7 @@ class GrpcSettings(Section):
         tls_client_ca: PEM file, as in ``server``.
         sample_rate_hz: Default sample rate.
         frame_ms: Default frame size.
+        max_connections: TCP connections of each port; fewer if the process may not open as many file descriptors.
         pause_timeout_s: None selects ``session.pause_timeout_s``.
         session_idle_s: An unused session ends after this time.
         models: Additional model ids.
@@ -217,6 +218,7 @@ class GrpcSettings(Section):
     tls_client_ca: Path | None = None
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
+    max_connections: int = Field(1_024, ge=2, le=1_000_000)
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
@@ -234,6 +236,12 @@ class GrpcSettings(Section):
         if self.sample_rate_hz * self.frame_ms % 1000:
             raise ValueError(f"frame_ms must hold a whole number of samples at {self.sample_rate_hz} Hz, as 20 does")
         return self
+
+    @property
+    def connection_limit(self) -> int:
+        """Connections of all ports."""
+        ports = (1 if self.cosyvoice_port is None else 2) if self.enabled else 0
+        return ports * self.max_connections
 
 
 class IceServerSettings(Section):

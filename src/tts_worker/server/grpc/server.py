@@ -86,12 +86,26 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PortConfig:
-    """Settings of one port. Calls of a client that answers no ping for ``keepalive_s`` are cancelled."""
+    """Settings of one port.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port; 0 picks a free one.
+        keys: Keys of the callers.
+        tls: Files of a port with TLS.
+        max_connections: Connections beyond it are closed at once: each takes a file descriptor, also before its key is
+            checked.
+        handshake_timeout_s: Time limit for the handshakes of TLS and HTTP/2.
+        max_request_bytes: Size of a message.
+        keepalive_s: The connection of a client that answers no ping for this long is closed.
+    """
 
     host: str = "127.0.0.1"
     port: int = 7002
     keys: KeyRing = field(default_factory=KeyRing)
     tls: TlsFiles | None = None
+    max_connections: int = 1_024
+    handshake_timeout_s: float = 10.0
     max_request_bytes: int = 1_048_576
     keepalive_s: float = 20.0
 
@@ -176,6 +190,8 @@ def _new_server(hub: SessionHub, config: PortConfig) -> grpc.aio.Server:
         interceptors=[KeyGuard(config.keys)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
+            ("grpc.max_allowed_incoming_connections", config.max_connections),
+            ("grpc.server_handshake_timeout_ms", int(1000 * config.handshake_timeout_s)),
             ("grpc.so_reuseport", 0),  # two workers on one port would split the calls of a session
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
