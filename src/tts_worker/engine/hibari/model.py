@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.phrases.onnx_session import extra_output, open_session
+from tts_worker.engine.phrases.onnx_session import open_session
 from tts_worker.engine.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
 
@@ -21,11 +21,12 @@ MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8
 
 REPAIR = 'pip install --force-reinstall --no-deps "hibari-tts==0.2.1"'
 
-# Inner tensors, not declared outputs.
-_DURATIONS = "/Clip_output_0"  # frame pairs per phoneme id
-_HEAD = "/head/Add_output_0"  # all parts of a frame side by side; the declared outputs are its transposed slices
+OUTPUTS = ("/head/Add_output_0", "f0", "/Clip_output_0")
+"""All parts of a frame side by side, the pitch, and frame pairs per phoneme id.
+
+The first and the last are inner tensors; the model declares transposed slices of the first.
+"""
 _FRAMES_PER_DURATION = 2
-_OUTPUTS = (_HEAD, "f0", _DURATIONS)
 
 HARMONIC, HARMONIC_PHASE, NOISE, FREE, FREE_PHASE = range(5)
 """Parts of a spectrum. The model calls them ``lh``, ``theta`` (before tanh), ``ln``, ``lr`` and ``phi``.
@@ -70,7 +71,7 @@ class HibariModel:
         if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
             raise EngineFault(f"the voice model {path.name} does not match the version this release requires; {REPAIR}")
         self._assets = assets
-        self._session = open_session(model + extra_output(_DURATIONS) + extra_output(_HEAD), threads)
+        self._session = open_session(model, OUTPUTS, threads)
         self._phonemizer: Phonemizer | None = None
 
     @property
@@ -92,7 +93,7 @@ class HibariModel:
             speed: 1.0 is the normal speed.
         """
         inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
-        head, f0_hz, durations = self._session.run(_OUTPUTS, inputs)
+        head, f0_hz, durations = self._session.run(OUTPUTS, inputs)
         return Spectra(
             parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
             f0_hz=f0_hz[0],

