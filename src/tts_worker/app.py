@@ -48,7 +48,8 @@ from tts_worker.server.connections import (
 from tts_worker.server.http import Extension, create_app
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.server.tls import TlsContext
-from tts_worker.session.hub import HubConfig, SessionHub
+from tts_worker.session.factory import HubConfig
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.session import LocalSession, SessionTimeouts
@@ -108,7 +109,6 @@ class Worker:
             _hub_config(settings),
             quotas,
         )
-        self.hub.traces = open_traces(settings.tracing)
         self.models = ModelManager(
             settings.engines,
             EngineActions(
@@ -318,8 +318,8 @@ class Worker:
         await self.hub.quotas.aclose()
         if self.hub.config.normalizer is not None:
             self.hub.config.normalizer.close()
-        if self.hub.traces is not None:
-            await asyncio.to_thread(self.hub.traces.close)
+        if self.hub.config.traces is not None:
+            await asyncio.to_thread(self.hub.config.traces.close)
         gc.unfreeze()
 
 
@@ -368,6 +368,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         normalise=text.normalise,
         normalizer=_normalizer(text.normalise),
         route_by_language=settings.voices.route_by_language,
+        traces=open_traces(settings.tracing),
     )
 
 

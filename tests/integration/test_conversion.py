@@ -35,7 +35,7 @@ from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.store import RedisStore
 from tts_worker.session.conversion import RecordedSource
-from tts_worker.session.quotas import Quotas
+from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.settings import load_settings
 from tts_worker.types import SessionOptions
 
@@ -483,5 +483,5 @@ def test_conversion_knows_the_charges_of_other_workers(worker: ThreadedWorker, m
             await hub.convert(SessionOptions(voice="anna"), RecordedSource(SOURCE))
 
     hub = worker.worker.hub
-    monkeypatch.setattr(hub, "quotas", SharedQuotas())
+    monkeypatch.setattr(hub, "_caller_quotas", CallerQuotas(SharedQuotas()))
     asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()

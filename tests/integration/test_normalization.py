@@ -14,7 +14,8 @@ from tests.integration.test_session import say
 from tts_worker.app import Worker, running_worker
 from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.metrics import Metrics
-from tts_worker.session.hub import HubConfig, SessionHub
+from tts_worker.session.factory import HubConfig
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.types import Alignment, Command, EngineInfo, Event, Outcome, SessionOptions, Text

@@ -14,7 +14,8 @@ from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import Draining, ErrorCode, InvalidRequest, NotReady, OverCapacity, UnknownVoice
 from tts_worker.metrics import Metrics
-from tts_worker.session.hub import HubConfig, SessionHub
+from tts_worker.session.factory import HubConfig
+from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, SessionOptions, Started, State, Words
 from tts_worker.voices import VoiceCatalog

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest, UnknownModel
+from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice, VoiceCatalog
 
 INSTRUCT = "instruct"
@@ -30,6 +31,11 @@ class VoiceRequest:
     language: str | None = None
     model: str | None = None
     needs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: SessionOptions) -> VoiceRequest:
+        """Return the requirements of a session."""
+        return cls(options.voice, options.language, options.model, options.needs)
 
 
 def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:

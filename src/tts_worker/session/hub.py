@@ -8,24 +8,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import anyio
 
-from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.callers import ApiScope, Caller, current_caller
 from tts_worker.errors import (
     Draining,
     ErrorInfo,
     IllegalCommand,
     InvalidRequest,
-    MissingExtra,
     NotReady,
     OverCapacity,
-    QuotaExceeded,
     TTSWorkerError,
     UnknownVoice,
 )
@@ -33,34 +31,15 @@ from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
-from tts_worker.session.engine_port import CommandPort, EnginePort
-from tts_worker.session.frame_clock import FrameClock
-from tts_worker.session.language_routing import LanguageRouter, RoutingPort
+from tts_worker.session.engine_port import EnginePort
+from tts_worker.session.factory import HubConfig, SessionFactory
+from tts_worker.session.language_routing import LanguageRouter
 from tts_worker.session.lexicons import LexiconCache
-from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
-from tts_worker.session.machine import MachineConfig, SessionMachine
-from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
-from tts_worker.session.quotas import Quotas
-from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
+from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
+from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver
 from tts_worker.session.slots import SlotTable
-from tts_worker.session.traces import UtteranceTraces
-from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd
-from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import spoken_forms
-from tts_worker.types import (
-    SAMPLE_RATE_HZ,
-    Alignment,
-    Encoding,
-    Segment,
-    SessionOptions,
-    State,
-    SynthesisParams,
-    unpaced_share,
-)
+from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import Voice, VoiceCatalog
 
 RETRY_AFTER_S = 1.0
@@ -68,12 +47,6 @@ RETRY_AFTER_S = 1.0
 
 _DRAIN_CHECK_S = 0.1
 """Interval at which a drain closes sessions that have become idle."""
-
-_CREDITS_PER_WINDOW = 5
-"""Portions in which the credit of a window is returned while the engine is well ahead of the client."""
-
-_READ_CHARS = 16
-"""Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
 
 
 class ModelLoader(Protocol):
@@ -112,78 +85,6 @@ class HubObserver(Protocol):
     def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionObserver: ...
 
 
-@dataclass(frozen=True, slots=True)
-class HubConfig:
-    """Defaults and bounds of all sessions; milliseconds, characters and LUFS. See ``settings.SessionSettings``."""
-
-    max_sessions: int = 64
-    max_open_sessions: int = 1_024
-    slot_idle_s: float = 2.0
-    end_idle_s: float = 60.0
-    lead_ms: float = 40.0
-    window_ms: float = 1_500.0
-    frame_ms: int = 20
-    max_utterance_chars: int = 200_000
-    max_queued_utterances: int = 16
-    timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
-    loudness_lufs: float | None = None
-    text: TextOptions = field(default_factory=TextOptions)
-    lexicon: Lexicon = field(default_factory=Lexicon)
-    normalise: bool | None = None
-    normalizer: SegmentNormalizer | None = None
-    route_by_language: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Delivery:
-    """How the audio of a session is sent.
-
-    Attributes:
-        output_format: Rate and encoding.
-        frame_ms: Duration of a frame.
-        lead_s: Playout lead of the worker's pacing; None where the worker does not pace.
-        is_paced: Whether audio is taken at playback pace, by the worker's clock or by that of the client.
-    """
-
-    output_format: OutputFormat
-    frame_ms: int
-    lead_s: float | None
-    is_paced: bool
-
-    @classmethod
-    def of(cls, options: SessionOptions, config: HubConfig) -> _Delivery:
-        """Return how the audio of a session with these options is sent. Raises InvalidRequest."""
-        frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
-        if not 5 <= frame_ms <= 200:
-            raise InvalidRequest("frame_ms must be 5 to 200")
-        lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
-        if not 0 <= lead_ms <= 10_000:
-            raise InvalidRequest("lead_ms must be 0 to 10000")
-        lead_s = None
-        if options.realtime and not options.raw_chunks:
-            # A lead below 1.5 frames would leave no time between two frames.
-            lead_s = max(lead_ms, 1.5 * frame_ms) / 1000
-        is_paced = lead_s is not None or options.own_clock or options.buffered
-        return cls(OutputFormat.of(options.sample_rate, options.encoding), frame_ms, lead_s, is_paced)
-
-
-@dataclass(frozen=True, slots=True)
-class _Routing:
-    """How the utterances of a session find their voices.
-
-    Attributes:
-        port: Takes the commands of the session.
-        router: Chooses the voices by language; None if all utterances have the voice of the session.
-        choose: Returns parameters with the voice of an utterance, by its first text; None as ``router``.
-        engines: Other engines, to which utterances were routed. It grows with them.
-    """
-
-    port: CommandPort
-    router: LanguageRouter | None = None
-    choose: Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]] | None = None
-    engines: set[str] = field(default_factory=set)
-
-
 @dataclass(slots=True)
 class _OpenSession:
     """What the hub knows of an open session.
@@ -193,7 +94,6 @@ class _OpenSession:
         engine: The engine of its voice.
         caller: Who opened it.
         router: Chooses the voices of its utterances; None if all have the voice of the session.
-        routed_engines: Other engines, to which utterances were routed.
         lease: Counts it against the sessions of its key; None for a key without such a limit.
         is_conversion: Whether it gets speech instead of text.
     """
@@ -202,12 +102,13 @@ class _OpenSession:
     engine: str
     caller: Caller
     router: LanguageRouter | None
-    routed_engines: set[str]
     lease: str | None = None
     is_conversion: bool = False
 
-    def uses(self, engine: str) -> bool:
-        return engine == self.engine or engine in self.routed_engines
+    @property
+    def engines(self) -> set[str]:
+        """The engine of its voice, and those to which utterances were routed."""
+        return {self.engine} if self.router is None else {self.engine, *self.router.engines}
 
 
 class SessionHub:
@@ -239,18 +140,15 @@ class SessionHub:
         )
         self._loop = asyncio.get_running_loop()
         self.quotas = quotas or Quotas(self._loop.time)
-        self._read_scheduler = ReadScheduler(self._loop)
-        self._frame_clock = FrameClock(self._loop)
+        self._caller_quotas = CallerQuotas(self.quotas)
         self._session_prefix = secrets.token_hex(4)
         self._session_numbers = itertools.count(1)
         self._draining = False
         self._all_closed = asyncio.Event()
         self.lexicons = LexiconCache()
-        self.traces: UtteranceTraces | None = None
-        """Exports ended utterances; None exports none."""
         self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._on_closed)
-        target_lufs = self.config.loudness_lufs
-        self._loudness = None if target_lufs is None else VoiceLoudness(target_lufs, self._segments)
+        self._factory = SessionFactory(self.voices, self.config, self._engines, self._touch)
+        self._loudness = self._factory.loudness
 
     def add_engine(self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None) -> None:
         """Accept sessions for the voices of a started engine.
@@ -279,7 +177,7 @@ class SessionHub:
         self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
     ) -> list[LocalSession]:
         """Use another engine for new sessions; return the sessions on the old one. Raises as ``add_engine`` does."""
-        sessions = [opened.session for opened in self._sessions.values() if opened.uses(name)]
+        sessions = [opened.session for opened in self._sessions.values() if name in opened.engines]
         if self._loudness is not None:
             self._loudness.forget(name)
         self.add_engine(name, family, engine, enrolment)
@@ -336,7 +234,7 @@ class SessionHub:
         """Count the sessions on an engine, including recordings being enrolled."""
         enrolment = self._enrolments.get(engine)
         enrolling = enrolment.pending if enrolment is not None else 0
-        return enrolling + sum(opened.uses(engine) for opened in self._sessions.values())
+        return enrolling + sum(engine in opened.engines for opened in self._sessions.values())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -417,71 +315,42 @@ class SessionHub:
             Draining: The worker is shutting down.
             NotReady: The engine is not ready or not loaded; ``admit`` waits until it is loaded.
         """
-        return self._open_or_count(options or SessionOptions(), replaces, None, None)
-
-    def _open_or_count(
-        self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None, lease: str | None
-    ) -> LocalSession:
-        try:
-            if lexicon is None and options.lexicon:
-                lexicon = self.lexicons.get(options.lexicon)
-            session = self._open(options, replaces, lexicon)
-        except TTSWorkerError as error:
-            self._observer.refused(error.code.value, current_caller().transport)
-            raise
-        caller = current_caller()
-        if caller.key is not None and caller.max_sessions is not None:
-            if lease is None:  # opened without ``admit``
-                lease = session.id
-                self.quotas.hold_session(caller.key, lease)
-            self._sessions[session.id].lease = lease
-        return session
+        options = options or SessionOptions()
+        with self._counting_refusals():
+            lexicon = self.lexicons.get(options.lexicon) if options.lexicon else None
+            return self._open(options, replaces, lexicon, None)
 
     async def admit(
         self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None
     ) -> LocalSession:
         """Open a session; wait a bounded time if its model has to be loaded. Raises as ``open`` does."""
         options = options or SessionOptions()
-        try:
-            current_caller().require(ApiScope.SPEAK)
+        caller = current_caller()
+        with self._counting_refusals():
+            caller.require(ApiScope.SPEAK)
             self._check_accepting()
             lexicon = await self.lexicons.prepare(options.lexicon) if options.lexicon else None
             # The voices of a model that was never loaded may be unknown; its name is not.
             name = options.model or (await self._choose_voice(options)).engine
             if name not in self._engines and self.models is not None:
                 await self.models.wait(name)
-            lease = await self._reserve(current_caller(), replaces)
+            replaced = self._sessions.get(replaces.id) if replaces is not None else None
+            is_counted = replaced is not None and replaced.lease is not None
+            lease = await self._caller_quotas.reserve_session(caller, replaces=is_counted)
+            try:
+                return self._open(options, replaces, lexicon, lease)
+            except BaseException:
+                self._caller_quotas.release_session(caller, lease)
+                raise
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Count the error with which a caller is refused."""
+        try:
+            yield
         except TTSWorkerError as error:
             self._observer.refused(error.code.value, current_caller().transport)
             raise
-        try:
-            return self._open_or_count(options, replaces, lexicon, lease)
-        except BaseException:
-            self._release(current_caller(), lease)
-            raise
-
-    async def _reserve(self, caller: Caller, replaces: LocalSession | None) -> str | None:
-        """Ask for a session within the quotas of a key, which workers may share. Raises QuotaExceeded."""
-        if caller.key is None:
-            return None
-        if caller.characters_per_minute is not None:
-            await self.quotas.refresh_characters(caller.key, caller.characters_per_minute)
-        if caller.max_sessions is None:
-            return None
-        lease = secrets.token_hex(8)
-        replaced = self._sessions.get(replaces.id) if replaces is not None else None
-        most = caller.max_sessions + (replaced is not None and replaced.lease is not None)
-        try:
-            if not await self.quotas.reserve_session(caller.key, lease, most):
-                raise _sessions_exceeded(caller)
-        except BaseException:  # also when the client disconnects
-            self._release(caller, lease)
-            raise
-        return lease
-
-    def _release(self, caller: Caller, lease: str | None) -> None:
-        if caller.key is not None and lease is not None:
-            self.quotas.release_session(caller.key, lease)
 
     async def convert(self, options: SessionOptions, source: Source) -> Conversion:
         """Open a session that speaks like ``source`` in the voice of ``options``. The caller reads its outputs.
@@ -492,28 +361,27 @@ class SessionHub:
             TTSWorkerError: As ``admit``.
         """
         caller = current_caller()
-        if caller.key is not None and caller.source_seconds_per_minute is not None:
-            await self.quotas.refresh_source(caller.key, caller.source_seconds_per_minute)
-        if (refusal := self._source_refusal(caller)) is not None:
-            self._observer.refused(refusal.code.value, caller.transport)
-            raise refusal
+        await self._caller_quotas.refresh_source(caller)
+        with self._counting_refusals():
+            if (refusal := self._caller_quotas.source_refusal(caller)) is not None:
+                raise refusal
         session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
         enrolment = self._enrolments.get(session.model)
         if enrolment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
-        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
+        return Conversion(session, source, enrolment.speech_tokens, partial(self._caller_quotas.charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         """Choose a voice; another process may have stored it a moment ago."""
         try:
-            return choose_voice(self.voices, _voice_request(options))
+            return choose_voice(self.voices, VoiceRequest.of(options))
         except UnknownVoice:
             if self.library is None:
                 raise
             await self.library.refresh()
-            return choose_voice(self.voices, _voice_request(options))
+            return choose_voice(self.voices, VoiceRequest.of(options))
 
     def _check_accepting(self) -> None:
         if self._draining:
@@ -521,45 +389,32 @@ class SessionHub:
         if not self._engines:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
 
-    def _open(self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None) -> LocalSession:
+    def _open(
+        self, options: SessionOptions, replaces: LocalSession | None, lexicon: Lexicon | None, lease: str | None
+    ) -> LocalSession:
         caller = current_caller()
         caller.require(ApiScope.SPEAK)
         self._check_accepting()
         if options.model is not None and options.model not in self._engines and self.models is not None:
             raise self.models.not_ready_error(options.model)
-        params = self.params(options)
+        params = self._factory.params(options)
         voice = self.voices.get(params.voice)
         engine = self._engine_speaking(voice)
-        delivery = _Delivery.of(options, self.config)
-        make_output = _output_factory(delivery.output_format, delivery.frame_ms, options, self._gains(engine))
-        make_text = self._text_factory(options, lexicon)
-        port = self._port(voice.engine, engine, options.normalise)
+        plan = self._factory.plan(options, params, lexicon)
         if not engine.ready:
             raise NotReady(f"the engine of voice {voice.name} is not ready", retry_after_s=RETRY_AFTER_S)
-        if not delivery.is_paced and (refusal := self._unpaced_refusal(replaces.id if replaces is not None else None)):
-            raise refusal
-        timeouts = self.timeouts(options)
+        if not plan.delivery.is_paced:
+            refusal = self._unpaced_refusal(replaces.id if replaces is not None else None)
+            if refusal is not None:
+                raise refusal
         name = f"{self._session_prefix}-{next(self._session_numbers)}"
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
-        routing = self._routing(options, voice.engine, port)
-        machine_config = _machine_config(self.config, options, delivery, voice)
-        machine = SessionMachine(name, params, make_text, machine_config, make_output, routing.choose)
-        session = LocalSession(
-            machine,
-            routing.port,
-            lead_s=delivery.lead_s,
-            observer=self._observer.session_observer(caller.transport, voice.engine, lambda: machine.params.voice),
-            timeouts=timeouts,
-            hooks=self._hooks,
-            engine_name=voice.engine,
-            read_scheduler=self._read_scheduler,
-            frame_clock=self._frame_clock,
-            output_format=delivery.output_format,
-            traces=self.traces,
-        )
-        session.join_trace(options.traceparent)
-        self._sessions[session.id] = _OpenSession(session, voice.engine, caller, routing.router, routing.engines)
+        observe = partial(self._observer.session_observer, caller.transport)
+        session, router = self._factory.build(name, plan, self._hooks, observe)
+        if lease is None:  # opened without ``admit``
+            lease = self._caller_quotas.hold_session(caller, name)
+        self._sessions[name] = _OpenSession(session, voice.engine, caller, router, lease)
         self._touch(voice.engine)
         return session
 
@@ -580,7 +435,7 @@ class SessionHub:
             opened.caller.key == caller.key and opened.session is not replaces for opened in self._sessions.values()
         )
         if live >= caller.max_sessions:
-            raise _sessions_exceeded(caller)
+            raise sessions_exceeded(caller)
 
     def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
         """Take a slot for the session ``name``: that of ``replaces``, or a free one. Raises OverCapacity."""
@@ -604,7 +459,7 @@ class SessionHub:
             return None
         refusal: TTSWorkerError | None = None
         if not opened.is_conversion:
-            refusal = self._character_refusal(opened.caller)
+            refusal = self._caller_quotas.character_refusal(opened.caller)
         if refusal is None and self.voices.is_deleted(voice := opened.session.params.voice):
             refusal = UnknownVoice(f'the voice "{voice}" was deleted')
         if refusal is None and queued:
@@ -618,34 +473,9 @@ class SessionHub:
         self._observer.refused(refusal.code.value, opened.caller.transport)
         return refusal.info
 
-    def _character_refusal(self, caller: Caller) -> QuotaExceeded | None:
-        if caller.key is None or caller.characters_per_minute is None:
-            return None
-        if (wait_s := self.quotas.character_wait_s(caller.key, caller.characters_per_minute)) == 0:
-            return None
-        return QuotaExceeded(
-            f'the API key "{caller.key}" has exceeded its characters per minute', retry_after_s=round(wait_s + 0.5)
-        )
-
     def _charge_text(self, session: str, chars: int) -> None:
-        if (opened := self._sessions.get(session)) is None:
-            return
-        caller = opened.caller
-        if caller.key is not None and caller.characters_per_minute is not None:
-            self.quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
-
-    def _source_refusal(self, caller: Caller) -> QuotaExceeded | None:
-        if caller.key is None or caller.source_seconds_per_minute is None:
-            return None
-        if (wait_s := self.quotas.source_wait_s(caller.key, caller.source_seconds_per_minute)) == 0:
-            return None
-        return QuotaExceeded(
-            f'the API key "{caller.key}" has exceeded its source audio per minute', retry_after_s=round(wait_s + 0.5)
-        )
-
-    def _charge_source(self, caller: Caller, seconds: float) -> None:
-        if caller.key is not None and caller.source_seconds_per_minute is not None:
-            self.quotas.charge_source(caller.key, caller.source_seconds_per_minute, seconds)
+        if (opened := self._sessions.get(session)) is not None:
+            self._caller_quotas.charge_characters(opened.caller, chars)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())
@@ -663,177 +493,23 @@ class SessionHub:
 
         Raises:
             IllegalCommand: The voice belongs to another engine.
-            TTSWorkerError: The errors of ``params`` and ``timeouts``.
+            TTSWorkerError: An option is invalid (``SessionFactory.params`` and ``timeouts``).
         """
-        params = self.params(options)
+        params = self._factory.params(options)
         if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
             raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
-        session.configure(params, self.timeouts(options))
+        session.configure(params, self._factory.timeouts(options))
         opened = self._sessions.get(session.id)
         if opened is not None and opened.router is not None:
             opened.router.options = options
         session.join_trace(options.traceparent)
 
-    def params(self, options: SessionOptions) -> SynthesisParams:
-        """Validate the options and choose a voice (``models.routing``).
-
-        Raises:
-            UnknownVoice: There is no such voice.
-            UnknownModel: There is no such model.
-            InvalidRequest: The named value is out of range.
-        """
-        voice = choose_voice(self.voices, _voice_request(options))
-        slowest, fastest = voice.info.speed_range
-        if not slowest <= options.speed <= fastest:  # also refuses NaN
-            raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g} for voice {voice.name}")
-        if not 0 <= options.seed < 2**63:
-            raise InvalidRequest("seed must be 0 to 2^63 - 1")
-        return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
-
-    def timeouts(self, options: SessionOptions) -> SessionTimeouts:
-        """Return the checked time limits of ``options``. Raises InvalidRequest."""
-        defaults = self.config.timeouts
-        pause_s = options.pause_timeout_s if options.pause_timeout_s is not None else defaults.pause_s
-        text_idle_s = options.text_idle_timeout_s if options.text_idle_timeout_s is not None else defaults.text_idle_s
-        if not 0 < pause_s <= 3_600:
-            raise InvalidRequest("pause_timeout_s must be above 0 and at most 3600")
-        if not 0 < text_idle_s <= 3_600:
-            raise InvalidRequest("text_idle_timeout_s must be above 0 and at most 3600")
-        flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
-        if not 0 <= flush_after_s <= 60:
-            raise InvalidRequest("flush_after_ms must be 0 to 60000")
-        return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
-
-    def _text_factory(
-        self, options: SessionOptions, session_lexicon: Lexicon | None
-    ) -> Callable[[SynthesisParams], TextPipeline]:
-        defaults = self.config.text
-        lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
-        rewrites = (self.config.normalise if options.normalise is None else options.normalise) is not False
-
-        def make_text(params: SynthesisParams) -> TextPipeline:
-            voice = self.voices.get_in_use(params.voice)
-            if voice.name not in lexicons:
-                levels = [level for level in (self.config.lexicon, voice.lexicon, session_lexicon) if level]
-                lexicons[voice.name] = Lexicon.merged(*levels) if levels else None
-            text = replace(
-                defaults,
-                markdown=defaults.markdown if options.markdown is None else options.markdown,
-                urls=defaults.urls if options.urls is None else options.urls,
-                # A multilingual voice does not tell the language of the text: the English rules apply.
-                language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
-                by_word=voice.info.text_by_word,
-                control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
-                alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
-            )
-            forms = spoken_forms(voice.languages, params.language) if rewrites else None
-            return TextPipeline(text, lexicons[voice.name], forms)
-
-        return make_text
-
-    def _segments(self, params: SynthesisParams, text: str) -> Sequence[Segment]:
-        """The segments of a whole text."""
-        pipeline = self._text_factory(SessionOptions(), None)(params)
-        return [*pipeline.feed(text), *pipeline.end()]
-
-    def _routing(self, options: SessionOptions, engine: str, port: CommandPort) -> _Routing:
-        """Return the routing of a session whose voice belongs to ``engine``, behind ``port``."""
-        if not self.config.route_by_language:
-            return _Routing(port)
-        router = LanguageRouter(self.voices, options, self._is_ready)
-        engines: set[str] = set()
-        most_utterances = self.config.max_queued_utterances + 2
-        return _Routing(
-            RoutingPort(port, self._other_port(engine, options), most_utterances),
-            router,
-            self._route(router, engine, engines),
-            engines,
-        )
-
-    def _route(
-        self, router: LanguageRouter, engine: str, routed_engines: set[str]
-    ) -> Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]]:
-        """Return what chooses the voice of an utterance by its first text.
-
-        Args:
-            router: Chooses it.
-            engine: The engine of the session.
-            routed_engines: The engines of voices on others are added to this set.
-        """
-
-        def route(params: SynthesisParams, text: str | bytes) -> tuple[SynthesisParams, Alignment]:
-            voice = router.choose(params, text)
-            if voice is None:
-                return params, self.voices.get_in_use(params.voice).info.alignment
-            if voice.engine != engine:
-                routed_engines.add(voice.engine)
-                self._touch(voice.engine)
-            return replace(params, voice=voice.name), voice.info.alignment
-
-        return route
-
-    def _is_ready(self, engine: str) -> bool:
-        return engine in self._engines and self._engines[engine].ready
-
-    def _other_port(self, engine: str, options: SessionOptions) -> Callable[[str], CommandPort | None]:
-        """Return what finds the port of a voice on another engine than a session's."""
-        ports: dict[str, tuple[EnginePort, CommandPort]] = {}
-
-        def port_of(voice: str) -> CommandPort | None:
-            name = self.voices.get_in_use(voice).engine
-            other = self._engines.get(name)
-            if name == engine or other is None:
-                return None
-            if name not in ports or ports[name][0] is not other:
-                ports[name] = other, self._port(name, other, options.normalise)
-            return ports[name][1]
-
-        return port_of
-
-    def _gains(self, engine: EnginePort) -> Callable[[str], float] | None:
-        """Return what tells the gains of the voices of a session on an engine; None if their level stays as it is."""
-        loudness = self._loudness
-        if loudness is None or engine.info.test_signal:
-            return None
-        engines: dict[str, str] = {}  # by voice
-
-        def gain(voice: str) -> float:
-            if voice not in engines:
-                engines[voice] = self.voices.get_in_use(voice).engine
-            return loudness.gain(engines[voice], voice)
-
-        return gain
-
-    def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
-        """The port to an engine, through text normalization if requested. Raises InvalidRequest, MissingExtra."""
-        enabled = self.config.normalise if requested is None else requested
-        normalizer = self.config.normalizer
-        if normalizer is None and enabled:
-            if self.config.normalise is False:
-                raise InvalidRequest("text normalization is disabled (setting text.normalise)")
-            raise MissingExtra("text normalization", "normalise")
-        port: CommandPort = engine
-        if self._loudness is not None and not engine.info.test_signal:
-            port = LoudnessPort(name, engine, self._loudness)
-        if enabled is False or (normalizer is None and not engine.info.front_end):
-            return port
-
-        def detector_of(params: SynthesisParams) -> LanguageDetector | FrontEnd | None:
-            voice = self.voices.get_in_use(params.voice)
-            if voice.info.front_end:
-                return FrontEnd(voice.languages, params.language)
-            if enabled is None and voice.info.reads_numbers:
-                return None
-            return LanguageDetector(voice.languages, params.language)
-
-        return NormalizingPort(port, normalizer, detector_of)
-
     def _on_closed(self, session: str) -> None:
         opened = self._sessions.pop(session, None)
         self.slots.close(session)
         if opened is not None:
-            self._release(opened.caller, opened.lease)
-            for engine in (*opened.routed_engines, opened.engine):
+            self._caller_quotas.release_session(opened.caller, opened.lease)
+            for engine in opened.engines:
                 self._touch(engine)
         if not self._sessions:
             self._all_closed.set()
@@ -930,55 +606,6 @@ class SessionHub:
         return bool(self._sessions)
 
 
-def _sessions_exceeded(caller: Caller) -> QuotaExceeded:
-    return QuotaExceeded(
-        f'the API key "{caller.key}" has all of its {caller.max_sessions} sessions open', retry_after_s=RETRY_AFTER_S
-    )
-
-
 def _first(names: Iterable[str], requested: str | None) -> str | None:
     """The requested name if it is among ``names``; without one the first of them."""
     return next((name for name in names if requested in (None, name)), None)
-
-
-def _voice_request(options: SessionOptions) -> VoiceRequest:
-    return VoiceRequest(options.voice, options.language, options.model, options.needs)
-
-
-def _machine_config(config: HubConfig, options: SessionOptions, delivery: _Delivery, voice: Voice) -> MachineConfig:
-    window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
-    return MachineConfig(
-        window_samples=window_samples,
-        large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
-        frame_samples=None if options.raw_chunks else delivery.output_format.frame_samples(delivery.frame_ms),
-        max_text_chars=config.max_utterance_chars,
-        max_queued_utterances=config.max_queued_utterances,
-        read_chars=_READ_CHARS,
-        paced=delivery.is_paced,
-        buffered=options.buffered and delivery.lead_s is None,
-        reports_playback=options.reports_playback,
-        alignment=voice.info.alignment,
-    )
-
-
-def _output_factory(
-    output_format: OutputFormat, frame_ms: int, options: SessionOptions, gain: Callable[[str], float] | None
-) -> Callable[[SynthesisParams], OutputStage] | None:
-    """Return what builds the output stage of an utterance; None if the engine's audio is sent as it is.
-
-    Raises:
-        InvalidRequest: The encoding does not fit the other options.
-        MissingExtra: The library of the encoding is not installed.
-    """
-    if output_format.is_native and gain is None:
-        return None
-    if output_format.encoding is Encoding.WAV and options.realtime and not options.raw_chunks:
-        raise InvalidRequest("encoding wav is for downloads: set realtime to false")
-    if output_format.encoding is Encoding.OPUS:
-        if options.raw_chunks:
-            raise InvalidRequest("encoding opus needs frames: set raw_chunks to false")
-        output_format.frame_samples(frame_ms)
-        OutputStage(output_format, frame_ms)  # fails now rather than in the first utterance
-    if gain is None:
-        return lambda params: OutputStage(output_format, frame_ms)
-    return lambda params: OutputStage(output_format, frame_ms, lambda: gain(params.voice))

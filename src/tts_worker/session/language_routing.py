@@ -6,11 +6,12 @@ Only where the client names neither a voice nor a language. The first text of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tts_worker.models.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.language import is_written_in_latin, language_of
-from tts_worker.types import Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
+from tts_worker.types import Alignment, Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
 from tts_worker.voices import Voice, VoiceCatalog
 
 _DETECTED_CHARS = 400
@@ -25,15 +26,45 @@ class LanguageRouter:
     Args:
         voices: The voice catalog.
         options: Options of the session; replace them when the session is configured.
+        engine: The engine of the session.
         is_ready: Whether the engine of this name can speak now.
+        on_routed: Called with the name of another engine to which an utterance is routed.
+
+    Attributes:
+        engines: Other engines to which utterances were routed.
     """
 
-    def __init__(self, voices: VoiceCatalog, options: SessionOptions, is_ready: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        voices: VoiceCatalog,
+        options: SessionOptions,
+        engine: str,
+        is_ready: Callable[[str], bool],
+        on_routed: Callable[[str], None],
+    ) -> None:
         self.options = options
+        self.engines: set[str] = set()
         self._voices = voices
+        self._engine = engine
         self._is_ready = is_ready
+        self._on_routed = on_routed
 
-    def choose(self, params: SynthesisParams, text: str | bytes) -> Voice | None:
+    def route(self, params: SynthesisParams, text: str | bytes) -> tuple[SynthesisParams, Alignment]:
+        """Return the parameters of an utterance that begins with ``text``, and the alignment of its engine.
+
+        Args:
+            params: Those of the session.
+            text: The first text.
+        """
+        voice = self._choose(params, text)
+        if voice is None:
+            return params, self._voices.get_in_use(params.voice).info.alignment
+        if voice.engine != self._engine:
+            self.engines.add(voice.engine)
+            self._on_routed(voice.engine)
+        return replace(params, voice=voice.name), voice.info.alignment
+
+    def _choose(self, params: SynthesisParams, text: str | bytes) -> Voice | None:
         """Return the voice for an utterance that begins with ``text``; None keeps that of ``params``."""
         options = self.options
         if options.voice is not None or options.language is not None:

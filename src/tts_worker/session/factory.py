@@ -1,0 +1,398 @@
+"""Turns the options of a session into a session: checks them, and connects text, engine and output.
+
+Admission is the task of ``session.hub``, which asks for a ``SessionPlan`` before it takes a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tts_worker.audio.output import OutputFormat, OutputStage
+from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.models.routing import VoiceRequest, choose_voice
+from tts_worker.session.engine_port import CommandPort, EnginePort
+from tts_worker.session.frame_clock import FrameClock
+from tts_worker.session.language_routing import LanguageRouter, RoutingPort
+from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
+from tts_worker.session.machine import MachineConfig, SessionMachine
+from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
+from tts_worker.session.reading import ReadScheduler
+from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
+from tts_worker.session.traces import UtteranceTraces
+from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
+from tts_worker.text.front_end import FrontEnd
+from tts_worker.text.language import LanguageDetector
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.spoken_forms import spoken_forms
+from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, SynthesisParams
+from tts_worker.voices import Voice, VoiceCatalog
+
+_CREDITS_PER_WINDOW = 5
+"""Portions in which the credit of a window is returned while the engine is well ahead of the client."""
+
+_READ_CHARS = 16
+"""Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """Defaults and bounds of all sessions, and what they share. See ``settings.SessionSettings``.
+
+    Milliseconds, characters and LUFS. ``traces`` exports ended utterances; None exports none.
+    """
+
+    max_sessions: int = 64
+    max_open_sessions: int = 1_024
+    slot_idle_s: float = 2.0
+    end_idle_s: float = 60.0
+    lead_ms: float = 40.0
+    window_ms: float = 1_500.0
+    frame_ms: int = 20
+    max_utterance_chars: int = 200_000
+    max_queued_utterances: int = 16
+    timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
+    loudness_lufs: float | None = None
+    text: TextOptions = field(default_factory=TextOptions)
+    lexicon: Lexicon = field(default_factory=Lexicon)
+    normalise: bool | None = None
+    normalizer: SegmentNormalizer | None = None
+    route_by_language: bool = True
+    traces: UtteranceTraces | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the audio of a session is sent.
+
+    Attributes:
+        output_format: Rate and encoding.
+        frame_ms: Duration of a frame.
+        lead_s: Playout lead of the worker's pacing; None where the worker does not pace.
+        is_paced: Whether audio is taken at playback pace, by the worker's clock or by that of the client.
+    """
+
+    output_format: OutputFormat
+    frame_ms: int
+    lead_s: float | None
+    is_paced: bool
+
+    @classmethod
+    def of(cls, options: SessionOptions, config: HubConfig) -> Delivery:
+        """Return how the audio of a session with these options is sent. Raises InvalidRequest."""
+        frame_ms = options.frame_ms if options.frame_ms is not None else config.frame_ms
+        if not 5 <= frame_ms <= 200:
+            raise InvalidRequest("frame_ms must be 5 to 200")
+        lead_ms = options.lead_ms if options.lead_ms is not None else config.lead_ms
+        if not 0 <= lead_ms <= 10_000:
+            raise InvalidRequest("lead_ms must be 0 to 10000")
+        lead_s = None
+        if options.realtime and not options.raw_chunks:
+            # A lead below 1.5 frames would leave no time between two frames.
+            lead_s = max(lead_ms, 1.5 * frame_ms) / 1000
+        is_paced = lead_s is not None or options.own_clock or options.buffered
+        return cls(OutputFormat.of(options.sample_rate, options.encoding), frame_ms, lead_s, is_paced)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """A session that can be built: its options are valid, and its engine can take its commands.
+
+    Attributes:
+        options: The options.
+        params: Parameters of its first utterances.
+        voice: Their voice.
+        delivery: How its audio is sent.
+        timeouts: Its time limits.
+        port: Carries commands to the engine of ``voice``, with text normalization and loudness on the way.
+        make_text: Builds the text pipeline of an utterance.
+        make_output: Builds the output stage of an utterance; None sends the audio of the engine as it is.
+    """
+
+    options: SessionOptions
+    params: SynthesisParams
+    voice: Voice
+    delivery: Delivery
+    timeouts: SessionTimeouts
+    port: CommandPort
+    make_text: Callable[[SynthesisParams], TextPipeline]
+    make_output: Callable[[SynthesisParams], OutputStage] | None
+
+
+class SessionFactory:
+    """Plans and builds the sessions of a worker.
+
+    Args:
+        voices: The voice catalog.
+        config: Defaults and bounds.
+        engines: The running engines by name; grows and shrinks with them.
+        on_routed: Called with the name of another engine than a session's, to which an utterance is routed.
+
+    Attributes:
+        loudness: Brings all voices to one loudness; None leaves their levels as they are.
+    """
+
+    def __init__(
+        self,
+        voices: VoiceCatalog,
+        config: HubConfig,
+        engines: Mapping[str, EnginePort],
+        on_routed: Callable[[str], None],
+    ) -> None:
+        self._voices = voices
+        self._config = config
+        self._engines = engines
+        self._on_routed = on_routed
+        loop = asyncio.get_running_loop()
+        self._read_scheduler = ReadScheduler(loop)
+        self._frame_clock = FrameClock(loop)
+        self.loudness = None if config.loudness_lufs is None else VoiceLoudness(config.loudness_lufs, self._segments)
+
+    # -- options ------------------------------------------------------------------------------------------------------
+
+    def plan(self, options: SessionOptions, params: SynthesisParams, lexicon: Lexicon | None) -> SessionPlan:
+        """Check ``options`` and return what a session with them consists of. It holds nothing.
+
+        Args:
+            options: The options.
+            params: The result of ``params`` for them; the engine of its voice is running.
+            lexicon: The lexicon of the session.
+
+        Raises:
+            InvalidRequest: A value is out of range.
+            MissingExtra: Text normalization or the encoding needs a library that is not installed.
+        """
+        voice = self._voices.get(params.voice)
+        engine = self._engines[voice.engine]
+        delivery = Delivery.of(options, self._config)
+        make_output = _output_factory(delivery, options, self._gains(engine))
+        make_text = self._text_factory(options, lexicon)
+        port = self._port(voice.engine, engine, options.normalise)
+        timeouts = self.timeouts(options)
+        return SessionPlan(options, params, voice, delivery, timeouts, port, make_text, make_output)
+
+    def params(self, options: SessionOptions) -> SynthesisParams:
+        """Validate the options and choose a voice (``models.routing``).
+
+        Raises:
+            UnknownVoice: There is no such voice.
+            UnknownModel: There is no such model.
+            InvalidRequest: The named value is out of range.
+        """
+        voice = choose_voice(self._voices, VoiceRequest.of(options))
+        slowest, fastest = voice.info.speed_range
+        if not slowest <= options.speed <= fastest:  # also refuses NaN
+            raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g} for voice {voice.name}")
+        if not 0 <= options.seed < 2**63:
+            raise InvalidRequest("seed must be 0 to 2^63 - 1")
+        return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
+
+    def timeouts(self, options: SessionOptions) -> SessionTimeouts:
+        """Return the checked time limits of ``options``. Raises InvalidRequest."""
+        defaults = self._config.timeouts
+        pause_s = options.pause_timeout_s if options.pause_timeout_s is not None else defaults.pause_s
+        text_idle_s = options.text_idle_timeout_s if options.text_idle_timeout_s is not None else defaults.text_idle_s
+        if not 0 < pause_s <= 3_600:
+            raise InvalidRequest("pause_timeout_s must be above 0 and at most 3600")
+        if not 0 < text_idle_s <= 3_600:
+            raise InvalidRequest("text_idle_timeout_s must be above 0 and at most 3600")
+        flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
+        if not 0 <= flush_after_s <= 60:
+            raise InvalidRequest("flush_after_ms must be 0 to 60000")
+        return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        name: str,
+        plan: SessionPlan,
+        hooks: SessionHooks,
+        observe: Callable[[str, Callable[[], str]], SessionObserver],
+    ) -> tuple[LocalSession, LanguageRouter | None]:
+        """Build a session.
+
+        Args:
+            name: Its id.
+            plan: What it consists of.
+            hooks: What it asks and tells the hub.
+            observe: Returns the observer of a session on an engine, by what returns its current voice.
+
+        Returns:
+            The session, and what chooses the voices of its utterances; None if all have the voice of the session.
+        """
+        engine = plan.voice.engine
+        port = plan.port
+        router = None
+        if self._config.route_by_language:
+            router = LanguageRouter(self._voices, plan.options, engine, self._is_ready, self._on_routed)
+            port = RoutingPort(port, self._other_port(plan), self._config.max_queued_utterances + 2)
+        machine = SessionMachine(
+            name,
+            plan.params,
+            plan.make_text,
+            self._machine_config(plan),
+            plan.make_output,
+            None if router is None else router.route,
+        )
+        session = LocalSession(
+            machine,
+            port,
+            lead_s=plan.delivery.lead_s,
+            observer=observe(engine, lambda: machine.params.voice),
+            timeouts=plan.timeouts,
+            hooks=hooks,
+            engine_name=engine,
+            read_scheduler=self._read_scheduler,
+            frame_clock=self._frame_clock,
+            output_format=plan.delivery.output_format,
+            traces=self._config.traces,
+        )
+        session.join_trace(plan.options.traceparent)
+        return session, router
+
+    def _machine_config(self, plan: SessionPlan) -> MachineConfig:
+        config = self._config
+        options = plan.options
+        delivery = plan.delivery
+        window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
+        return MachineConfig(
+            window_samples=window_samples,
+            large_credit_samples=window_samples // _CREDITS_PER_WINDOW,
+            frame_samples=None if options.raw_chunks else delivery.output_format.frame_samples(delivery.frame_ms),
+            max_text_chars=config.max_utterance_chars,
+            max_queued_utterances=config.max_queued_utterances,
+            read_chars=_READ_CHARS,
+            paced=delivery.is_paced,
+            buffered=options.buffered and delivery.lead_s is None,
+            reports_playback=options.reports_playback,
+            alignment=plan.voice.info.alignment,
+        )
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def _text_factory(
+        self, options: SessionOptions, session_lexicon: Lexicon | None
+    ) -> Callable[[SynthesisParams], TextPipeline]:
+        """Return what builds the text pipeline of an utterance."""
+        defaults = self._config.text
+        lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
+        rewrites = (self._config.normalise if options.normalise is None else options.normalise) is not False
+
+        def make_text(params: SynthesisParams) -> TextPipeline:
+            voice = self._voices.get_in_use(params.voice)
+            if voice.name not in lexicons:
+                levels = [level for level in (self._config.lexicon, voice.lexicon, session_lexicon) if level]
+                lexicons[voice.name] = Lexicon.merged(*levels) if levels else None
+            text = replace(
+                defaults,
+                markdown=defaults.markdown if options.markdown is None else options.markdown,
+                urls=defaults.urls if options.urls is None else options.urls,
+                # A multilingual voice does not tell the language of the text: the English rules apply.
+                language=params.language or (voice.languages[0] if len(voice.languages) == 1 else None),
+                by_word=voice.info.text_by_word,
+                control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
+                alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
+            )
+            forms = spoken_forms(voice.languages, params.language) if rewrites else None
+            return TextPipeline(text, lexicons[voice.name], forms)
+
+        return make_text
+
+    def _segments(self, params: SynthesisParams, text: str) -> Sequence[Segment]:
+        """Return the segments of a whole text."""
+        pipeline = self._text_factory(SessionOptions(), None)(params)
+        return [*pipeline.feed(text), *pipeline.end()]
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+
+    def _is_ready(self, engine: str) -> bool:
+        return engine in self._engines and self._engines[engine].ready
+
+    def _other_port(self, plan: SessionPlan) -> Callable[[str], CommandPort | None]:
+        """Return what finds the port of a voice on another engine than that of ``plan``."""
+        ports: dict[str, tuple[EnginePort, CommandPort]] = {}
+
+        def port_of(voice: str) -> CommandPort | None:
+            name = self._voices.get_in_use(voice).engine
+            other = self._engines.get(name)
+            if name == plan.voice.engine or other is None:
+                return None
+            if name not in ports or ports[name][0] is not other:
+                ports[name] = other, self._port(name, other, plan.options.normalise)
+            return ports[name][1]
+
+        return port_of
+
+    def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
+        """Return the port to an engine, through text normalization if requested. Raises InvalidRequest, MissingExtra.
+
+        Args:
+            name: Name of the engine.
+            engine: The engine.
+            requested: Whether the client wants text normalization; None leaves it to the settings and the engine.
+        """
+        enabled = self._config.normalise if requested is None else requested
+        normalizer = self._config.normalizer
+        if normalizer is None and enabled:
+            if self._config.normalise is False:
+                raise InvalidRequest("text normalization is disabled (setting text.normalise)")
+            raise MissingExtra("text normalization", "normalise")
+        port: CommandPort = engine
+        if self.loudness is not None and not engine.info.test_signal:
+            port = LoudnessPort(name, engine, self.loudness)
+        if enabled is False or (normalizer is None and not engine.info.front_end):
+            return port
+
+        def detector_of(params: SynthesisParams) -> LanguageDetector | FrontEnd | None:
+            voice = self._voices.get_in_use(params.voice)
+            if voice.info.front_end:
+                return FrontEnd(voice.languages, params.language)
+            if enabled is None and voice.info.reads_numbers:
+                return None
+            return LanguageDetector(voice.languages, params.language)
+
+        return NormalizingPort(port, normalizer, detector_of)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def _gains(self, engine: EnginePort) -> Callable[[str], float] | None:
+        """Return what tells the gains of the voices of a session on an engine; None if their level stays as it is."""
+        loudness = self.loudness
+        if loudness is None or engine.info.test_signal:
+            return None
+        engines: dict[str, str] = {}  # by voice
+
+        def gain(voice: str) -> float:
+            if voice not in engines:
+                engines[voice] = self._voices.get_in_use(voice).engine
+            return loudness.gain(engines[voice], voice)
+
+        return gain
+
+
+def _output_factory(
+    delivery: Delivery, options: SessionOptions, gain: Callable[[str], float] | None
+) -> Callable[[SynthesisParams], OutputStage] | None:
+    """Return what builds the output stage of an utterance; None if the engine's audio is sent as it is.
+
+    Raises:
+        InvalidRequest: The encoding does not fit the other options.
+        MissingExtra: The library of the encoding is not installed.
+    """
+    output_format = delivery.output_format
+    frame_ms = delivery.frame_ms
+    if output_format.is_native and gain is None:
+        return None
+    if output_format.encoding is Encoding.WAV and options.realtime and not options.raw_chunks:
+        raise InvalidRequest("encoding wav is for downloads: set realtime to false")
+    if output_format.encoding is Encoding.OPUS:
+        if options.raw_chunks:
+            raise InvalidRequest("encoding opus needs frames: set raw_chunks to false")
+        output_format.frame_samples(frame_ms)
+        OutputStage(output_format, frame_ms)  # fails now rather than in the first utterance
+    if gain is None:
+        return lambda params: OutputStage(output_format, frame_ms)
+    return lambda params: OutputStage(output_format, frame_ms, lambda: gain(params.voice))
