@@ -445,17 +445,20 @@ async def test_invalid_messages_are_rejected_and_the_session_lives() -> None:
         start = pb.ConverseRequest.Start(protocol_version=1, voicing=voicing)
         await call.write(pb.ConverseRequest(start=start))
         await call.read()
-        for message in (
-            pb.ConverseRequest(),
-            pb.ConverseRequest(start=start),
-            pb.ConverseRequest(say=pb.ConverseRequest.Say(text="no context")),
-            pb.ConverseRequest(configure=pb.ConverseRequest.Voicing(speed=77.0)),
+        for message, command, context in (
+            (pb.ConverseRequest(), "", ""),
+            (pb.ConverseRequest(start=start), "start", ""),
+            (pb.ConverseRequest(say=pb.ConverseRequest.Say(text="no context")), "text", ""),
+            (pb.ConverseRequest(end=pb.ConverseRequest.EndText(context="x" * 129)), "end", ""),
+            (pb.ConverseRequest(configure=pb.ConverseRequest.Voicing(speed=77.0)), "configure", ""),
         ):
             await call.write(message)
-            assert (await call.read()).WhichOneof("message") == "rejected"
+            response = await call.read()
+            assert response.WhichOneof("message") == "rejected"
+            assert (response.rejected.command, response.rejected.context) == (command, context)
         await call.write(pb.ConverseRequest(say=pb.ConverseRequest.Say(context="a", text="Hi.")))
         assert (await call.read()).started.context == "a"
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match="seed"):
             await client.open(SessionOptions(seed=2**70))
 
 

@@ -19,6 +19,7 @@ from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,
     FlushMessage,
+    InvalidMessage,
     PauseMessage,
     PingMessage,
     PlayedMessage,
@@ -140,8 +141,23 @@ class Dialogue(Generic[_S]):
             self.handle(message)
         except SendTimeout:
             raise
+        except InvalidMessage as error:
+            self.reject(error, error.command, error.context)
         except TTSWorkerError as error:
-            self._reply(RejectedMessage.of(error.info, command, context))
+            self.reject(error, command, context)
+
+    def reject(self, error: TTSWorkerError, command: str | None, context: str | None = None) -> None:
+        """Answer a message by ``rejected``.
+
+        Args:
+            error: Why.
+            command: Type of the message, if it is known.
+            context: The client's name for its utterance.
+
+        Raises:
+            SendTimeout: Too many replies are unread.
+        """
+        self._reply(RejectedMessage.of(error.info, command, context))
 
     def handle(self, message: ClientMessage) -> None:
         """Handle a message. Raises TTSWorkerError if it is not allowed; then nothing has changed."""

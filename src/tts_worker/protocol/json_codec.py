@@ -54,7 +54,7 @@ def dumps(value: object) -> str:
 
 
 def parse_client_message(raw: str | bytes) -> ClientMessage:
-    """Parse a client's message. Raises InvalidRequest."""
+    """Parse a client's message. Raises InvalidRequest, or InvalidMessage if the type of the message is known."""
     if isinstance(raw, bytes):
         raise InvalidRequest("binary messages are not supported: send JSON text")
     data = parse_object(raw, "message")

@@ -84,16 +84,39 @@ class Message(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
         return str(cls.__struct_config__.tag)
 
 
+class InvalidMessage(InvalidRequest):
+    """A message has an invalid field.
+
+    Attributes:
+        command: Type of the message.
+        context: The client's name for its utterance, if it has one.
+    """
+
+    def __init__(self, message: str, command: str, context: str | None = None) -> None:
+        super().__init__(message)
+        self.command = command
+        self.context = context
+
+
 def convert(fields: dict[str, Any], kind: type[_M], *, strict: bool = True) -> _M:
     """Validate the fields of a message.
 
     Raises:
-        InvalidRequest: Names the invalid field, never its value.
+        InvalidMessage: Names the invalid field, never its value.
     """
     try:
         return msgspec.convert({"type": kind.type_name(), **fields}, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(explain(error, kind, strict=strict)) from None
+        context = _context(fields) if "context" in kind.__struct_fields__ else None
+        raise InvalidMessage(explain(error, kind, strict=strict), kind.type_name(), context) from None
+
+
+def _context(fields: dict[str, Any]) -> str | None:
+    """The client's name for the utterance of a message that is invalid; None if the name is invalid, too."""
+    try:
+        return msgspec.convert(fields.get("context"), Name | None)
+    except msgspec.ValidationError:
+        return None
 
 
 def explain(error: Exception, kind: type[Message], *, strict: bool = True) -> str:

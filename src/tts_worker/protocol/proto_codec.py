@@ -20,6 +20,7 @@ from tts_worker.protocol.messages import (
     ControlMessage,
     EndMessage,
     FlushMessage,
+    InvalidMessage,
     NothingStoppedMessage,
     PausedMessage,
     PauseMessage,
@@ -88,19 +89,20 @@ def encode_client_message(message: ClientMessage) -> pb.ConverseRequest:
     request = pb.ConverseRequest()
     part = getattr(request, name)
     part.SetInParent()
-    try:
-        _fill(part, message, fields)
-        if isinstance(message, StartMessage):
-            part.protocol_version = PROTOCOL_VERSION
-            part.lexicon_json = "" if message.lexicon is None else json.dumps(message.lexicon)
-            _fill(part.voicing, message, VOICE_FIELDS)
-    except (ValueError, TypeError):
-        raise InvalidRequest("an option has a type or value that does not fit its protobuf field") from None
+    _fill(part, message, fields)
+    if isinstance(message, StartMessage):
+        part.protocol_version = PROTOCOL_VERSION
+        _fill(part.voicing, message, VOICE_FIELDS)
+        if message.lexicon is not None:
+            try:
+                part.lexicon_json = json.dumps(message.lexicon)
+            except (ValueError, TypeError, RecursionError):
+                raise InvalidRequest("lexicon has a value that JSON cannot express") from None
     return request
 
 
 def parse_client_message(request: pb.ConverseRequest) -> ClientMessage:
-    """Parse a client's message. Raises InvalidRequest."""
+    """Parse a client's message. Raises InvalidRequest, or InvalidMessage if the type of the message is known."""
     name = request.WhichOneof("message")
     if name not in _CLIENT_MESSAGES:
         raise InvalidRequest("unknown message type in this version of the protocol")
@@ -110,7 +112,7 @@ def parse_client_message(request: pb.ConverseRequest) -> ClientMessage:
     if isinstance(part, pb.ConverseRequest.Start):
         fields |= _start_fields(part)
     elif "context" in names and "context" not in fields:
-        raise InvalidRequest("context must have 1 to 128 characters")
+        raise InvalidMessage("context must have 1 to 128 characters", kind.type_name())
     if "reason" in fields:
         fields["reason"] = fields["reason"][:64]
     for position in {"played_samples", "samples"} & fields.keys():
@@ -131,13 +133,16 @@ def _start_fields(start: pb.ConverseRequest.Start) -> dict[str, Any]:
 
 
 def _fill(part: Any, message: Any, names: Iterable[str]) -> None:
-    """Set the fields that are not None."""
+    """Set the fields that are not None. Raises InvalidRequest for a value that does not fit its field."""
     for name in names:
         value = getattr(message, name)
-        if isinstance(value, tuple):
-            getattr(part, name).extend(value)
-        elif value is not None:
-            setattr(part, name, value)
+        try:
+            if isinstance(value, tuple):
+                getattr(part, name).extend(value)
+            elif value is not None:
+                setattr(part, name, value)
+        except (ValueError, TypeError):
+            raise InvalidRequest(f"{name} has a type or value that does not fit its protobuf field") from None
 
 
 def _present(part: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -172,7 +177,7 @@ def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = 
             response.acknowledged.command = command
             _fill(response.acknowledged, message, ("applied", "position_samples"))
         case RejectedMessage():
-            _fill(response.rejected, message, ("context",))
+            _fill(response.rejected, message, ("command", "context"))
             response.rejected.error.CopyFrom(encode_error(message.error))
         case ReadyMessage():
             response.ready.protocol_version = message.protocol
@@ -204,7 +209,8 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
             kind = _ACKNOWLEDGEMENTS.get(response.acknowledged.command)
             message = None if kind is None else kind(**fields)
         case "rejected":
-            message = RejectedMessage.of(parse_error(response.rejected.error), context=response.rejected.context)
+            rejected = response.rejected
+            message = RejectedMessage.of(parse_error(rejected.error), rejected.command or None, rejected.context)
         case "ready":
             ready = response.ready
             values = {name: getattr(ready, name) for name in _READY if getattr(ready, name) or name != "format"}

@@ -505,12 +505,14 @@ class ConverseResponse(_message.Message):
         error: Error
         def __init__(self, context: _Optional[str] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
     class Rejected(_message.Message):
-        __slots__ = ("context", "error")
+        __slots__ = ("context", "error", "command")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
         ERROR_FIELD_NUMBER: _ClassVar[int]
+        COMMAND_FIELD_NUMBER: _ClassVar[int]
         context: str
         error: Error
-        def __init__(self, context: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+        command: str
+        def __init__(self, context: _Optional[str] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., command: _Optional[str] = ...) -> None: ...
     READY_FIELD_NUMBER: _ClassVar[int]
     PCM_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]

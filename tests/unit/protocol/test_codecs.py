@@ -109,7 +109,7 @@ worker_messages = st.one_of(
     st.builds(ResumedMessage, applied=flags, position_samples=samples),
     st.builds(NothingStoppedMessage, applied=st.just(False), position_samples=samples),
     reports,
-    st.builds(lambda error, context: RejectedMessage.of(error, context=context), errors, names),
+    st.builds(RejectedMessage.of, errors, st.none() | names, names),
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes.dialogue import DialogueWorker
 from tts_worker.errors import SendTimeout
+from tts_worker.protocol.json_codec import parse_client_message
 from tts_worker.protocol.messages import (
     CloseMessage,
     ConfigureMessage,
@@ -115,6 +116,27 @@ def test_rejected_start_changes_nothing() -> None:
     assert (rejected.command, rejected.code) == ("start", "illegal_command")
     worker.receive(TextMessage(text="one ", end=True))
     assert [m for m in worker.settle() if isinstance(m, DoneMessage)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "command", "context", "field"),
+    [
+        ('{"type": "stop", "played_samples": 1.5}', "stop", None, "played_samples"),
+        ('{"type": "text", "text": 5, "context": "a"}', "text", "a", "text"),
+        ('{"type": "end", "context": 5}', "end", None, "context"),
+        ('{"type": "start", "speed": "fast", "context": "a"}', "start", None, "speed"),
+        ('{"type": "sing"}', None, None, "type"),
+    ],
+)
+def test_rejected_names_the_message_of_an_invalid_field(
+    raw: str, command: str | None, context: str | None, field: str
+) -> None:
+    worker = DialogueWorker()
+    worker.dialogue.receive(raw, parse_client_message)
+    (rejected,) = worker.settle()
+    assert isinstance(rejected, RejectedMessage)
+    assert (rejected.command, rejected.context) == (command, context)
+    assert field in rejected.message
 
 
 def test_configure_keeps_the_session() -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from tts_worker.errors import Draining, IllegalCommand, InvalidRequest, TTSWorkerError
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.dialogue import Dialogue
-from tts_worker.protocol.messages import ChunkMessage, ClientMessage, ReportMessage, StartMessage
+from tts_worker.protocol.messages import ChunkMessage, ReportMessage, StartMessage
 from tts_worker.protocol.proto_codec import encode_worker_message, parse_client_message
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
@@ -138,7 +138,10 @@ class ConverseCall:
         """
         self._rate.count(request.ByteSize(), self._loop.time())
         if self.session.state is not State.CLOSED:
-            self._dialogue.receive(request, _parse)
+            if request.WhichOneof("message") == "start":
+                self._dialogue.reject(IllegalCommand("the conversation has started already: use configure"), "start")
+            else:
+                self._dialogue.receive(request, parse_client_message)
 
     def fail(self, error: TTSWorkerError) -> None:
         """End the call with ``error``; unread replies are dropped."""
@@ -155,10 +158,3 @@ class ConverseCall:
         """End the session unless it is speaking or paused."""
         if self.session.state is State.IDLE:
             self.session.close("drain")
-
-
-def _parse(request: pb.ConverseRequest) -> ClientMessage:
-    """Parse a message after the first one."""
-    if request.WhichOneof("message") == "start":
-        raise IllegalCommand("the conversation has started already: use configure")
-    return parse_client_message(request)
