@@ -125,10 +125,11 @@ def test_say_speaks_a_pipe_while_text_arrives() -> None:
     ("command", "code", "message", "left"),
     [
         (["config", "init", "out.yaml"], 2, "out.yaml cannot be written: File too large", set()),
-        (["say", "Hello there.", "--out", "out.wav", *TONE], 1, "cannot be written: File too large", {"out.wav"}),
+        (["say", "Hello there.", "--out", "out.wav", *TONE], 2, "cannot write out.wav: File too large", {"out.wav"}),
+        (["say", "Hello there.", "--out", "out.mp3", *TONE], 2, "cannot write out.mp3: File too large", {"out.mp3"}),
         (["completion", "bash"], 1, "cannot be written: No space left on device", set()),
     ],
-    ids=["config", "wav", "stdout"],
+    ids=["config", "wav", "mp3", "stdout"],
 )
 def test_full_disk_is_an_error_without_traceback(
     command: list[str], code: int, message: str, left: set[str], tmp_path: Path

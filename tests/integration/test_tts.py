@@ -23,9 +23,11 @@ import tts_worker
 import tts_worker.client.tts
 from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
+from tts_worker.client.batches import BatchText
+from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
-from tts_worker.types import Outcome, Receipt
+from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"
 
@@ -226,13 +228,61 @@ def test_blocked_texts_do_not_delay_others(tts: TTS) -> None:
         (7, {}, InvalidRequest),
         ("Hello.", {"voice": "absent"}, UnknownVoice),
         ("Hello.", {"sample_rate": 1}, InvalidRequest),
+        ("Hello.", {"sample_rate": 11_025}, InvalidRequest),
+        ("Hello.", {"speed": "fast"}, InvalidRequest),
+        ("Hello.", {"speed": float("nan")}, InvalidRequest),
+        ("Hello.", {"seed": 1.5}, InvalidRequest),
+        ("Hello.", {"voice": 7}, InvalidRequest),
+        ("Hello.", {"lexicon": ["word"]}, InvalidRequest),
+        ("Hello.", {"flush_after_ms": "400"}, InvalidRequest),
+        ("Hello.", {"realtime": "yes"}, InvalidRequest),
+        ("Hello.", {"urls": ["keep"]}, InvalidRequest),
         ("Hello.", {"urls": "all"}, InvalidRequest),
         ("Hello.", {"colour": "red"}, TypeError),
     ],
 )
 def test_bad_input_is_a_typed_error(tts: TTS, text: object, options: dict[str, object], error: type) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         tts.speak(text, **options)  # type: ignore[arg-type]
+    assert all(name in str(caught.value) for name in options if error is InvalidRequest)
+
+
+@pytest.mark.parametrize("scheme", ["local", "ws", "grpc"])
+async def test_every_connector_checks_options_alike(scheme: str, config: str) -> None:
+    url = config if scheme == "local" else f"{scheme}://127.0.0.1:9"  # nothing listens there, and nothing is asked
+    async with tts_worker.connect(url) as client:
+        for options, name in (
+            (SessionOptions(sample_rate=11_025), "sample_rate"),
+            (SessionOptions(speed="fast"), "speed"),  # type: ignore[arg-type]
+            (SessionOptions(needs="instruct"), "needs"),  # type: ignore[arg-type]
+            (SessionOptions(lead_ms=float("inf")), "lead_ms"),
+            (SessionOptions(lexicon={"a": object()}), "lexicon"),
+        ):
+            with pytest.raises(InvalidRequest, match=name):
+                await client.open(options)
+            with pytest.raises(InvalidRequest, match=name):
+                client.convert(b"", options)
+
+
+def test_batch_of_a_text_is_refused(tts: TTS) -> None:
+    for one in ("Hello", b"Hello", BatchText("Hello"), 5):
+        with pytest.raises(InvalidRequest, match="list"):
+            next(tts.batch(one))  # type: ignore[arg-type]
+
+
+def test_missing_player_is_told_without_options_of_the_command(
+    tts: TTS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlayerFailed, match=r"save\(path\)") as missing:
+        tts.play("Hello.")
+    player = tmp_path / "play"
+    player.write_text("#!/bin/sh\necho no device >&2\nexit 1\n")
+    player.chmod(0o755)
+    monkeypatch.setattr("tts_worker.client.playback.PLAYERS", {"play": ()})
+    with pytest.raises(PlayerFailed, match=r"no device.*save\(path\)") as failed:
+        tts.play(TEXT)
+    assert "--" not in str(missing.value) + str(failed.value)
 
 
 def test_options_of_a_call_replace_those_of_the_object(config: str) -> None:
@@ -251,6 +301,16 @@ def test_speech_is_saved_in_the_format_of_the_suffix(tts: TTS, tmp_path: Path) -
     assert soundfile.info(speech.save(tmp_path / "a.flac")).frames == len(samples)
     with pytest.raises(InvalidRequest, match=r"\.wav"):
         speech.save(tmp_path / "a.xyz")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("suffix", ["wav", "flac", "mp3", "opus", "raw"])
+def test_speech_that_is_not_saved_is_a_typed_error(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.symlink_to("/dev/full")
+    for samples in (10, 24_000):  # short enough for buffers to take all of it until the end
+        with pytest.raises(InvalidRequest, match=rf"cannot write .*a\.{suffix}: No space left on device"):
+            Speech(b"\1\2" * samples, 24_000).save(path)
 
 
 def test_notebook_shows_a_player(tts: TTS) -> None:

@@ -20,6 +20,7 @@ from tts_worker.client.base import ClientSettings, Connector, OpenedSession, con
 from tts_worker.client.batches import WorkerBatches
 from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.voices import WorkerVoices
+from tts_worker.protocol.messages import check_options
 from tts_worker.protocol.session import Session
 from tts_worker.protocol.voices import VoiceInfo
 from tts_worker.types import SessionOptions
@@ -67,8 +68,10 @@ class Client:
             ConnectionLost: The worker cannot be reached.
             DeadlineExceeded: The worker did not answer in time.
         """
+        options = options or SessionOptions()
+        check_options(options)
         timeout_s = self._settings.audio_timeout_s if audio_timeout_s is None else audio_timeout_s
-        return await self._connector.open(options or SessionOptions(), audio_timeout_s=timeout_s)
+        return await self._connector.open(options, audio_timeout_s=timeout_s)
 
     @asynccontextmanager
     async def session(self, options: SessionOptions | None = None) -> AsyncIterator[Session]:
@@ -105,10 +108,11 @@ class Client:
             live_rate_hz: Sample rate of live audio.
 
         Raises:
-            InvalidRequest: The arguments contradict each other. Other errors are raised by the iteration, as by
-                ``open``.
+            InvalidRequest: An option is invalid, or the arguments contradict each other. Other errors are raised by the
+                iteration, as by ``open``.
         """
         options = options or SessionOptions(realtime=False, raw_chunks=True)
+        check_options(options)
         return AsyncConversion(self._connector.conversion_access, source, options, live_rate_hz)
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ from tts_worker.client.iteration import iterate
 from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
+from tts_worker.protocol.messages import check_options
 from tts_worker.protocol.session import Session
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -398,11 +399,8 @@ def _with_options(base: SessionOptions, options: SpeechOptions) -> SessionOption
             f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SpeechOptions.__annotations__)}"
         )
     changes: dict[str, Any] = dict(options)
-    if changes.get("urls") is not None:
-        modes = [mode.value for mode in UrlMode]
-        if changes["urls"] not in modes:
-            raise InvalidRequest(f"urls must be one of {', '.join(modes)}")
-        changes["urls"] = UrlMode(changes["urls"])
     if changes.get("realtime"):
         changes["raw_chunks"] = False
-    return replace(base, **changes)
+    chosen = replace(base, **changes)
+    check_options(chosen)
+    return chosen if chosen.urls is None else replace(chosen, urls=UrlMode(chosen.urls))

@@ -178,6 +178,8 @@ class WorkerBatches:
             IllegalCommand: The key was used for other texts or options.
             OverCapacity, Unauthenticated, Forbidden, ConnectionLost, DeadlineExceeded: As ``Client.open``.
         """
+        if isinstance(texts, str | bytes | BatchText) or not isinstance(texts, Iterable):
+            raise InvalidRequest("texts must be a list or another iterable of texts, not a single one")
         items = [_item(text) for text in texts]
         given = {name: value for name, value in options.items() if value is not None}
         request = {**given, "items": items}

@@ -7,12 +7,13 @@ paces playback.
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 import sys
 import wave
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from tts_worker.errors import InvalidRequest, MissingPackage, TTSWorkerError
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
@@ -29,7 +30,7 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 _UNDRAINED_S = 0.5
 """A program may end while its last buffer is still playing."""
 
-_SAVE_INSTEAD = "Give --out FILE to save the speech instead"
+SAVE_INSTEAD = "Speech.save(path) writes a file instead"
 
 _FILE_FORMATS: dict[str, tuple[str, str]] = {
     ".flac": ("FLAC", "PCM_16"),
@@ -68,7 +69,7 @@ def find_player() -> str | None:
 
 
 class AudioFile(Protocol):
-    """A file that audio is appended to."""
+    """A file that audio is appended to. Both methods raise InvalidRequest if it cannot be written."""
 
     def write(self, pcm: bytes) -> None: ...
     def close(self) -> None: ...
@@ -89,21 +90,51 @@ def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFi
         path.touch()
         return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _SoundFile(path, sample_rate_hz)
     except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidRequest:
+    return InvalidRequest(f"cannot write {path}: {error.strerror}")
 
 
 class _WavFile:
     def __init__(self, path: Path, sample_rate_hz: int) -> None:
+        self._path = path
         self._file = wave.open(str(path), "wb")  # noqa: SIM115 - closed by ``close``
         self._file.setnchannels(1)
         self._file.setsampwidth(BYTES_PER_SAMPLE)
         self._file.setframerate(sample_rate_hz)
 
     def write(self, pcm: bytes) -> None:
-        self._file.writeframes(pcm)
+        try:
+            self._file.writeframes(pcm)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+
+
+class _CheckedFile(io.FileIO):
+    """A file for libsndfile, which tells neither what went wrong in a write nor that the last one has failed.
+
+    Attributes:
+        error: The first error of a write, which the library takes for a success.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        unwritten = memoryview(data)
+        try:
+            while unwritten:
+                unwritten = unwritten[super().write(unwritten) :]
+        except OSError as error:
+            self.error = self.error or error
+        return len(data)
 
 
 class _SoundFile:
@@ -113,16 +144,27 @@ class _SoundFile:
         except ImportError:
             raise MissingPackage(f"writing {path.suffix}", "soundfile") from None
         format_name, subtype = _FILE_FORMATS[path.suffix.lower()]
+        self._path = path
+        self._output = _CheckedFile(path, "w+")
         try:
-            self._file = soundfile.SoundFile(path, "w", sample_rate_hz, 1, subtype, format=format_name)
+            self._file = soundfile.SoundFile(self._output, "w", sample_rate_hz, 1, subtype, format=format_name)
         except soundfile.LibsndfileError as error:
+            self._output.close()
             raise InvalidRequest(f"cannot write {path}: {error}") from None
+        self._check()
 
     def write(self, pcm: bytes) -> None:
         self._file.buffer_write(pcm, "int16")
+        self._check()
 
     def close(self) -> None:
         self._file.close()
+        self._output.close()
+        self._check()
+
+    def _check(self) -> None:
+        if self._output.error is not None:
+            raise _unwritable(self._path, self._output.error) from None
 
 
 class FileSink:
@@ -172,8 +214,9 @@ class PlayerSink:
     that is an error even with exit code 0 (ffplay without an audio device).
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, sample_rate_hz: int) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, sample_rate_hz: int, advice: str) -> None:
         self._name = name
+        self._advice = advice
         self._process = process
         self._sample_rate_hz = sample_rate_hz
         self._written_samples = 0
@@ -181,8 +224,13 @@ class PlayerSink:
         self._aborted = False
 
     @classmethod
-    async def open(cls, name: str, sample_rate_hz: int = SAMPLE_RATE_HZ) -> PlayerSink:
+    async def open(cls, name: str, sample_rate_hz: int = SAMPLE_RATE_HZ, *, advice: str = SAVE_INSTEAD) -> PlayerSink:
         """Start the program ``name``, one of ``PLAYERS``.
+
+        Args:
+            name: The program.
+            sample_rate_hz: Sample rate of the audio.
+            advice: What its errors recommend instead.
 
         Raises:
             PlayerFailed: The program cannot be started.
@@ -197,8 +245,8 @@ class PlayerSink:
                 start_new_session=True,
             )
         except OSError as error:
-            raise PlayerFailed(f"{name} cannot be started: {error.strerror}. {_SAVE_INSTEAD}") from None
-        return cls(name, process, sample_rate_hz)
+            raise PlayerFailed(f"{name} cannot be started: {error.strerror}. {advice}") from None
+        return cls(name, process, sample_rate_hz, advice)
 
     @property
     def played_samples(self) -> int:
@@ -249,4 +297,4 @@ class PlayerSink:
         stderr = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         await self._process.wait()
         reason = stderr[0][:200] if stderr else reason or f"it ended with code {self._process.returncode}"
-        raise PlayerFailed(f"{self._name} cannot play: {reason}. {_SAVE_INSTEAD}")
+        raise PlayerFailed(f"{self._name} cannot play: {reason}. {self._advice}")

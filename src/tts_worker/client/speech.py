@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tts_worker.client.playback import PLAYERS, PlayerFailed, PlayerSink, find_player, open_audio_file
+from tts_worker.client.playback import PLAYERS, SAVE_INSTEAD, PlayerFailed, PlayerSink, find_player, open_audio_file
 from tts_worker.errors import MissingPackage
 from tts_worker.types import BYTES_PER_SAMPLE, Outcome, Receipt, Word
 
@@ -117,5 +117,5 @@ async def open_player(sample_rate_hz: int) -> PlayerSink:
     """Start this machine's preferred player program. Raises PlayerFailed if there is none or it does not start."""
     player = find_player()
     if player is None:
-        raise PlayerFailed(f"no audio player found: install one of {', '.join(PLAYERS)}, or save the speech instead")
+        raise PlayerFailed(f"no audio player found: install one of {', '.join(PLAYERS)}. {SAVE_INSTEAD}")
     return await PlayerSink.open(player, sample_rate_hz)

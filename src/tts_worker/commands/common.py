@@ -19,6 +19,8 @@ ENGINES = {
     "tone": {"tone": {"kind": "tone"}},
 }
 """Engines that ``--engine`` selects without a config file."""
+GIVE_OUT = "Give --out FILE to save the speech instead"
+"""Advice of a command that plays."""
 OFFLINE_ENGINE = "cosyvoice"
 """Engine that ``say`` runs without a worker."""
 

@@ -28,7 +28,7 @@ from tts_worker.app import running_adapter
 from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands import speak_converted, speak_offline
-from tts_worker.commands.common import OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.common import GIVE_OUT, OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
@@ -150,7 +150,7 @@ async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
         return FileSink(Path(args.out)), args.out
     player = find_player()
     if player is not None:
-        return await PlayerSink.open(player), player
+        return await PlayerSink.open(player, advice=GIVE_OUT), player
     return FileSink(Path("speech.wav")), "speech.wav (no audio player found; use --out FILE)"
 
 

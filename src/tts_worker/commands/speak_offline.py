@@ -22,6 +22,7 @@ from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
 from tts_worker.audio.source import recording_windows
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
+from tts_worker.commands.common import GIVE_OUT
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
@@ -377,7 +378,7 @@ async def open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
     if args.out == "-":
         return StdoutSink(), "standard output"
     if args.out is None and (player := find_player()) is not None:
-        return await PlayerSink.open(player), player
+        return await PlayerSink.open(player, advice=GIVE_OUT), player
     out = args.out or "speech.wav"
     return FileSink(Path(out)), out
 

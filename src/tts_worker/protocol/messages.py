@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -46,7 +48,7 @@ _VALID = r"^[^\uD800-\uDFFF]*$"
 Name = Annotated[str, Meta(max_length=128, pattern=_VALID)]
 Samples = Annotated[int, Meta(ge=0)]
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
-_EXPECTED = re.compile(r"Expected `([^`]+)`(?: (?:of length )?(<=|>=) (-?\d+))?(?:, got `(\w+)`)?")
+_EXPECTED = re.compile(r"Expected `([^`]+)`(?: (?:of length )?(<=|>=) (-?\d+))?(?:, got `([\w.]+)`)?")
 _PLAIN_TYPES = MappingProxyType(
     {
         "int": "a whole number",
@@ -195,6 +197,27 @@ class StartMessage(Message, tag="start"):
         lexicon = None if options.lexicon is None else dict(options.lexicon)
         urls = None if options.urls is None else options.urls.value
         return cls(**{**_select(options, cls.__struct_fields__), "lexicon": lexicon, "urls": urls})
+
+
+def check_options(options: SessionOptions) -> None:
+    """Check the types of a client's options, and values that no worker takes.
+
+    Raises:
+        InvalidMessage: Names the invalid option, never its value.
+    """
+    fields: dict[str, Any] = {name: getattr(options, name) for name in StartMessage.__struct_fields__}
+    if isinstance(options.urls, UrlMode):
+        fields["urls"] = options.urls.value
+    if isinstance(options.lexicon, Mapping):
+        fields["lexicon"] = dict(options.lexicon)
+    convert(fields, StartMessage)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidMessage(f"{name} must be a finite number", StartMessage.type_name())
+    try:
+        json.dumps(fields["lexicon"])
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidMessage("lexicon has a value that JSON cannot express", StartMessage.type_name()) from None
 
 
 class ConfigureMessage(Message, tag="configure"):
