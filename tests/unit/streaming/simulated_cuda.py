@@ -20,6 +20,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
@@ -39,6 +39,22 @@ _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"
 
 Clock = dict[str, int]
 """How much of the work of each stream is certainly done, in operations."""
+
+
+@cache
+def _schema_of(func: OpOverload) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the names of an operator's arguments, and of those that it writes."""
+    arguments = func._schema.arguments
+    writes = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    return tuple(each.name for each in arguments), frozenset(writes)
+
+
+def _add_tensors(value: object, tensors: list[Tensor]) -> None:
+    """Append the tensors of an argument or a result: one, a list of them, or none."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+    elif isinstance(value, list | tuple):
+        tensors.extend(each for each in value if isinstance(each, Tensor))
 
 
 def _merge(clock: Clock, other: Clock) -> None:
@@ -143,27 +159,25 @@ class SimulatedDevice(TorchDispatchMode):
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
-        if not self._is_watching:
+        if not self._is_watching or func.is_view:
             return func(*args, **kwargs)
-        arguments = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
-        read, written = [], []
-        for each in func._schema.arguments:
-            tensors = [leaf for leaf in tree_leaves(arguments.get(each.name)) if isinstance(leaf, Tensor)]
-            (written if each.alias_info is not None and each.alias_info.is_write else read).extend(tensors)
+        names, writes = _schema_of(func)
+        read: list[Tensor] = []
+        written: list[Tensor] = []
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            _add_tensors(value, written if name in writes else read)
         before = {tensor.untyped_storage().data_ptr() for tensor in (*read, *written)}
         is_known = any(self._find(address) is not None for address in before)
         is_on_device = bool(self._entered) or is_known
         out = func(*args, **kwargs)
-        if not is_on_device or func.is_view:
+        if not is_on_device:
             return out
         name = func._schema.name
         if is_known and name.split("::")[1] in _HOST_READS:
             self.faults.append(f"the host reads a value by {name}")
-        fresh = [
-            leaf
-            for leaf in tree_leaves(out)
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in before
-        ]
+        returned: list[Tensor] = []
+        _add_tensors(out, returned)
+        fresh = [tensor for tensor in returned if tensor.untyped_storage().data_ptr() not in before]
         self._operate(name, read, written, fresh)
         return out
 
@@ -309,8 +323,12 @@ _COMPOSITIONS = _Compositions()
 
 
 @contextmanager
-def simulated_cuda() -> Iterator[SimulatedDevice]:
-    """Let tensors claim to be on CUDA, with fused operators and streams of a simulated device."""
+def simulated_cuda(device: SimulatedDevice | None = None) -> Iterator[SimulatedDevice]:
+    """Let tensors claim to be on CUDA, with fused operators and streams of a simulated device.
+
+    Args:
+        device: A device of an earlier context, to go on with what was built there.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
         patch.setattr(kernels, "import_module", lambda name: _COMPOSITIONS)
@@ -318,7 +336,7 @@ def simulated_cuda() -> Iterator[SimulatedDevice]:
         patch.setattr(kernels, "has_triton", lambda: True)
         kernels.enable()
         try:
-            with SimulatedDevice() as device:
-                yield device
+            with device or SimulatedDevice() as current:
+                yield current
         finally:
             kernels.disable()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.unit.streaming.engines import FAMILIES, bundle, cancel_two, engine, settings, voice
 from tests.unit.streaming.simulated_cuda import SimulatedDevice, SimulatedStream, simulated_cuda
@@ -53,7 +54,7 @@ def usual_engine(family: str) -> CosyVoiceEngine:
 
 
 def cuda_engine(family: str, device: SimulatedDevice) -> CosyVoiceEngine:
-    """Build and warm up an engine whose every computation is replayed."""
+    """Build an engine whose every computation is replayed after its warm-up."""
     networks = load_networks(bundle(family), torch.device("cpu"), half=False)
     networks.chunked_flow.pack()
     config = settings(
@@ -69,8 +70,37 @@ def cuda_engine(family: str, device: SimulatedDevice) -> CosyVoiceEngine:
         voices=voices(family),
     )
     device.watch()
-    subject.warm_up()
     return subject
+
+
+@dataclass(frozen=True)
+class WarmEngine:
+    """An engine after its warm-up.
+
+    Attributes:
+        subject: The engine.
+        device: Its device.
+        batches: Batches of first chunks that it has submitted before their ids were read.
+    """
+
+    subject: CosyVoiceEngine
+    device: SimulatedDevice
+    batches: list[int]
+
+
+@pytest.fixture(scope="module")
+def warm_engine() -> Callable[[str], WarmEngine]:
+    """Engines of the families, which tests leave idle: the warm-up takes longer than what is tested after it."""
+
+    @cache
+    def warm_up(family: str) -> WarmEngine:
+        with simulated_cuda() as device, pytest.MonkeyPatch.context() as patch:
+            batches = record_batches(patch)
+            subject = cuda_engine(family, device)
+            subject.warm_up()
+        return WarmEngine(subject, device, batches)
+
+    return warm_up
 
 
 def record_kernels_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -98,34 +128,33 @@ def record_kernels_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> set[str
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_code_for_cuda_speaks_like_the_cpu(
-    family: str, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+    family: str, warm_engine: Callable[[str], WarmEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Voices with and without a prompt, another pace, batches; in the warm-up, first chunks across the streams."""
-    batches = record_batches(monkeypatch)
-    subject = cuda_engine(family, device)
-    outside = record_kernels_outside_of_graphs(monkeypatch)
-    outputs = speak_together(subject, PARAMS)
+    warm = warm_engine(family)
+    with simulated_cuda(warm.device):
+        outside = record_kernels_outside_of_graphs(monkeypatch)
+        outputs = speak_together(warm.subject, PARAMS)
 
-    assert device.faults == []
-    assert batches
-    assert subject.components.eager_keys == {}
+    assert warm.device.faults == []
+    assert warm.batches
+    assert warm.subject.components.eager_keys == {}
     assert outside == {"plan_draws"}, "others would be compiled for new sizes while calls wait; it has a single binary"
-    with _disable_current_modes(), monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: False))
-        expected = speak_together(usual_engine(family), PARAMS)
+    expected = speak_together(usual_engine(family), PARAMS)
     for output, same in zip(outputs, expected, strict=True):
         assert [type(end) for end in output.ends] == [Done]
         assert output.words == same.words
         assert_pcm_close(output.pcm, same.pcm)
 
 
-def test_cancelled_utterances_leave_no_race(device: SimulatedDevice) -> None:
+def test_cancelled_utterances_leave_no_race(warm_engine: Callable[[str], WarmEngine]) -> None:
     """Their slots, pages and tensors are used again while work on them is in flight."""
-    subject = cuda_engine("cosyvoice3", device)
-    for steps in (1, 2, 3, 5, 8, 13):
-        cancel_two(subject, TEXT[0], steps)
+    warm = warm_engine("cosyvoice3")
+    with simulated_cuda(warm.device):
+        for steps in (1, 2, 3, 5, 8, 13):
+            cancel_two(warm.subject, TEXT[0], steps)
 
-    assert device.faults == []
+    assert warm.device.faults == []
 
 
 def test_kernel_that_fails_for_another_engine_leaves_the_graphs(
@@ -150,7 +179,7 @@ def test_kernel_that_fails_for_another_engine_leaves_the_graphs(
 def test_missing_wait_is_noticed(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests detect: an audio stream that reads ids before they are drawn."""
     monkeypatch.setattr(SimulatedStream, "wait_for", lambda self, event: None)
-    speak_together(cuda_engine("cosyvoice3", device), PARAMS[:1])
+    cuda_engine("cosyvoice3", device)._speak_sentence("prompted", 1.0)  # the first sentence of a warm-up
 
     assert any("on audio reads what tokens may still use" in fault for fault in device.faults)
 
