@@ -319,4 +319,29 @@ def fake_networks(family: str, *, layers: int | None = None, half: bool = True) 
     """
     config = shallow_config(tiny_bundle(family).config) if layers is None else _with_layers(full_config(family), layers)
     bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=1)))
-    return load_networks(bundle, torch.device("cpu"), half=half)
+    claim = patch.object(Tensor, "is_cuda", property(lambda tensor: True))
+    with unset_fake_temporarily(), torch.device("meta"), claim:
+        loaded = load_networks(bundle, torch.device("meta"), half=half)
+    for part in (loaded.lm, loaded.flow, loaded.hift):
+        _become_fake(part)
+    return loaded
+
+
+def _become_fake(network: nn.Module) -> None:
+    """Replace tensors of the device "meta" by fake ones; to compute with fake tensors takes many times as long."""
+    fake: dict[int, Tensor] = {}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(replaced, value))
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in fake:
+            same = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            fake[id(value)] = nn.Parameter(same, requires_grad=False) if isinstance(value, nn.Parameter) else same
+        return fake[id(value)]
+
+    for module in network.modules():
+        for values in (module._parameters, module._buffers, module.__dict__):
+            for name, value in values.items():
+                values[name] = replaced(value)
