@@ -60,12 +60,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
     return Wheels(*(zipfile.ZipFile(built("wheel", tmp_path_factory.mktemp("wheel"), project)) for project in PROJECTS))
 
 
-@pytest.fixture
-def installed(wheels: Wheels, tmp_path: Path) -> Path:
-    """A folder with both wheels in ``site``."""
-    wheels.server.extractall(tmp_path / "site")
-    wheels.client.extractall(tmp_path / "site")
-    return tmp_path
+@pytest.fixture(scope="module")
+def installed(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both wheels in ``site``, which Python compiles once."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheels.server.extractall(folder / "site")
+    wheels.client.extractall(folder / "site")
+    return folder
 
 
 def contents(wheel: zipfile.ZipFile) -> set[str]:

@@ -88,31 +88,34 @@ def _imports() -> tuple[Import, ...]:
 
 
 def _imports_of(name: str, path: Path) -> Iterator[Import]:
-    tree = ast.parse(path.read_text("utf-8"))
-    inside = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.walk(node)
-    }
-    typing_only = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
+    for node, at_module_level in _import_statements(ast.parse(path.read_text("utf-8")), True):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
-            ours = {f"{module}.{alias.name}" for alias in node.names} & {f"tts_worker.{known}" for known in _modules()}
+            ours = {f"{module}.{alias.name}" for alias in node.names} & _our_names()
             for imported in ours or {module}:
-                yield Import(name, imported, node.lineno, node not in inside)
-        elif isinstance(node, ast.Import):
+                yield Import(name, imported, node.lineno, at_module_level)
+        else:
             for alias in node.names:
-                yield Import(name, alias.name, node.lineno, node not in inside)
+                yield Import(name, alias.name, node.lineno, at_module_level)
+
+
+def _import_statements(node: ast.AST, at_module_level: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield the imports inside ``node`` except those for types only, and whether they run when it is imported."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, at_module_level
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _import_statements(child, False)
+        elif isinstance(child, ast.expr) or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            continue  # an expression holds no statement
+        else:
+            yield from _import_statements(child, at_module_level)
+
+
+@cache
+def _our_names() -> frozenset[str]:
+    return frozenset(f"tts_worker.{known}" for known in _modules())
 
 
 def _row(module: str) -> int:
