@@ -20,6 +20,7 @@ from tts_worker.benchmarks.stats import Figure, percentile, rss_mb
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.errors import SynthesisFailed
@@ -108,9 +109,14 @@ class Bench:
     Attributes:
         engine: The engine.
         tokens_of: Returns the tokens of a run for utterances that the caller opens; None for those of ``speak``.
+
+    Args:
+        options: How the engine is loaded.
+        prompt_tokens: Speech tokens of the voice's prompt.
+        networks: Those of another engine of the same options, as for ``load_engine``.
     """
 
-    def __init__(self, options: LoadOptions, prompt_tokens: int) -> None:
+    def __init__(self, options: LoadOptions, prompt_tokens: int, networks: Networks | None = None) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         bundle = Bundle.open(options.bundle)
         self._eos = bundle.config.lm.eos_id
@@ -120,7 +126,7 @@ class Bench:
         self._sentences: list[list[int]] = []  # tokens per run, for several sentences
         self._generation = 0
         voice = random_voice(bundle, prompt_tokens)
-        self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice})
+        self.engine: CosyVoiceEngine = load_engine(options, self._script, {VOICE: voice}, networks=networks)
         on_cpu = self.engine.info.device == "cpu"
         self._threads = options.threads or (default_threads() if on_cpu else torch.get_num_threads())
         began_s = perf_counter()

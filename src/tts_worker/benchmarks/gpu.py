@@ -2,7 +2,12 @@
 
 Each section adds its figures to one JSON file as soon as it is done, so that an interrupted run keeps what it has
 measured. A section that cannot run (no CUDA device, no time left) is listed with the reason; one that fails is listed
-with its error, and the next one runs. On a CPU the same sections run with a small model.
+with its error, and the next one runs (``gpu_process``: even if the device or the process is lost). On a CPU the same
+sections run with a small model.
+
+Loading and warming up an engine takes longer than most measurements. All engines of a model and precision share its
+weights, sections that need the same engine follow each other, and settings of the scheduler are changed on an engine
+that is warm already.
 
 Needs only torch, numpy, tokenizers, PyYAML and safetensors, like the engine.
 """
@@ -13,6 +18,7 @@ import asyncio
 import gc
 import json
 import logging
+import math
 import os
 import platform
 import random
@@ -22,6 +28,7 @@ import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -35,12 +42,13 @@ from torch.autograd.profiler_util import FunctionEventAvg
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_attention import Sizes, measure_attention
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
-from tts_worker.benchmarks.measure_stages import LIVE, measure_stage_times
+from tts_worker.benchmarks.measure_stages import LIVE, measure_stage_times, speak_together
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
+from tts_worker.engine.cosyvoice.backends.compiling import BUDGET_S
+from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, captured_rows
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
@@ -48,9 +56,11 @@ from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.loader import CUDA_UTTERANCES, LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tts_worker.errors import DeviceLost
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 
 log = logging.getLogger(__name__)
@@ -61,10 +71,13 @@ PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "tensorrt", "o
 PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
-REPLAYS = 200
-REPLAY_MS = 250.0  # time for a graph; an engine as served has about a hundred
+REPLAYED_TOKENS = 90  # of each utterance whose replays are timed
 SHORT_TURNS_S = (1.6, 3.6)
 PROFILE_ROWS = 30
+ENGINE_S = 45.0
+"""What building and warming up an engine is expected to take before one has been built."""
+
+LOAD_VARIANT_SHARE = 0.5  # of the time of a load
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,9 @@ class Section:
     Attributes:
         name: Its key in the results.
         run: Measures and returns the figures.
-        expected_s: Time that must be left to start it.
+        expected_s: Time that the measurement is expected to take, with the engine at hand.
+        options: The engine that it needs; None: it takes care of that itself.
+        engines: Further engines that it builds.
         needs_cuda: Whether it makes sense only on a CUDA device.
         excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
     """
@@ -117,6 +132,8 @@ class Section:
     name: str
     run: Callable[[GpuBench], Figures]
     expected_s: float
+    options: LoadOptions | None = None
+    engines: int = 0
     needs_cuda: bool = False
     excludes_v1: bool = False
 
@@ -133,17 +150,51 @@ class Results:
     path: Path | None
     figures: Figures = field(default_factory=dict)
 
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Return the results in a file."""
+        return cls(path, json.loads(path.read_text("utf-8")))
+
+    @property
+    def running(self) -> str | None:
+        """The section that had begun when the file was written."""
+        return next((name for name, figures in self.figures.items() if "running" in figures), None)
+
+    def begin(self, section: str) -> None:
+        """Note that a section begins, so that the file tells what the process was lost in."""
+        self.add(section, {"running": True})
+
     def add(self, section: str, figures: Figures) -> None:
         """Add the figures of a section and replace the file."""
         self.figures[section] = figures
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file, so that it is complete at any time."""
         if self.path is not None:
             new = self.path.with_name(f"{self.path.name}.part")
             new.write_text(json.dumps(self.figures, indent=2) + "\n", "utf-8")
             os.replace(new, self.path)
 
 
-def run_sections(plan: Plan, results: Results, clock: Callable[[], float] = perf_counter) -> Results:
-    """Run the sections of ``plan`` in order."""
+Watch = Callable[[float], AbstractContextManager[None]]
+"""Ends the process if a block takes longer than so many seconds."""
+
+
+def run_sections(
+    plan: Plan, results: Results, clock: Callable[[], float] = perf_counter, watch: Watch | None = None
+) -> Results:
+    """Run the sections of ``plan`` in order.
+
+    Args:
+        plan: What to measure.
+        results: Takes the figures.
+        clock: Returns the time in seconds.
+        watch: Guards each section; None: nothing does.
+
+    Raises:
+        DeviceLost: The device does not respond any more; the section that lost it has its error.
+    """
     began_s = clock()
     with GpuBench(plan) as bench:
         for section in sections(plan):
@@ -153,66 +204,147 @@ def run_sections(plan: Plan, results: Results, clock: Callable[[], float] = perf
                 results.add(section.name, {"skipped": reason})
                 continue
             log.info("%s (%.0f s left)", section.name, left_s)
+            results.begin(section.name)
             section_began_s = clock()
             try:
-                figures = section.run(bench)
+                with nullcontext() if watch is None else watch(bench.limit_s(section)):
+                    figures = bench.measure(section)
             except Exception as error:  # the other sections must not be lost
-                figures = {"error": f"{type(error).__name__}: {error}"}
+                figures = {"error": _described(error)}
                 log.warning("%s failed: %s", section.name, figures["error"])
-                bench.unload()
             results.add(section.name, {**figures, "section_s": round(clock() - section_began_s, 1)})
+            if "error" in figures:
+                bench.unload()
     return results
 
 
+def _described(error: BaseException) -> str:
+    """Describe an error in a line; those of CUDA go on with advice."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def sections(plan: Plan) -> list[Section]:
-    """Return all sections in the order of a rented half hour."""
+    """Return all sections, those that matter most on a rented machine first, and those of one engine together."""
+    served = plan.options
+    cuda = {"needs_cuda": True}
+    not_v1 = {"excludes_v1": True}
     everything = [
         Section("machine", GpuBench.machine, 0.0),
-        Section("start", GpuBench.start, 60.0),
-        Section("first_audio", GpuBench.first_audio, 30.0),
-        Section("speed", GpuBench.speed, 40.0),
-        Section("stages", GpuBench.stages, 45.0, excludes_v1=True),
-        Section("attention", GpuBench.attention, 60.0, excludes_v1=True),
-        Section("correct", GpuBench.correct, 120.0),
-        Section("replays", GpuBench.replays, 60.0, needs_cuda=True),
-        Section("profile", GpuBench.profile, 40.0),
-        *(Section(f"load_{n}", _load_section(n), plan.load_seconds + 40.0) for n in plan.loads),
-        Section("growth", GpuBench.growth, 40.0),
-        Section("cancels", GpuBench.cancels, 60.0),
-        *_variant_sections(),
-        Section("other_family", GpuBench.other_family, 150.0),
+        Section("start", GpuBench.start, 5.0, engines=1),
+        Section("first_audio", GpuBench.first_audio, 5.0 + 0.1 * plan.texts, served),
+        Section("speed", GpuBench.speed, 0.3 * plan.speed_seconds, served),
+        Section("profile", GpuBench.profile, 20.0, served),
+        Section("replays", GpuBench.replays, 20.0, served, **cuda),
+        Section("stages", GpuBench.stages, 30.0, _options_for(plan, max(plan.stage_batches)), **not_v1),
+        Section("attention", GpuBench.attention, 20.0, served, **not_v1),
+        Section("growth", GpuBench.growth, 10.0 + 0.4 * plan.growth_seconds, _growth_options(plan)),
+        Section("cancels", GpuBench.cancels, 5.0 + 0.03 * plan.cancels, served),
+        *_load_sections(plan),
+        *_variant_sections(plan),
+        Section("correct", GpuBench.correct, 60.0, engines=4),
+        Section("other_family", GpuBench.other_family, 45.0, engines=1),
     ]
     return [section for section in everything if not plan.sections or section.name in plan.sections]
 
 
-def _variant_sections() -> list[Section]:
-    """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with."""
-    not_v1 = {"excludes_v1": True}
+def _options_for(plan: Plan, utterances: int) -> LoadOptions:
+    """Return the engine as served if it takes so many utterances, otherwise one that does."""
+    on_cuda = resolve_device(plan.options.device).type == "cuda"
+    if on_cuda and plan.options.max_utterances is None and utterances <= CUDA_UTTERANCES:
+        return plan.options
+    return replace(plan.options, max_utterances=utterances, decode_batch=utterances)
+
+
+def _growth_options(plan: Plan) -> LoadOptions:
+    """Return the engine as served if ``speed_seconds`` of speech without a sentence end fit into a segment."""
+    needed_s = int(plan.speed_seconds) + 8
+    if needed_s <= plan.options.max_segment_s:
+        return plan.options
+    return replace(plan.options, max_segment_s=needed_s)
+
+
+def _load_sections(plan: Plan) -> list[Section]:
+    """Return a section for each load, and one for each setting of the scheduler under the first of them.
+
+    One engine has slots for all of them.
+    """
+    if not plan.loads:
+        return []
+    most = max(slots_for(calls) for calls in plan.loads)
+    options = replace(plan.options, max_utterances=most, decode_batch=most)
+    around_s = sum(plan.call_s) / 2 + plan.call_s[1] + 3.0  # until as many calls are live, and until all have ended
+    loads = [
+        Section(f"load_{calls}", _load_of(calls, plan.load_seconds), plan.load_seconds + around_s, options)
+        for calls in plan.loads
+    ]
+    seconds = plan.load_seconds * LOAD_VARIANT_SHARE
+    settings: dict[str, Figures] = {"as_served": {}, **_SCHEDULER_VARIANTS, "render_batch_4": {"render_batch": 4}}
+    variants = [
+        Section(f"variant_load_{name}", _load_of(plan.loads[0], seconds, changes), seconds + around_s, options)
+        for name, changes in settings.items()
+    ]
+    return [*loads, *variants]
+
+
+_SCHEDULER_VARIANTS: dict[str, Figures] = {
+    "no_smooth_start": {"smooth_start": False},
+    "first_chunk_by_host": {"first_chunk_on_device": False},
+    "burst_4": {"burst_tokens": 4},
+    "burst_16": {"burst_tokens": 16},
+}
+"""Settings that an engine can change without another warm-up."""
+
+
+def _variant_sections(plan: Plan) -> list[Section]:
+    """Return a section for each switch of the engine, with ``variant_as_served`` first to compare with.
+
+    All of them are for one call at a time: an engine for a single call has a fifth of the graphs to capture.
+    """
+    alone = _alone(plan.options)
     cuda = {"needs_cuda": True}
-    variants: dict[str, tuple[Figures, dict[str, bool]]] = {
-        "as_served": ({}, {}),
-        "no_graphs": ({"graphs": False}, cuda),
-        "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
+    not_v1 = {"excludes_v1": True}
+    expected_s = 8.0 + 0.15 * plan.speed_seconds
+    switches: dict[str, tuple[Figures, dict[str, bool]]] = {
         "compiled": ({"kernels": False, "compile": "on"}, cuda),
-        "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
-        "flashinfer": ({"attention": "flashinfer"}, cuda | not_v1),
+        "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
         "gather": ({"attention": "gather"}, cuda | not_v1),
-        "first_chunk_by_host": ({"first_chunk_on_device": False}, cuda | not_v1),
-        "float32": ({"half": False}, {}),
-        "no_smooth_start": ({"smooth_start": False}, {}),
+        "no_graphs": ({"graphs": False}, cuda),
+        "flashinfer": ({"attention": "flashinfer"}, cuda | not_v1),
         "stride_2": ({"stride_chunks": 2}, not_v1),
+        "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
+        "float32": ({"half": False}, {}),
     }
+    scheduler = {"as_served": {}, **_SCHEDULER_VARIANTS}
     return [
-        Section(f"variant_{name}", _variant_of(changes), 40.0, **needs) for name, (changes, needs) in variants.items()
+        *(
+            Section(f"variant_{name}", _variant_of({}, changes), expected_s, alone)
+            for name, changes in scheduler.items()
+        ),
+        *(
+            # Compiling takes minutes, but no longer than that.
+            Section(
+                f"variant_{name}",
+                _variant_of(changes, {}),
+                expected_s + (BUDGET_S if changes.get("compile") == "on" else 0.0),
+                replace(alone, **changes),
+                **needs,
+            )
+            for name, (changes, needs) in switches.items()
+        ),
     ]
 
 
-def _variant_of(changes: Figures) -> Callable[[GpuBench], Figures]:
-    return lambda bench: bench.variant(changes)
+def _alone(options: LoadOptions) -> LoadOptions:
+    """Return options for one call at a time."""
+    return replace(options, max_utterances=2, decode_batch=1, render_batch=1)
 
 
-def _load_section(calls: int) -> Callable[[GpuBench], Figures]:
-    return lambda bench: bench.load(calls)
+def _variant_of(options: Figures, settings: Figures) -> Callable[[GpuBench], Figures]:
+    return lambda bench: bench.variant(options, settings)
+
+
+def _load_of(calls: int, seconds: float, settings: Figures | None = None) -> Callable[[GpuBench], Figures]:
+    return lambda bench: bench.load(calls, seconds, settings or {})
 
 
 class GpuBench:
@@ -223,57 +355,93 @@ class GpuBench:
         self._device = resolve_device(plan.options.device)
         self._config = Bundle.open(plan.options.bundle).config
         self._bench: Bench | None = None
+        self._options: LoadOptions | None = None  # of the engine
+        self._networks: tuple[tuple[Any, ...], Networks] | None = None  # of the last engine
+        self._engine_s = ENGINE_S  # what building one took
         self._temporary: list[Path] = []
-        self._device_lost: str | None = None
 
     def __enter__(self) -> GpuBench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.unload()
+        self._close()
         for path in self._temporary:
             shutil.rmtree(path, ignore_errors=True)
 
     def reason_to_skip(self, section: Section, left_s: float) -> str | None:
         """Return why ``section`` cannot run now, or None."""
-        if self._device_lost is not None:
-            return f"the device was lost: {self._device_lost}"
-        if section.needs_cuda and self._device.type != "cuda":
+        if section.needs_cuda and not self.on_cuda:
             return "needs a CUDA device"
         if section.excludes_v1 and self._config.family == V1:
             return "CosyVoice-300M renders overlapping parts, and has no fused kernels"
-        if left_s < section.expected_s:
-            return f"{max(0.0, left_s):.0f} s of the time budget are left, about {section.expected_s:.0f} s are needed"
+        needed_s = self.expected_s(section)
+        if left_s < needed_s:
+            return f"{max(0.0, left_s):.0f} s of the time budget are left, about {needed_s:.0f} s are needed"
         return None
+
+    @property
+    def on_cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+    def expected_s(self, section: Section) -> float:
+        """Return what ``section`` is expected to take, with the engines that must be built for it."""
+        engines = section.engines + (section.options is not None and section.options != self._options)
+        return section.expected_s + engines * self._engine_s
+
+    def limit_s(self, section: Section) -> float:
+        """Return after what time ``section`` hangs for sure. Nobody knows how slow a CPU is."""
+        return 3 * self.expected_s(section) + 60 if self.on_cuda else math.inf
+
+    def measure(self, section: Section) -> Figures:
+        """Run ``section`` with the engine that it needs, and add what building it took."""
+        figures: Figures = {}
+        if section.options is not None and section.options != self._options:
+            self.load_engine(section.options)
+            figures["engine_s"] = round(self._engine_s, 1)
+        return {**section.run(self), **figures}
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 
     @property
     def bench(self) -> Bench:
-        """The engine as served, warmed up."""
-        if self._bench is None:
-            self._bench = Bench(self._plan.options, PROMPT_TOKENS)
+        """The engine at hand; the one as served if there is none."""
+        return self._bench or self.load_engine(self._plan.options)
+
+    def load_engine(self, options: LoadOptions) -> Bench:
+        """Load and warm up an engine in place of the present one."""
+        self.unload()
+        began_s = perf_counter()
+        key = options.bundle, options.rl, options.device, options.half, options.backend
+        loaded = self._networks[1] if self._networks is not None and self._networks[0] == key else None
+        if loaded is None:
+            self._networks = None
+        self._bench = Bench(options, PROMPT_TOKENS, loaded)
+        self._options = options
+        self._networks = key, self._bench.engine.components.networks
+        self._engine_s = perf_counter() - began_s
         return self._bench
 
-    def unload(self) -> None:
-        """Close the engine and free its memory. Notes whether the device still answers."""
+    def _close(self) -> None:
         if self._bench is not None:
             self._bench.engine.close()
-            self._bench = None
+        self._bench = None
+        self._options = None
+
+    def unload(self) -> None:
+        """Close the engine and free its memory.
+
+        Raises:
+            DeviceLost: The device does not respond any more.
+        """
+        self._close()
         kernels.forget_faults()  # what fails in float32 may serve in bfloat16
         gc.collect()
-        if self._device.type == "cuda":
+        if self.on_cuda:
             try:
                 torch.cuda.synchronize(self._device)
                 torch.cuda.empty_cache()
             except RuntimeError as error:
-                self._device_lost = str(error).splitlines()[0]
-
-    def _loaded(self, options: LoadOptions) -> Bench:
-        """Return an engine with other options, in place of the present one."""
-        self.unload()
-        self._bench = Bench(options, PROMPT_TOKENS)
-        return self._bench
+                raise DeviceLost(f"the device was lost: {_described(error)}") from None
 
     # -- sections -----------------------------------------------------------------------------------------------------
 
@@ -285,11 +453,11 @@ class GpuBench:
             "load_average": round(os.getloadavg()[0], 2),
             "packages": dict(_versions()),
             "device": str(self._device),
-            # An older Triton, such as 3.5, builds its launchers with them; without, no kernel runs.
+            # Triton builds its launchers with them; without, no kernel runs.
             "c_compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
             "python_headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
         }
-        if self._device.type == "cuda":
+        if self.on_cuda:
             properties = torch.cuda.get_device_properties(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
             figures |= {
@@ -306,11 +474,9 @@ class GpuBench:
 
     def start(self) -> Figures:
         """Load and warm up the engine; list what was captured."""
-        self.unload()
-        began_s = perf_counter()
-        bench = self.bench
-        figures: Figures = {**bench.describe(), "load_and_warm_up_s": round(perf_counter() - began_s, 1)}
-        if self._device.type == "cuda":
+        bench = self.load_engine(self._plan.options)
+        figures: Figures = {**bench.describe(), "load_and_warm_up_s": round(self._engine_s, 1)}
+        if self.on_cuda:
             figures["allocated_gb"] = round(torch.cuda.memory_allocated(self._device) / 1e9, 2)
             figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
         figures["pages"] = bench.engine.settings.pages
@@ -349,11 +515,18 @@ class GpuBench:
 
     def stages(self) -> Figures:
         """Measure the stage times by batch; ``bench simulate --times`` reads them from the results."""
-        slots = max(self._plan.stage_batches)
-        bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
-        figures = stage_times_as_json(measure_stage_times(bench, self._plan.stage_batches, 2, self._plan.stage_live))
-        self.unload()
-        return figures
+        plan = self._plan
+        with self._other_tokens() as bench:
+            return stage_times_as_json(measure_stage_times(bench, plan.stage_batches, 2, plan.stage_live))
+
+    @contextmanager
+    def _other_tokens(self) -> Iterator[Bench]:
+        """The engine, for utterances with tokens that the block gives them."""
+        bench = self.bench
+        try:
+            yield bench
+        finally:
+            bench.tokens_of = None
 
     def attention(self) -> Figures:
         """Measure everything that computes attention on this machine, alone: times and numbers."""
@@ -361,50 +534,67 @@ class GpuBench:
         lm = self._config.qwen
         weight = parts.networks.lm.llm_decoder.weight
         cache = weight.new_empty(1, 2, 0, lm.kv_heads, 0, lm.head_dim)
-        sizes = Sizes() if self._device.type == "cuda" else Sizes(past_pages=(4,), contexts=(256,), repeats=3)
+        sizes = Sizes() if self.on_cuda else Sizes(past_pages=(4,), contexts=(256,), repeats=3)
         flow = parts.networks.flow
         assert isinstance(flow, Flow)
         return measure_attention(flow, cache, lm.heads // lm.kv_heads, sizes)
 
     def replays(self) -> Figures:
-        """Time every captured graph alone."""
-        bench = self._loaded(self._plan.options)
-        runners = [runner for runner in bench.engine.components.runners if isinstance(runner, CapturingRunner)]
-        figures: Figures = {
-            " ".join(map(str, key)): round(ms, 4)
-            for runner in runners
-            for key, ms in runner.time_replays(REPLAYS, REPLAY_MS)
+        """Time every graph on the device as calls replay it: 1, 2, 4 ... of them that begin together.
+
+        The work of a graph follows from the lengths and pages of its calls: alone, on the inputs that it was captured
+        with, it would show less. Tokens and audio overlap as in service.
+        """
+        with self._other_tokens() as bench:
+            engine = bench.engine
+            runners = [runner for runner in engine.components.runners if isinstance(runner, CapturingRunner)]
+            bench.tokens_of = lambda key, run: forced_tokens(REPLAYED_TOKENS, key.generation).tolist()
+            speak_together(engine, engine.step, 1)
+            with ExitStack() as stack:
+                timed = [stack.enter_context(runner.timing()) for runner in runners]
+                for rows in reversed(captured_rows(engine.settings.max_utterances)):
+                    speak_together(engine, engine.step, min(rows, engine.settings.max_utterances))
+        replayed = {" ".join(map(str, key)): ms for times in timed for key, ms in times.items()}
+        captured = {" ".join(map(str, key)) for runner in runners for key in runner.keys}
+        return {
+            "ms": {
+                key: {
+                    "replays": len(ms),
+                    "min": round(min(ms), 4),
+                    "p50": round(percentile(ms, 50) or 0.0, 4),
+                    "max": round(max(ms), 4),
+                }
+                for key, ms in sorted(replayed.items())
+            },
+            "never_replayed": sorted(captured - set(replayed)),
         }
-        self.unload()  # replays overwrite what they computed for the voice
-        return figures
 
     def growth(self) -> Figures:
         """Measure how the cost of a second grows within a turn and within one sentence."""
-        bench = self._loaded(replace(self._plan.options, max_segment_s=int(self._plan.speed_seconds) + 12))
-        before = _Counts.of(bench.engine)
+        before = _Counts.of(self.bench.engine)
         return {
-            **bench.growth(self._plan.growth_seconds, 2),
-            **bench.unbroken(self._plan.speed_seconds, 2),
-            **before.since(bench.engine),
+            **self.bench.growth(self._plan.growth_seconds, 2),
+            **self.bench.unbroken(self._plan.speed_seconds, 2),
+            **before.since(self.bench.engine),
         }
 
     def correct(self) -> Figures:
         """Compare scores, drawn ids and audio of the device with float32 on the CPU, with the same tokens."""
-        reference = self._measure_outputs(replace(self._plan.options, device="cpu", half=False, graphs=False))
+        alone = _alone(self._plan.options)
+        reference = self._measure_outputs(replace(alone, device="cpu", half=False, graphs=False))
         figures: Figures = {}
         variants = {
-            "float32": replace(self._plan.options, half=False, graphs=False),
-            "float32_graphs": replace(self._plan.options, half=False),
-            "bfloat16_graphs": replace(self._plan.options, half=True),
+            "float32": replace(alone, half=False, graphs=False),
+            "float32_graphs": replace(alone, half=False),
+            "bfloat16_graphs": replace(alone, half=True),
         }
         for name, options in variants.items():
             figures[name] = _compare(reference, self._measure_outputs(options))
             figures[name]["degraded"] = list(self.bench.engine.info.degraded)
-        self.unload()
         return figures
 
     def _measure_outputs(self, options: LoadOptions) -> _Outputs:
-        bench = self._loaded(replace(options, max_utterances=4, memory_gb=options.memory_gb or 4.0))
+        bench = self.load_engine(options)
         engine = bench.engine
         audio = [bench.speak(forced_tokens(count, count)).pcm for count in self._plan.correct_tokens]
         return _Outputs(
@@ -417,7 +607,7 @@ class GpuBench:
         """List the kernels of one utterance by device time, and how many were launched."""
         bench = self.bench
         bench.speak(forced_tokens(100, 1))
-        cuda = self._device.type == "cuda"
+        cuda = self.on_cuda
         activities = [torch.profiler.ProfilerActivity.CPU]
         if cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -437,41 +627,50 @@ class GpuBench:
             ],
         }
 
-    def load(self, calls: int) -> Figures:
-        """Measure random arrivals with ``calls`` live calls on average."""
-        slots = slots_for(calls)
-        bench = self._loaded(replace(self._plan.options, max_utterances=slots, decode_batch=slots))
-        engine = bench.engine
-        before = _Counts.of(engine)
-        tokens: dict[UtteranceKey, CallScript] = {}
-
-        def announce(key: UtteranceKey, script: CallScript) -> None:
-            tokens[key] = script
-
-        bench.tokens_of = lambda key, run: forced_tokens(tokens[key].tokens[run], run).tolist() if key in tokens else ()
-        figures = asyncio.run(
-            measure_arrivals(
-                engine,
-                Arrivals(
-                    calls, self._plan.load_seconds, self._plan.call_s, VOICE, self._config.token_rate_hz, seed=calls
-                ),
-                stages=lambda: _stage_times(engine),
-                announce=announce,
+    def load(self, calls: int, seconds: float, settings: Figures) -> Figures:
+        """Measure random arrivals with ``calls`` live calls on average, with other settings of the scheduler."""
+        with self._other_settings(settings), self._other_tokens() as bench:
+            engine = bench.engine
+            before = _Counts.of(engine)
+            tokens: dict[UtteranceKey, CallScript] = {}
+            bench.tokens_of = lambda key, run: forced_tokens(tokens[key].tokens[run], run).tolist()
+            figures = asyncio.run(
+                measure_arrivals(
+                    engine,
+                    Arrivals(calls, seconds, self._plan.call_s, VOICE, self._config.token_rate_hz, seed=calls),
+                    stages=lambda: _stage_times(engine),
+                    announce=tokens.__setitem__,
+                )
             )
-        )
-        return {**figures, "slots": slots, "degraded": list(engine.info.degraded), **before.since(engine)}
+            return {
+                **settings,
+                **figures,
+                "slots": engine.settings.max_utterances,
+                "degraded": list(engine.info.degraded),
+                **before.since(engine),
+            }
+
+    @contextmanager
+    def _other_settings(self, changes: Figures) -> Iterator[None]:
+        """Use an engine with other settings of the scheduler on the components of the one at hand."""
+        bench = self.bench
+        engine = bench.engine
+        bench.engine = engine.with_settings(replace(engine.settings, **changes))
+        try:
+            yield
+        finally:
+            bench.engine = engine
 
     def cancels(self) -> Figures:
         """Measure memory after cancelled utterances."""
         return dict(self.bench.cancels(self._plan.cancels)) if self._plan.cancels else {}
 
-    def variant(self, changes: Figures) -> Figures:
-        """Measure first audio and speed with other options of the engine."""
-        bench = self._loaded(replace(self._plan.options, **changes))
-        figures = {**changes, **bench.first_audio(5), **bench.speed(self._plan.speed_seconds / 2, 1)}
-        figures |= _fallbacks(bench.engine)
-        self.unload()
-        return figures
+    def variant(self, options: Figures, settings: Figures) -> Figures:
+        """Measure first audio and speed with other ``options``, which the engine has, and ``settings``."""
+        with self._other_settings(settings):
+            bench = self.bench
+            figures = {**options, **settings, **bench.first_audio(10), **bench.speed(self._plan.speed_seconds / 2, 2)}
+            return figures | _fallbacks(bench.engine)
 
     def other_family(self) -> Figures:
         """Measure start, first audio and speed of another model family with random weights of the same size."""
@@ -480,10 +679,9 @@ class GpuBench:
         path = Path(tempfile.mkdtemp(prefix="bench-gpu-"))
         self._temporary.append(path)
         write_random_bundle(path / family, family, bundle_size(bundle))
-        bench = self._loaded(replace(self._plan.options, bundle=path / family))
+        bench = self.load_engine(replace(_alone(self._plan.options), bundle=path / family))
         figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
-        self.unload()
-        return figures
+        return figures | _fallbacks(bench.engine)
 
 
 def bundle_size(bundle: Bundle) -> str:

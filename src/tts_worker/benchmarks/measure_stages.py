@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
-from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals
+from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, Step, measure_arrivals
 from tts_worker.benchmarks.stage_times import adjusted, fit
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, Policy
@@ -168,7 +169,7 @@ def record_batches(bench: Bench, batches: Sequence[int], repeats: int, tokens: i
     with _recording(bench.engine) as recorder:
         for _ in range(repeats):
             for count in batches:
-                _speak_together(bench.engine, recorder, count)
+                speak_together(bench.engine, partial(recorder.step, bench.engine), count)
     return recorder
 
 
@@ -248,7 +249,12 @@ def _line(samples: Sequence[tuple[float, float]]) -> StageTime:
     return StageTime(((first, low), (second, max(low, high))))
 
 
-def _speak_together(engine: CosyVoiceEngine, recorder: PassRecorder, count: int) -> None:
+def speak_together(engine: CosyVoiceEngine, step: Step, count: int) -> None:
+    """Let ``count`` utterances begin together and speak as fast as they can, by calls of ``step``.
+
+    Raises:
+        SynthesisFailed: One of them failed.
+    """
     keys = [UtteranceKey(f"{_SESSION}-{n}", n) for n in range(count)]
     text = "All of them say the same words at the same time."
     segment = Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
@@ -257,7 +263,7 @@ def _speak_together(engine: CosyVoiceEngine, recorder: PassRecorder, count: int)
         engine.handle(Text(key, segment))
         engine.handle(EndText(key))
     while engine.has_work:
-        for event in recorder.step(engine, perf_counter()):
+        for event in step(perf_counter()):
             if isinstance(event, Failed):
                 raise SynthesisFailed(f"the measurement failed: {event.error.message}")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
+from tts_worker.benchmarks.gpu_process import run_isolated
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config
@@ -27,7 +30,7 @@ from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRu
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.errors import ConfigError
+from tts_worker.errors import ConfigError, DeviceLost
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,18 +58,21 @@ def only(plan: Plan, *names: str, **changes: Any) -> Plan:
 
 def test_every_section_writes_the_file(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[str]] = []
-    add = Results.add
+    write = Results.write
 
-    def spy(self: Results, section: str, figures: gpu.Figures) -> None:
-        add(self, section, figures)
+    def spy(self: Results) -> None:
+        write(self)
         assert self.path is not None
-        written.append(list(json.loads(self.path.read_text())))
+        written.append([f"{name} {'running' in one}" for name, one in json.loads(self.path.read_text()).items()])
 
-    monkeypatch.setattr(Results, "add", spy)
+    monkeypatch.setattr(Results, "write", spy)
 
     run_sections(only(plan, "machine", "start", "first_audio"), Results(tmp_path / "gpu.json"))
 
-    assert written == [["machine"], ["machine", "start"], ["machine", "start", "first_audio"]]
+    assert written[0] == ["machine True"]
+    assert written[1] == ["machine False"]
+    assert written[4] == ["machine False", "start False", "first_audio True"]
+    assert written[5] == ["machine False", "start False", "first_audio False"]
     figures = json.loads((tmp_path / "gpu.json").read_text())
     assert figures["first_audio"]["texts"] == 2
     assert figures["first_audio"]["max_ms"] >= figures["first_audio"]["p50_ms"] > 0
@@ -98,7 +104,58 @@ def test_sections_beyond_the_budget_are_skipped(plan: Plan) -> None:
     figures = run_sections(only(plan, "machine", "start", budget_s=140.0), Results(None), lambda: next(times)).figures
 
     assert "skipped" not in figures["machine"]
-    assert "time budget" in figures["start"]["skipped"]
+    assert figures["start"]["skipped"] == "0 s of the time budget are left, about 50 s are needed"
+
+
+def test_engine_that_must_be_built_counts_for_the_budget(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first guess is replaced by what the last engine took."""
+    speed, variant, correct = (section for section in sections(only(plan, "speed", "variant_as_served", "correct")))
+    with GpuBench(plan) as bench:
+        assert bench.expected_s(speed) == speed.expected_s + gpu.ENGINE_S
+        bench.load_engine(plan.options)
+        assert 0 < bench._engine_s < gpu.ENGINE_S
+        assert bench.expected_s(speed) == speed.expected_s
+        assert bench.expected_s(variant) == variant.expected_s + bench._engine_s
+        assert bench.expected_s(correct) == correct.expected_s + 4 * bench._engine_s
+
+
+def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading the official size takes a third of a minute: eleven variants would take most of ten minutes with it."""
+    loaded = []
+    load = Networks.load
+
+    def counted(*args: Any, **kwargs: Any) -> Networks:
+        loaded.append(load(*args, **kwargs))
+        return loaded[-1]
+
+    built = []
+    bench_of = gpu.Bench
+
+    def built_bench(*args: Any) -> gpu.Bench:
+        built.append(args[0])
+        return bench_of(*args)
+
+    monkeypatch.setattr(Networks, "load", counted)
+    monkeypatch.setattr(gpu, "Bench", built_bench)
+    names = ["speed", "cancels", "load_1", "load_2", "variant_load_as_served", "variant_load_burst_4"]
+    names += ["variant_as_served", "variant_burst_16", "variant_stride_2"]
+
+    figures = run_sections(
+        only(plan, *names, loads=(2, 1), load_seconds=0.4, call_s=(0.2, 0.4), speed_seconds=0.4, cancels=2),
+        Results(None),
+    ).figures
+
+    assert [name for name, section in figures.items() if "error" in section] == []
+    assert len(loaded) == 1
+    assert [options.max_utterances for options in built] == [None, slots_for(2), 2, 2]
+    assert [name for name, section in figures.items() if "engine_s" in section] == [
+        "speed",
+        "load_2",
+        "variant_as_served",
+        "variant_stride_2",
+    ]
+    assert figures["variant_load_burst_4"]["burst_tokens"] == 4
+    assert figures["load_1"]["slots"] == figures["load_2"]["slots"] == slots_for(2)
 
 
 def test_profile_counts_every_kernel_once() -> None:
@@ -162,7 +219,7 @@ def test_sections_for_cuda_are_skipped_on_a_cpu(plan: Plan, monkeypatch: pytest.
 def test_attention_is_compared_where_it_can_run(plan: Plan) -> None:
     figures = run_sections(only(plan, "attention"), Results(None)).figures["attention"]
 
-    shapes = [shape for shape in figures if shape != "section_s"]
+    shapes = [shape for shape in figures if not shape.endswith("_s")]
     assert shapes == [
         f"{what} batch {n} {past}" for n in (1, 8) for what, past in (("pages", "past 4"), ("slots", "context 256"))
     ]
@@ -280,3 +337,116 @@ def test_device_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert str(gpu.resolve_device("cuda:1")) == "cuda:1"
     with pytest.raises(ConfigError, match="there is no cuda:2"):
         gpu.resolve_device("cuda:2")
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def dying(*codes: int) -> Callable[[Plan, Path], int]:
+    """Run one section for each process, and begin a second one if its exit code is not 0."""
+    left = list(codes)
+
+    def run_part(plan: Plan, path: Path) -> int:
+        results = Results.read(path)
+        code = left.pop(0)
+        if code == 0:
+            for name in plan.sections:
+                results.add(name, {"ms": 1.0})
+        elif code > 0:
+            results.add(plan.sections[0], {"ms": 1.0})
+            results.begin(plan.sections[1])
+        return code
+
+    return run_part
+
+
+def test_process_that_dies_loses_one_section(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    path.write_text('{"machine": {"of": "an earlier run"}}')
+    part = only(plan, "machine", "start", "first_audio", "speed", "cancels")
+
+    figures = run_isolated(part, path, run_part=dying(1, 9, 0))
+
+    assert figures == json.loads(path.read_text())
+    assert figures == {
+        "machine": {"ms": 1.0},
+        "start": {"error": "the process was lost: exit code 1"},
+        "first_audio": {"ms": 1.0},
+        "speed": {"error": "the process was lost: exit code 9"},
+        "cancels": {"ms": 1.0},
+    }
+
+
+def test_processes_that_cannot_begin_end_the_run(plan: Plan, tmp_path: Path) -> None:
+    figures = run_isolated(only(plan, "machine", "start"), tmp_path / "gpu.json", run_part=dying(-9, -9))
+
+    error = {"error": "no process could begin with it: exit code -9"}
+    assert figures == {"machine": error, "start": error}
+
+
+def test_later_processes_have_what_is_left_of_the_budget(plan: Plan, tmp_path: Path) -> None:
+    budgets: list[float] = []
+    run_part = dying(1, 0)
+
+    def spy(plan: Plan, path: Path) -> int:
+        budgets.append(plan.budget_s)
+        return run_part(plan, path)
+
+    times = iter(range(0, 1000, 70))
+    run_isolated(
+        only(plan, "machine", "start", "speed", budget_s=200.0),
+        tmp_path / "gpu.json",
+        run_part=spy,
+        clock=lambda: next(times),
+    )
+
+    assert budgets == [130.0, 60.0]
+
+
+def test_device_that_is_lost_ends_the_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The section has its error, and the others are for the next process."""
+
+    def fail(bench: GpuBench) -> gpu.Figures:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    def lose(bench: GpuBench) -> None:
+        raise DeviceLost("the device was lost")
+
+    monkeypatch.setattr(GpuBench, "unload", lose)
+    broken = Section("broken", fail, 0.0)
+    monkeypatch.setattr(gpu, "sections", lambda plan: [broken, *sections(plan)])
+    results = Results(None)
+
+    with pytest.raises(DeviceLost):
+        run_sections(only(plan, "machine"), results)
+
+    assert list(results.figures) == ["broken"]
+    assert results.figures["broken"]["error"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.timeout(120)
+def test_sections_run_in_another_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """From the command line to the file."""
+    output = tmp_path / "gpu.json"
+    arguments = ["--random", "cosyvoice3", "--size", "tiny", "--device", "cpu", "--threads", "1"]
+
+    assert main(["bench", "gpu", *arguments, "--sections", "machine,variant_gather", "--output", str(output)]) == 0
+
+    figures = json.loads(output.read_text())
+    assert json.loads(capfd.readouterr().out) == figures
+    assert figures["machine"]["device"] == "cpu"
+    assert figures["variant_gather"] == {"skipped": "needs a CUDA device"}
+
+
+def test_section_that_hangs_ends_its_process() -> None:
+    """Within the driver, too, where no Python runs any more."""
+    code = """
+import ctypes
+from tts_worker.benchmarks.gpu_process import _ends_after
+with _ends_after(0.2):
+    ctypes.PyDLL(None).pause()  # with the interpreter's lock held
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr

@@ -127,40 +127,27 @@ def test_fake_graph_exposes_uncaptured_state() -> None:
     assert second.tolist() == [6.0, 6.0], "a replay runs the captured function"
 
 
-def test_every_captured_graph_is_timed_alone() -> None:
+def test_replays_of_utterances_are_timed_by_key() -> None:
+    """On their own inputs: a graph reads as much of the memory as they say, so that made-up ones show nothing."""
     runner = FakeGraphRunner()
-    calls = 0
 
     def compute(x: Tensor) -> Tensors:
-        nonlocal calls
-        calls += 1
         return (x + 1,)
 
-    for size in (1, 2):
+    for size in (1, 2, 3):
         runner.capture(("key", size), compute, (torch.ones(size),))
-    calls = 0
 
-    times = dict(runner.time_replays(5))
+    runner.run(("key", 1), compute, (torch.ones(1),))
+    with runner.timing() as times:
+        for size in (1, 2, 1):
+            runner.run(("key", size), compute, (torch.ones(size),))
+        runner.run(("none", 1), compute, (torch.ones(1),))
+    runner.run(("key", 2), compute, (torch.ones(2),))
 
-    assert set(times) == {("key", 1), ("key", 2)}
-    assert all(ms > 0 for ms in times.values())
-    assert calls == 2 * (1 + 5), "one replay before the measurement"
-    assert runner.replays == 0, "they are no replays of an utterance"
-
-
-def test_slow_graph_is_timed_by_fewer_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All graphs of an engine, of which the largest take 50 ms, must be timed within a minute."""
-    runner = FakeGraphRunner()
-    runner.capture(("slow",), lambda x: (x + 1,), (torch.ones(1),))
-    counts: list[int] = []
-
-    def time(replay: object, repeats: int) -> float:
-        counts.append(repeats)
-        return 40.0 * repeats
-
-    monkeypatch.setattr(runner, "_time", time)
-    assert dict(runner.time_replays(200, limit_ms=250.0)) == {("slow",): 40.0}
-    assert counts == [1, 6]
+    assert runner.keys == (("key", 1), ("key", 2), ("key", 3))
+    assert {key: len(each) for key, each in times.items()} == {("key", 1): 2, ("key", 2): 1}
+    assert all(ms > 0 for each in times.values() for ms in each)
+    assert runner.replays == 5
 
 
 class _LateCopy:

@@ -461,6 +461,15 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         segment = plain_segment("This is a sentence to warm up with.")
         return self.speak(UtteranceKey(_WARM_UP, -1), SynthesisParams(voice, speed=speed), [segment])
 
+    def with_settings(self, settings: StreamingConfig) -> CosyVoiceEngine:
+        """Return an engine with other settings on the components of this one, which must be idle and stay open.
+
+        What the components were built and captured for must be the same.
+        """
+        engine = CosyVoiceEngine(self.components, replace(self._model, settings=settings), healthy=self._healthy)
+        engine.info = replace(engine.info, degraded=self.info.degraded)
+        return engine
+
     def close(self) -> None:
         """Release all utterances and stop the streams."""
         super().close()

@@ -44,6 +44,7 @@ CPU_MEMORY_GB = 4.0
 CUDA_MEMORY_SHARE = 0.85  # of the memory that is free beside the weights and the cache of the language model
 CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, contexts of the flow and captured graphs
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
+CUDA_UTTERANCES = 64  # slots and largest decode batch by default
 MIN_PAGES = 12
 MAX_PAGES = 65_536
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
@@ -93,6 +94,7 @@ class LoadOptions:
     cached_voices: int = 4
     decode_batch: int | None = None
     render_batch: int | None = None
+    burst_tokens: int = 8
     smooth_start: bool = True
     first_chunk_on_device: bool = True
     graphs_dir: Path | None = None
@@ -105,6 +107,7 @@ def load_engine(
     script: Script | None = None,
     more_voices: Mapping[str, Voice] | None = None,
     enrolled: EnrolledVoices | None = None,
+    networks: Networks | None = None,
 ) -> CosyVoiceEngine:
     """Load an engine. ``warm_up`` must be called before use.
 
@@ -113,6 +116,8 @@ def load_engine(
         script: Replaces drawn ids, for benchmarks and tests.
         more_voices: Voices in addition to those of the model directory, for benchmarks.
         enrolled: Voices enrolled at run time.
+        networks: Those of another engine with the same model directory, device, precision and back end, which took
+            them from their files; None: load them.
 
     Raises:
         BundleError: The model directory is incomplete or damaged.
@@ -135,7 +140,9 @@ def load_engine(
         _check_v1(options)
     if cuda:
         _return_unused_memory()
-    networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
+    is_loaded = networks is not None
+    if networks is None:
+        networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
     overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
     stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
@@ -151,10 +158,10 @@ def load_engine(
             plan_cache=options.plan_cache,
         ),
     )
-    if half and backend.active is Backend.TORCH:
+    if half and backend.active is Backend.TORCH and not is_loaded:
         halve_flow(networks)
     has_graphs = backend.active is Backend.TORCH and not is_v1
-    max_utterances = options.max_utterances or (64 if cuda else 16)
+    max_utterances = options.max_utterances or (CUDA_UTTERANCES if cuda else 16)
     config = StreamingConfig(
         overlap=overlap,
         max_utterances=max_utterances,
@@ -165,8 +172,9 @@ def load_engine(
         max_segment_s=options.max_segment_s,
         pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
         cached_voices=options.cached_voices,
-        decode_batch=options.decode_batch or (64 if cuda else 16),
+        decode_batch=options.decode_batch or (CUDA_UTTERANCES if cuda else 16),
         render_batch=render_batch,
+        burst_tokens=options.burst_tokens,
         smooth_start=options.smooth_start,
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and cuda,

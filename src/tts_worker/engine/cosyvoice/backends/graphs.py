@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -163,6 +163,7 @@ class CapturingRunner(CountingRunner, ABC):
         self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
         self.eager_keys: Counter[Key] = Counter()
         self._graphs: dict[Key, _CapturedGraph] = {}
+        self._timed: list[tuple[Key, Any, Any]] | None = None  # begin and end of the replays, while they are timed
 
     def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
         graph = self._graphs.get(key)
@@ -174,7 +175,12 @@ class CapturingRunner(CountingRunner, ABC):
             return compute(*inputs)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)
-        graph.replay()
+        if self._timed is None:
+            graph.replay()
+        else:
+            begin = self._mark()
+            graph.replay()
+            self._timed.append((key, begin, self._mark()))
         self._counts_of(key).replays += 1
         return graph.outputs
 
@@ -198,20 +204,22 @@ class CapturingRunner(CountingRunner, ABC):
         super().reset_counts()
         self.eager_keys.clear()
 
-    def time_replays(self, repeats: int, limit_ms: float = math.inf) -> Iterator[tuple[Key, float]]:
-        """Replay each graph on its last inputs and yield its key and the mean time in ms.
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys with a graph."""
+        return tuple(self._graphs)
 
-        A replay changes the memory that the computation writes: call it only without utterances, and discard the engine
-        afterwards.
-
-        Args:
-            repeats: Replays of a graph, after one that is not measured.
-            limit_ms: Time for a graph, in which a slow one is replayed less often.
-        """
-        for key, graph in self._graphs.items():
-            first_ms = self._time(graph.replay, 1)
-            count = max(1, int(min(repeats, limit_ms / max(first_ms, 1e-3))))
-            yield key, self._time(graph.replay, count) / count
+    @contextmanager
+    def timing(self) -> Iterator[dict[Key, list[float]]]:
+        """Time every replay inside the block. When it ends, it yields the milliseconds of each, by key."""
+        times: dict[Key, list[float]] = {}
+        self._timed = timed = []
+        try:
+            yield times
+        finally:
+            self._timed = None
+        for key, begin, end in timed:
+            times.setdefault(key, []).append(self._elapsed_ms(begin, end))
 
     def clear(self) -> None:
         self._graphs.clear()
@@ -220,8 +228,12 @@ class CapturingRunner(CountingRunner, ABC):
     def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph: ...
 
     @abstractmethod
-    def _time(self, replay: Callable[[], None], repeats: int) -> float:
-        """Return the time of ``repeats`` calls of ``replay`` in ms."""
+    def _mark(self) -> Any:
+        """Return a point in the work submitted so far."""
+
+    @abstractmethod
+    def _elapsed_ms(self, begin: Any, end: Any) -> float:
+        """Return the time between two points, the later of which is waited for."""
 
     def _free_memory(self) -> None:
         """Return unused memory to the device after a failed capture."""
@@ -247,15 +259,14 @@ class GraphRunner(CapturingRunner):
             static_outputs = compute(*inputs)
         return _CapturedGraph(inputs, static_outputs, graph.replay)
 
-    def _time(self, replay: Callable[[], None], repeats: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._stream):
-            start.record(self._stream)
-            for _ in range(repeats):
-                replay()
-            end.record(self._stream)
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def _elapsed_ms(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()
-        return float(start.elapsed_time(end))
+        return float(begin.elapsed_time(end))
 
     def _free_memory(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()  # a failed capture may leave its pool in use
@@ -279,8 +290,8 @@ class FakeGraphRunner(CapturingRunner):
 
         return _CapturedGraph(inputs, static_outputs, replay)
 
-    def _time(self, replay: Callable[[], None], repeats: int) -> float:
-        began_s = perf_counter()
-        for _ in range(repeats):
-            replay()
-        return 1000 * (perf_counter() - began_s)
+    def _mark(self) -> float:
+        return perf_counter()
+
+    def _elapsed_ms(self, begin: float, end: float) -> float:
+        return 1000 * (end - begin)
