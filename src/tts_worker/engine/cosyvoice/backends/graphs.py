@@ -213,7 +213,8 @@ class CapturingRunner(CountingRunner, ABC):
     def timing(self) -> Iterator[dict[Key, list[float]]]:
         """Time every replay inside the block. When it ends, it yields the milliseconds of each, by key."""
         times: dict[Key, list[float]] = {}
-        self._timed = timed = []
+        timed: list[tuple[Key, Any, Any]] = []
+        self._timed = timed
         try:
             yield times
         finally:
