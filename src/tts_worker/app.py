@@ -60,6 +60,7 @@ from tts_worker.settings import (
     ServerSettings,
     Settings,
     TextSettings,
+    check_directory,
     packaged,
     read_yaml,
 )
@@ -100,6 +101,10 @@ class Worker:
         )
         self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices
+        if voices.directory is not None:
+            check_directory("voices.directory", voices.directory, must_exist=True)
+        if settings.batch.directory is not None:
+            check_directory("batch.directory", settings.batch.directory, must_exist=False)
         directory = voices.directory or packaged("voicepacks")
         self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
         packs = [installed.pack for installed in self.packs]

@@ -14,6 +14,7 @@ import yaml
 from tests.conftest import serving, until
 from tests.unit.test_settings import uncommented
 from tts_worker.cli import main
+from tts_worker.errors import ConfigError
 from tts_worker.settings import load_settings
 
 
@@ -70,7 +71,55 @@ def test_check_finds_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "worker.yaml"
     file.write_text("server:\n  port: 1\n  key_file: keys.yaml\n")
     assert main(["config", "check", str(file)]) == 1
-    assert capsys.readouterr().out == f"{file}:3: server.key_file: the file {tmp_path / 'keys.yaml'} does not exist\n"
+    missing = f"the config file {tmp_path / 'keys.yaml'} cannot be read: No such file or directory"
+    assert capsys.readouterr().out == f"{file}:3: server.key_file: {missing}\n"
+
+
+def test_check_opens_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text(
+        "server:\n  key_file: keys.yaml\n  tls_certificate: junk.pem\n"
+        "grpc:\n  tls_certificate: junk.pem\n"
+        "text:\n  lexicon: {a: 5}\n  lexicon_file: words.yaml\n"
+        "voices:\n  directory: none\n"
+        "batch:\n  directory: junk.pem/batches\n"
+    )
+    (tmp_path / "keys.yaml").write_text("keys: [{name: a, key: secret}]")
+    (tmp_path / "junk.pem").write_text("junk")
+    (tmp_path / "words.yaml").write_text("word: [1]")
+    assert main(["config", "check", str(file)]) == 1
+    output = capsys.readouterr().out
+    places = [line.removeprefix(f"{file}:").split(": ")[:2] for line in output.splitlines()]
+    assert places == [
+        ["2", "server.key_file"],
+        ["3", "server.tls_certificate"],
+        ["5", "grpc.tls_certificate"],
+        ["7", "text.lexicon"],
+        ["8", "text.lexicon_file"],
+        ["10", "voices.directory"],
+        ["12", "batch.directory"],
+    ]
+    assert "8 characters" in output
+    assert "secret" not in output
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"voices": {"directory": "{folder}/none"}}, "voices.directory: {folder}/none is not a directory"),
+        ({"batch": {"directory": "{folder}/file/batches"}}, "batch.directory: {folder}/file is not a directory"),
+    ],
+)
+async def test_serving_refuses_directories_that_cannot_be_used(
+    section: dict[str, dict[str, str]], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path)
+    ((name, values),) = section.items()
+    with pytest.raises(ConfigError) as refused:
+        async with serving(**{name: {key: value.format(folder=folder) for key, value in values.items()}}):
+            pass
+    assert refused.value.message == message.format(folder=folder)
 
 
 def test_check_names_the_environment(

@@ -6,25 +6,20 @@ Exit codes: 0 valid, 1 invalid settings, 2 the file cannot be read or is not YAM
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml
 
-from tts_worker.settings import find_config, load_settings
+from tts_worker.errors import TTSWorkerError
+from tts_worker.server.tls import load_context
+from tts_worker.settings import Settings, check_directory, find_config, load_settings, read_yaml
+from tts_worker.settings.keys import read_key_file
 from tts_worker.settings.problems import InvalidSettings, SettingProblem
-
-FILES = (
-    ("server", "key_file"),
-    ("server", "tls_certificate"),
-    ("server", "tls_key"),
-    ("server", "tls_client_ca"),
-    ("grpc", "tls_certificate"),
-    ("grpc", "tls_key"),
-    ("grpc", "tls_client_ca"),
-    ("text", "lexicon_file"),
-)
-"""Settings that name a file which must exist when the worker starts."""
+from tts_worker.text.lexicon import Lexicon
+from tts_worker.voicepack.voice_pack import read_voicepacks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +34,7 @@ def run(args: argparse.Namespace) -> int:
     except InvalidSettings as error:
         problems = error.problems
     else:
-        sections = settings.model_dump()
-        named = {path: sections[path[0]].get(path[1]) for path in FILES}
-        problems = [
-            SettingProblem(path, f"the file {each} does not exist")
-            for path, each in named.items()
-            if each is not None and not Path(each).is_file()
-        ]
+        problems = list(_file_problems(settings))
     lines = dict(_lines(yaml.compose(file.read_text("utf-8")), ()))
     for problem in problems:
         print(f"{_place(file, problem, lines)}: {problem.key}: {problem.message}")
@@ -53,6 +42,39 @@ def run(args: argparse.Namespace) -> int:
         return 1
     print(f"{file}: valid")
     return 0
+
+
+def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
+    """Open the files that the settings name as the worker does, and yield what it would refuse."""
+    server, grpc, text = settings.server, settings.grpc, settings.text
+    checks: list[tuple[tuple[str, str], Callable[[], object]]] = []
+    if server.key_file is not None:
+        checks.append((("server", "key_file"), partial(read_key_file, server.key_file)))
+    for name, section in (("server", server), ("grpc", grpc)):
+        if (certificate := section.tls_certificate) is not None:
+            load = partial(load_context, name, certificate, section.tls_key, section.tls_client_ca)
+            checks.append(((name, "tls_certificate"), load))
+    checks.append((("text", "lexicon"), partial(Lexicon.from_mapping, text.lexicon, name="text.lexicon")))
+    if (lexicon := text.lexicon_file) is not None:
+        checks.append((("text", "lexicon_file"), lambda: Lexicon.from_mapping(read_yaml(lexicon), name=lexicon.name)))
+    if (packs := settings.voices.directory) is not None:
+        checks.append((("voices", "directory"), partial(check_directory, "voices.directory", packs, must_exist=True)))
+        checks.append((("voices", "directory"), partial(read_voicepacks, packs)))
+    if (batches := settings.batch.directory) is not None:
+        checks.append((("batch", "directory"), partial(check_directory, "batch.directory", batches, must_exist=False)))
+    for path, check in checks:
+        try:
+            check()
+        except TTSWorkerError as error:
+            yield _problem(path, error.message)
+
+
+def _problem(path: tuple[str, str], message: str) -> SettingProblem:
+    """Describe the problem of a file; ``message`` may begin with the settings, the first of which is to blame."""
+    named = re.match(rf"({path[0]})\.(\w+)(, \w+\.\w+)*: ", message)
+    return (
+        SettingProblem(path, message) if named is None else SettingProblem((named[1], named[2]), message[named.end() :])
+    )
 
 
 def _place(file: Path, problem: SettingProblem, lines: dict[tuple[str, ...], int]) -> str:

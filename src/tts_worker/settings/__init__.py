@@ -11,7 +11,7 @@ from tts_worker.settings.engines import (
     KokoroEngineSettings,
     ToneEngineSettings,
 )
-from tts_worker.settings.load import load_settings, parse_yaml, read_yaml
+from tts_worker.settings.load import check_directory, load_settings, parse_yaml, read_yaml
 from tts_worker.settings.packaged import find_config, packaged
 from tts_worker.settings.sections import (
     BatchSettings,
@@ -41,6 +41,7 @@ __all__ = [
     "ToneEngineSettings",
     "TracingSettings",
     "WebRtcSettings",
+    "check_directory",
     "find_config",
     "is_loopback",
     "load_settings",

@@ -107,10 +107,52 @@ def _is_installed_voice(bundle: str, base: Path) -> bool:
     return not (base / bundle).exists() and bundle in installed_voices()
 
 
+class RepeatedKey(yaml.YAMLError):
+    """A mapping has a key twice; the message has both lines."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice: the first value would be lost."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if (name := (key.tag, key.value)) in lines:
+                raise RepeatedKey(f'line {line}: "{key.value[:64]}" is given twice, first in line {lines[name]}')
+            lines[name] = line
+        return node
+
+
+def check_directory(setting: str, directory: Path, *, must_exist: bool) -> None:
+    """Check that a directory can be used.
+
+    Args:
+        setting: The setting that names it.
+        directory: The directory.
+        must_exist: Whether it must exist; otherwise it is created when it is needed.
+
+    Raises:
+        ConfigError: It does not exist, or it or a folder above it is a file.
+    """
+    if not must_exist:
+        directory = next((each for each in (directory, *directory.parents) if each.exists()), directory)
+    if not directory.is_dir():
+        raise ConfigError(f"{setting}: {directory} is not a directory")
+
+
 def parse_yaml(text: str) -> Any:
-    """Parse YAML. Raises YAMLError, also for a value that fits its form but not its type, such as 2024-13-45."""
+    """Parse YAML.
+
+    Raises:
+        YAMLError: It is not valid, or a value fits its form but not its type, such as 2024-13-45.
+        RepeatedKey: A mapping has a key twice.
+    """
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except (ValueError, KeyError, AttributeError, RecursionError):  # RecursionError: nested too deeply
         raise yaml.YAMLError("a value does not fit its type") from None
 
@@ -119,6 +161,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping. Raises ConfigError naming file, line and column."""
     try:
         data = parse_yaml(file.read_text("utf-8"))
+    except RepeatedKey as error:
+        raise ConfigError(f"{file}, {error}") from None
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
