@@ -17,8 +17,8 @@ RNG = np.random.default_rng(1)
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise differs from the library's by design; without noise the outputs must agree."""
-    tables = np.zeros_like(vocoder_module.noise_tables())
-    monkeypatch.setattr(vocoder_module, "noise_tables", lambda: tables)
+    windows = np.broadcast_to(np.complex64(0), vocoder_module.noise_windows().shape)
+    monkeypatch.setattr(vocoder_module, "noise_windows", lambda: windows)
 
 
 def spectra(frames: int, seed: int = 0) -> Spectra:
@@ -70,6 +70,26 @@ def test_later_first_frame_gives_the_same_samples(first_frame: int) -> None:
     assert start == (first_frame + 1) * FRAME_SAMPLES
     actual = np.concatenate([vocoder.render(9) for _ in range(6)])
     np.testing.assert_allclose(actual, synthesize_whole(predicted)[start : start + len(actual)], atol=2e-6)
+
+
+PITCHES_HZ = st.one_of(st.just(0.0), st.floats(0, 1, width=32), st.floats(20, 1_100, width=32))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(PITCHES_HZ, st.integers(1, 12)), min_size=1, max_size=40))
+def test_pulses_are_those_of_the_library(runs: list[tuple[float, int]]) -> None:
+    f0_hz = np.repeat(*zip(*runs, strict=True)).astype(np.float32)
+    actual, expected = vocoder_module.pulse_train(f0_hz), dsp.pulses(f0_hz)
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(actual, expected)
+
+
+def test_frames_without_pulses_have_no_harmonics() -> None:
+    predicted = spectra(40)
+    predicted.f0_hz[:] = 0
+    expected = Vocoder(predicted, np.random.default_rng(3)).render(40)
+    predicted.parts[:, HARMONIC] = 7
+    assert np.array_equal(Vocoder(predicted, np.random.default_rng(3)).render(40), expected)
 
 
 def noise_only(frames: int) -> Spectra:
