@@ -7,9 +7,11 @@ import datetime
 import ipaddress
 import itertools
 import json
+import re
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -27,14 +29,15 @@ from tests.fakes.redis import eventually
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
 from tts_worker.client import ClientSettings
+from tts_worker.client.unreachable import unreachable_over_grpc
 from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1, which is its own CA, and its key."""
+def certificate(folder: Path, *, host: str = "127.0.0.1", expires_in_days: float = 1) -> tuple[Path, Path]:
+    """A self-signed certificate of an address, which is its own CA, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -44,9 +47,9 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .not_valid_before(now - datetime.timedelta(days=9))
+        .not_valid_after(now + datetime.timedelta(days=expires_in_days))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -92,6 +95,53 @@ async def test_client_connects_over_wss_with_private_ca(tmp_path: Path, monkeypa
                     assert item.outcome is Outcome.DONE
                     break
             assert samples > 5_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_trusted", "message"),
+    [
+        ({"expires_in_days": -1}, True, "expired"),
+        ({"host": "127.0.0.2"}, True, "127.0.0.1"),
+        ({}, False, "SSL_CERT_FILE"),
+    ],
+    ids=["expired", "wrong-host", "private-ca"],
+)
+async def test_client_says_why_a_certificate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], is_trusted: bool, message: str
+) -> None:
+    crt, key = certificate(tmp_path, **kind)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(crt))
+    async with (
+        serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address,
+        tts_worker.connect(address.replace("https", "wss")) as client,
+    ):
+        for call in (client.open, client.voices.list):
+            with pytest.raises(ConnectionLost, match=f"certificate.*{message}"):
+                await call()
+
+
+async def test_client_of_a_worker_without_tls_is_told_so() -> None:
+    async with serving() as address, tts_worker.connect(f"wss://{address}") as client:
+        with pytest.raises(ConnectionLost, match="does not use TLS"):
+            await client.open()
+
+
+@pytest.mark.parametrize(
+    ("details", "message"),
+    [
+        (
+            "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:"
+            "CERTIFICATE_VERIFY_FAILED: certificate has expired: OK",
+            "refused: certificate has expired",
+        ),
+        ("error:1000007d:CERTIFICATE_VERIFY_FAILED: self signed certificate", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
+        ("check failed with error: UNAUTHENTICATED: Hostname Verification Check failed.", "for another host name"),
+        ("Connection refused", r"\(UNAVAILABLE\): is it running"),
+    ],
+)
+def test_details_of_grpc_say_why_a_certificate_is_refused(details: str, message: str) -> None:
+    assert re.search(message, unreachable_over_grpc("UNAVAILABLE", details).message)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # asyncio of Python 3.10

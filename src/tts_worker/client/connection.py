@@ -16,6 +16,7 @@ from tts_worker.client.base import ClientSettings
 from tts_worker.client.link import RemoteConfig, check_format
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.stream import MessageStream
+from tts_worker.client.unreachable import unreachable
 from tts_worker.errors import (
     ConnectionLost,
     ErrorCode,
@@ -75,7 +76,7 @@ async def dial(
     except InvalidStatus as error:
         raise _handshake_error(error.response) from None
     except (OSError, InvalidHandshake, EOFError) as error:
-        raise ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?") from None
+        raise unreachable(error) from None
     try:
         ready = parse_worker_message(await socket.recv())
         if not isinstance(ready, ReadyMessage):

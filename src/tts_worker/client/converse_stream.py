@@ -11,6 +11,7 @@ import grpc
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.link import Receiver, check_format
 from tts_worker.client.stream import MessageStream
+from tts_worker.client.unreachable import unreachable_over_grpc
 from tts_worker.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -100,7 +101,7 @@ async def status_error(call: Any) -> TTSWorkerError:
         return _incompatible_error("the server there does not speak the protocol of this client")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the worker did not answer in time")
-    return ConnectionLost(f"the worker cannot be reached ({code.name}): is it running?")
+    return unreachable_over_grpc(code.name, details or "")
 
 
 class ConverseStream(MessageStream):

@@ -15,6 +15,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_stream import StreamedRequest
+from tts_worker.client.unreachable import unreachable
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, ErrorCode, ErrorInfo, TTSWorkerError, as_exception
 
 T = TypeVar("T")
@@ -207,7 +208,7 @@ def connection_error(error: OSError | HTTPException, timeout_s: float) -> TTSWor
     """Return the typed error of a failed connection."""
     if isinstance(getattr(error, "reason", error), TimeoutError):
         return DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s")
-    return ConnectionLost(f"the worker cannot be reached ({type(error).__name__}): is it running?")
+    return unreachable(error)
 
 
 def _json(raw: bytes, status: int) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from tts_worker.client.base import ClientSettings
-from tts_worker.errors import ConnectionLost, DeadlineExceeded
+from tts_worker.client.unreachable import unreachable
+from tts_worker.errors import DeadlineExceeded
 from tts_worker.timeouts import fail_after
 
 T = TypeVar("T")
@@ -120,8 +121,7 @@ class StreamedRequest:
         except (OSError, EOFError, asyncio.LimitOverrunError, HTTPException, ValueError) as error:
             if self._body_error is not None:
                 raise self._body_error from None
-            kind = type(error).__name__
-            raise ConnectionLost(f"the worker cannot be reached ({kind}): is it running?") from None
+            raise unreachable(error) from None
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, HTTPMessage]:

@@ -50,6 +50,9 @@ _MAX_LINE_BYTES = 8_000
 
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
+_TLS_HANDSHAKE = b"\x16\x03"
+"""First bytes of a TLS connection (RFC 8446, section 5.1)."""
+
 _PARSE_BYTES = 8_192
 """WebSocket data parsed in one turn of the event loop: at most 1,365 frames, a few milliseconds."""
 
@@ -449,6 +452,9 @@ class HttpProtocol(H11Protocol):
             data = data.lstrip(b"\r\n")
             if data and self._deadline is None:
                 self._arm(self._limits.header_timeout_s, self._on_head_timeout)
+            if data.startswith(_TLS_HANDSHAKE):  # the client would wait for an answer until the time limit
+                self._reject(400, "this server does not use TLS: use http:// or ws://")
+                return b""
         search_from = max(0, len(self._head) - 2)
         capacity = max(0, self._limits.max_header_bytes + 1 - len(self._head))
         self._head += data[:capacity]
