@@ -5,6 +5,7 @@ The tables below map codes to HTTP and gRPC statuses and WebSocket close codes. 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 
@@ -172,14 +173,20 @@ class MissingExtra(TTSWorkerError):
         feature: What needs it.
         extra: Name of the extra.
         source: The distribution that has the extra, as a path in a clone.
+        oldest_python: What the extra can be installed on, where that is not every Python of the package.
     """
 
     code = ErrorCode.MISSING_EXTRA
 
-    def __init__(self, feature: str, extra: str, source: str = ".") -> None:
+    def __init__(
+        self, feature: str, extra: str, source: str = ".", *, oldest_python: tuple[int, int] | None = None
+    ) -> None:
+        needs = f'the extra "{extra}"'
+        if oldest_python is not None and sys.version_info[:2] < oldest_python:
+            oldest, current = (".".join(map(str, version)) for version in (oldest_python, sys.version_info[:2]))
+            needs = f"Python {oldest} or newer, not {current}, and {needs}"
         super().__init__(
-            f'{feature} needs the extra "{extra}": pip install "{source}[{extra}]" in the clone, '
-            'or see "tts-worker doctor"'
+            f'{feature} needs {needs}: pip install "{source}[{extra}]" in the clone, or see "tts-worker doctor"'
         )
         self.extra = extra
 

@@ -174,7 +174,6 @@ def test_only_the_engine_loop_uses_asyncio_in_engines() -> None:
 def test_torch_is_imported_only_by_engines_and_tools() -> None:
     allowed = (
         "engine",
-        "commands.bench_engine",
         "commands.doctor",
         "commands.export",
         "benchmarks.engine",

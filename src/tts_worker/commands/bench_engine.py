@@ -6,10 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from tts_worker.benchmarks.engine import MAX_LENGTH_S, SENTENCE_S, Bench
 from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.progress import measured
-from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.errors import InvalidRequest
 
 
@@ -52,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Imported late: they need torch, the help does not.
+    from tts_worker.benchmarks.engine import MAX_LENGTH_S, SENTENCE_S, Bench
+    from tts_worker.engine.cosyvoice.loader import LoadOptions
+
     lengths_s = (args.seconds, args.growth_seconds, args.session_seconds)
     if not all(1.0 <= length_s <= MAX_LENGTH_S for length_s in lengths_s):
         raise InvalidRequest(f"--seconds, --growth-seconds and --session-seconds must be 1 to {MAX_LENGTH_S}")

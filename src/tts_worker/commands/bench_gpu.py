@@ -10,15 +10,16 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from tts_worker.benchmarks.engine import MAX_LENGTH_S
-from tts_worker.benchmarks.gpu import Plan, sections
-from tts_worker.benchmarks.gpu_process import run_isolated
-from tts_worker.engine.cosyvoice.config import V1, V2, V3
-from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
-from tts_worker.engine.cosyvoice.random_bundle import SIZES, write_random_bundle
 from tts_worker.errors import ConfigError, InvalidRequest
 
+if TYPE_CHECKING:
+    from tts_worker.benchmarks.gpu import Plan
+
+# The modules that need torch are imported late: the help does not need it.
+FAMILIES = ("cosyvoice1", "cosyvoice2", "cosyvoice3")
+SIZES = ("full", "mid", "tiny")
 MAX_BUDGET_S = 24 * 3600
 MAX_CALLS = 4096
 
@@ -26,10 +27,8 @@ MAX_CALLS = 4096
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--bundle", type=Path, metavar="DIR", help="model directory")
-    source.add_argument(
-        "--random", choices=(V1, V2, V3), help="random weights of this family, in a temporary directory"
-    )
-    parser.add_argument("--size", choices=sorted(SIZES), default="full", help="size of random weights (default full)")
+    source.add_argument("--random", choices=FAMILIES, help="random weights of this family, in a temporary directory")
+    parser.add_argument("--size", choices=SIZES, default="full", help="size of random weights (default full)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file, replaced after every section")
     budget = parser.add_mutually_exclusive_group()
@@ -49,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tts_worker.benchmarks.gpu_process import run_isolated
+    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began_s = perf_counter()
     plan = plan_from(args)  # before random weights are written, which takes time
@@ -70,6 +72,10 @@ def plan_from(args: argparse.Namespace) -> Plan:
         InvalidRequest: A value is out of range, or a section does not exist.
         ConfigError: The output file cannot be written, or the device does not exist.
     """
+    from tts_worker.benchmarks.engine import MAX_LENGTH_S
+    from tts_worker.benchmarks.gpu import Plan, sections
+    from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+
     _check_range("--texts", args.texts, 2, 100_000)
     _check_range("--cancels", args.cancels, 0, 1_000_000)
     _check_range("--minutes", args.minutes, 0.01, MAX_BUDGET_S // 60)

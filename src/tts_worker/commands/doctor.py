@@ -55,6 +55,9 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""
 
+_EXTRA_PYTHONS = {"pipecat": (3, 11)}
+"""Extra -> oldest Python that it can be installed on, where that is not every Python of the package."""
+
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
 _COLOURS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
@@ -148,7 +151,11 @@ def extra_finding(name: str) -> Finding:
     modules, purpose = _EXTRAS[name]
     missing = [module for module in modules if not _installed(module)]
     if missing:
-        return Finding(f"[{name}]", Status.OPTIONAL, purpose, install_command(name))
+        advice = install_command(name)
+        oldest = _EXTRA_PYTHONS.get(name, OLDEST_PYTHON)
+        if sys.version_info[:2] < oldest:
+            advice = f"use Python {'.'.join(map(str, oldest))} or newer, then {advice}"
+        return Finding(f"[{name}]", Status.OPTIONAL, purpose, advice)
     return Finding(f"[{name}]", Status.OK, purpose)
 
 

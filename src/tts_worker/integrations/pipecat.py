@@ -24,7 +24,7 @@ try:
     from pipecat.services.tts_service import TextAggregationMode, TTSService
     from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 except ImportError:
-    raise MissingExtra("the pipecat service", "pipecat", CLIENT_SOURCE) from None
+    raise MissingExtra("the pipecat service", "pipecat", CLIENT_SOURCE, oldest_python=(3, 11)) from None
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.benchmarks.gpu_process import run_isolated
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
-from tts_worker.engine.cosyvoice import config
+from tts_worker.engine.cosyvoice import config, random_bundle
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
@@ -323,11 +323,16 @@ def test_bad_arguments_are_refused(
     """Before weights are written, which takes minutes at the official size."""
     if arguments == ["--device", "cuda"] and gpu.torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    monkeypatch.setattr(bench_gpu, "write_random_bundle", lambda *_: pytest.fail("weights were written"))
+    monkeypatch.setattr(random_bundle, "write_random_bundle", lambda *_: pytest.fail("weights were written"))
 
     assert main(["bench", "gpu", "--random", "cosyvoice3", *arguments]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_choices_of_random_weights_are_all_there_are() -> None:
+    assert set(bench_gpu.FAMILIES) == set(config.YAML_NAMES.values())
+    assert set(bench_gpu.SIZES) == set(random_bundle.SIZES)
 
 
 def test_device_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +121,38 @@ def test_help_keeps_the_capitals_of_names(name: str, capsys: pytest.CaptureFixtu
     shown = " ".join(capsys.readouterr().out.split())
     text = COMMANDS[name]
     assert f"{text[0].upper()}{text[1:]}." in shown
+
+
+def test_help_of_no_command_needs_torch() -> None:
+    program = """
+import contextlib, io, sys
+sys.modules["torch"] = None
+from tts_worker.cli import COMMANDS, main
+for name in COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            print("code", main([*name.split(), "--help"]), file=sys.stderr)
+        except SystemExit as exit:
+            if exit.code:
+                raise
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert shown.stderr == ""
+
+
+@pytest.mark.parametrize(("version", "named"), [((3, 10, 13), True), ((3, 11, 0), False)])
+def test_missing_pipecat_names_the_python_it_needs(
+    version: tuple[int, int, int], named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(doctor, "_installed", lambda _: False)
+    advice = doctor.extra_finding("pipecat").advice
+    assert ("use Python 3.11 or newer, then pip install" in advice) is named
+    monkeypatch.setitem(sys.modules, "pipecat", None)
+    monkeypatch.delitem(sys.modules, "tts_worker.integrations.pipecat", raising=False)
+    with pytest.raises(MissingExtra, match=r'pip install "./packages/tts-worker-client\[pipecat]"') as missing:
+        importlib.import_module("tts_worker.integrations.pipecat")
+    assert ("needs Python 3.11 or newer, not 3.10" in missing.value.message) is named
 
 
 def test_doctor_knows_every_extra() -> None:
