@@ -262,6 +262,7 @@ class EngineShell(ABC, Generic[S]):
         self.sequences: dict[UtteranceKey, S] = {}
         self._active: dict[UtteranceKey, S] = {}  # all but the held ones
         self._ready: dict[UtteranceKey, S] = {}  # the active ones that may have something to do
+        self._changed: dict[UtteranceKey, S] = {}  # those of them that may have audio to emit, or have ended
         self._events: list[Event] = []
         self.policy = policy or Scheduler().schedule
         self._max_chunk_samples = max_chunk_samples
@@ -308,7 +309,7 @@ class EngineShell(ABC, Generic[S]):
         """Block until other threads have finished what they do for the engine. Returns False if they do nothing."""
         return False
 
-    def can_start(self, sequence: S) -> bool:
+    def can_start(self, sequence: S, needs: Need) -> bool:
         """Whether what runs the need of ``sequence`` is free. While False, it gives the engine nothing to do."""
         return True
 
@@ -319,7 +320,7 @@ class EngineShell(ABC, Generic[S]):
     def mark_ready(self, sequence: S) -> None:
         """Consider ``sequence`` in the next step, since a result for it has arrived. No effect if it is held."""
         if self.is_active(sequence):
-            self._ready[sequence.key] = sequence
+            self._ready[sequence.key] = self._changed[sequence.key] = sequence
 
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step, in order of arrival, which breaks ties."""
@@ -362,13 +363,13 @@ class EngineShell(ABC, Generic[S]):
             case Hold():
                 self._active.pop(command.key, None)
                 self._ready.pop(command.key, None)
+                self._changed.pop(command.key, None)
                 self.hold_sequence(sequence)
             case Release():
                 self._active[command.key] = sequence
             case Cancel():
                 self._free(sequence)
-        if command.key in self._active:
-            self._ready[command.key] = sequence
+        self.mark_ready(sequence)
 
     def _open(self, command: Open) -> None:
         try:
@@ -379,7 +380,8 @@ class EngineShell(ABC, Generic[S]):
         except TTSWorkerError as error:
             self._events.append(Failed(command.key, error.info))
         else:
-            self.sequences[command.key] = self._active[command.key] = self._ready[command.key] = sequence
+            self.sequences[command.key] = self._active[command.key] = sequence
+            self.mark_ready(sequence)
 
     def _take_speech(self, sequence: S, command: Speech) -> None:
         try:
@@ -414,13 +416,24 @@ class EngineShell(ABC, Generic[S]):
         """Whether ``step`` would do anything."""
         if self._events or self.is_busy:
             return True
-        return any(self._has_output(sequence) or self._can_step(sequence) for sequence in self._ready.values())
+        if any(map(self._has_output, self._to_postprocess.values())):
+            return True
+        return any(map(self._can_step, self._ready.values()))
 
     def _has_output(self, sequence: S) -> bool:
         return sequence.output.has_chunk(self._min_chunk_samples) or sequence.is_finished
 
     def _can_step(self, sequence: S) -> bool:
-        return sequence.needs is not Need.NONE and self.can_start(sequence)
+        needs = sequence.needs
+        return needs is not Need.NONE and self.can_start(sequence, needs)
+
+    @property
+    def _to_postprocess(self) -> dict[UtteranceKey, S]:
+        """The utterances that may have audio to emit.
+
+        With ``WORKS_IN_SUBMIT`` only a command, a result or ``submit`` gives them some.
+        """
+        return self._changed if self.WORKS_IN_SUBMIT else self._ready
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events."""
@@ -430,6 +443,7 @@ class EngineShell(ABC, Generic[S]):
         if self._next_step_kind() is _StepKind.WORK:
             plan = self._schedule(now_us)
             self.submit(plan)
+            self._mark_changed(plan)
             if self.collect():  # a device that works synchronously has finished, or the step has waited for a result
                 self._postprocess(now_us)
         return self._take_events()
@@ -441,7 +455,9 @@ class EngineShell(ABC, Generic[S]):
 
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
-        for sequence in list(self._ready.values()):
+        sequences = list(self._to_postprocess.values())
+        self._changed.clear()
+        for sequence in sequences:
             sequence.pass_text_on()
             if sequence.output.has_chunk(self._min_chunk_samples) and not self.defers(sequence, now_us):
                 self._emit(sequence)
@@ -449,6 +465,12 @@ class EngineShell(ABC, Generic[S]):
                 self._finish(sequence)
             elif self.WORKS_IN_SUBMIT and sequence.needs is Need.NONE and not self._has_output(sequence):
                 del self._ready[sequence.key]
+
+    def _mark_changed(self, plan: Plan) -> None:
+        for batch in (plan.tokens, plan.audio):
+            for key in () if batch is None else batch.members:
+                if key in self._ready:  # it has not failed
+                    self._changed[key] = self._ready[key]
 
     def _schedule(self, now_us: int) -> Plan:
         """Plan the step from what the utterances need and what is free."""
@@ -484,6 +506,7 @@ class EngineShell(ABC, Generic[S]):
         del self.sequences[sequence.key]
         self._active.pop(sequence.key, None)
         self._ready.pop(sequence.key, None)
+        self._changed.pop(sequence.key, None)
         self.close_sequence(sequence)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class _Sequence(EngineSequence):
     """Endless silence; counts how often it is looked at."""
 
     looks = 0
+    looks_for_audio = 0
 
     def add_text(self, segment: Segment) -> None:
         raise AssertionError("the test sends no text")
@@ -39,6 +40,7 @@ class _Sequence(EngineSequence):
 
     @property
     def is_complete(self) -> bool:
+        self.looks_for_audio += 1
         return False
 
 
@@ -84,6 +86,18 @@ def test_steps_pass_over_utterances_without_credit() -> None:
     assert [event.key for event in _run(engine)] == [_key(7)]
     looked_at = [index for index in range(50) if engine.sequences[_key(index)].looks > before[index]]
     assert looked_at == [7]
+
+
+def test_steps_look_for_audio_where_it_may_be() -> None:
+    """Most of many calls wait for the network; that they have no audio to emit is known."""
+    engine = _Engine()
+    for index in range(50):
+        engine.handle(Open(_key(index), SynthesisParams("v"), CREDIT_SAMPLES))
+    engine.step(0.0)
+    before = [engine.sequences[_key(index)].looks_for_audio for index in range(50)]
+    (audio,) = engine.step(0.0)
+    looked_at = [index for index in range(50) if engine.sequences[_key(index)].looks_for_audio > before[index]]
+    assert looked_at == [audio.key.generation]
 
 
 def test_credit_of_a_held_utterance_counts_at_release() -> None:

@@ -579,8 +579,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             return None
         return max(0.0, self._started_s + self.MAX_RUN_S - perf_counter())
 
-    def can_start(self, sequence: PhraseSequence[P]) -> bool:
-        if sequence.needs is not Need.PREDICT:
+    def can_start(self, sequence: PhraseSequence[P], needs: Need) -> bool:
+        if needs is not Need.PREDICT or not self._in_flight:
             return True
         runs = sum(not future.is_done for _, future in self._in_flight)
         if runs and sequence.key in self._deferred:
