@@ -41,11 +41,11 @@ from tts_worker.server.connections import (
     Connection,
     ConnectionLimits,
     ConnectionTable,
-    HttpProtocol,
     Listener,
     limit_by_descriptors,
 )
 from tts_worker.server.http import Extension, create_app
+from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.server.tls import TlsContext
 from tts_worker.session.factory import HubConfig

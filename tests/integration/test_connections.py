@@ -26,7 +26,7 @@ from tests.fakes.scrape import scraped
 from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 from tts_worker.errors import TextTooLong
-from tts_worker.server.connections import HttpProtocol
+from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
 

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import Serving, serving
 from tts_worker.app import Worker
-from tts_worker.server.connections import WebSocketProtocol
+from tts_worker.server.websocket_protocol import WebSocketProtocol
 from tts_worker.text.lexicon import Lexicon
 
 TEXT = "Hello there, my friend. How are you today?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from websockets.frames import Frame, Opcode
 
-from tts_worker.server.connections import message_frame
+from tts_worker.server.websocket_protocol import message_frame
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 960, 65_535, 65_536])

@@ -15,9 +15,9 @@ import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tts_worker.errors import WEBSOCKET_CLOSE, ErrorInfo, RateLimited, SendTimeout, TTSWorkerError, error_info
-from tts_worker.server.connections import ABORT_AFTER, SEND_NOW
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
+from tts_worker.server.websocket_protocol import ABORT_AFTER, SEND_NOW
 
 log = logging.getLogger(__name__)
 

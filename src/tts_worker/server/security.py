@@ -27,7 +27,7 @@ from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.server import cors
 from tts_worker.server.compat import elevenlabs
 from tts_worker.server.compat.apis import error_response
-from tts_worker.server.connections import CERTIFICATE
+from tts_worker.server.http_protocol import CERTIFICATE
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog
 from tts_worker.settings import is_loopback
