@@ -39,6 +39,9 @@ from tts_worker.protocol.messages import (
 )
 from tts_worker.types import Encoding, SessionOptions, SynthesisParams
 
+_LONG_UNREAD_S = 5.0
+"""A worker may have dropped a client that read nothing for this time."""
+
 
 async def dial(
     url: str,
@@ -202,11 +205,20 @@ class WorkerConnection(MessageStream):
             raw = await self._socket.recv()
             return raw if isinstance(raw, bytes) else parse_worker_message(raw)
         except ConnectionClosed as closed:
-            reason = closed.rcvd.reason if closed.rcvd is not None else ""
-            lost = f"the worker closed the connection: {reason}" if reason else "the connection to the worker was lost"
-            raise ConnectionLost(lost) from None
+            raise ConnectionLost(self._why_lost(closed)) from None
         except ProtocolError as wrong:
             raise ConnectionLost(f"the worker sent a message that violates the protocol: {wrong}") from None
+
+    def _why_lost(self, closed: ConnectionClosed) -> str:
+        if closed.rcvd is not None and closed.rcvd.reason:
+            return f"the worker closed the connection: {closed.rcvd.reason}"
+        lost = "the connection to the worker was lost"
+        if self.unread_s < _LONG_UNREAD_S:
+            return lost
+        return (
+            f"{lost}: this program took no audio for {self.unread_s:.0f} s, and a worker drops a client that reads "
+            "nothing for its server.send_timeout_s (10 s by default); take audio as it arrives, or pause the session"
+        )
 
     def _dispatch(self, message: WorkerMessage | bytes) -> None:
         reply = self._ready_reply

@@ -22,10 +22,12 @@ class MessageStream(ABC):
 
     Attributes:
         is_lost: The stream is closed.
+        unread_s: The longest time in which the current session's caller took no audio, so that nothing was read.
     """
 
     def __init__(self) -> None:
         self.is_lost = False
+        self.unread_s = 0.0
         self._receiver: Receiver | None = None
         self._outbox: deque[ClientMessage] = deque()
         self._outgoing = asyncio.Event()
@@ -120,10 +122,16 @@ class MessageStream(ABC):
 
     async def _read(self) -> None:
         lost = ConnectionLost("the connection to the worker was lost")
+        last: Receiver | None = None
+        loop = asyncio.get_running_loop()
         try:
             while not self.is_lost:
-                if self._receiver is not None:
-                    await self._receiver.wait_for_capacity()
+                if (receiver := self._receiver) is not None:
+                    if receiver is not last:
+                        last, self.unread_s = receiver, 0.0
+                    waits_since_s = loop.time()
+                    await receiver.wait_for_capacity()
+                    self.unread_s = max(self.unread_s, loop.time() - waits_since_s)
                 message = await self._next()
                 if message is not None:
                     self._dispatch(message)
