@@ -30,6 +30,12 @@ _COMMON_WORDS: dict[str, frozenset[str]] = {
     }.items()
 }
 _RECENT_WORDS = 24
+_LANGUAGES_OF_SCRIPTS = (
+    (_HAN, frozenset(_HAN_LANGUAGES)),
+    (_KANA, frozenset({"ja"})),
+    (_HANGUL, frozenset({"ko"})),
+    (_CYRILLIC, frozenset({"ru", "uk", "bg", "be", "kk", "mk", "mn", "sr"})),
+)
 
 
 def primary_tag(language: str) -> str:
@@ -40,6 +46,27 @@ def primary_tag(language: str) -> str:
 def is_written_in_latin(language: str) -> bool:
     """Whether a language is written in Latin letters."""
     return primary_tag(language) not in _OTHER_SCRIPTS
+
+
+def is_written_otherwise(text: str, languages: Sequence[str]) -> bool:
+    """Whether all letters of ``text`` are Chinese, Japanese, Korean or Cyrillic ones that no language of a voice has.
+
+    Latin letters are read by every voice; of other scripts nothing is known.
+
+    Args:
+        text: The text.
+        languages: Languages of the voice; "mul" or none means any.
+    """
+    tags = set(map(primary_tag, languages))
+    if not tags or "mul" in tags:
+        return False
+    known = [readers for script, readers in _LANGUAGES_OF_SCRIPTS if script.search(text)]
+    if not known or any(not tags.isdisjoint(readers) for readers in known):
+        return False
+    rest = text
+    for script, _ in _LANGUAGES_OF_SCRIPTS:
+        rest = script.sub("", rest)
+    return not any(map(str.isalnum, rest))
 
 
 def language_of(text: str, languages: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tts_worker.text.language import LanguageDetector
+from tts_worker.text.language import LanguageDetector, is_written_otherwise
 
 V2 = ("zh", "en", "ja", "ko", "yue")
 V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
@@ -64,3 +64,25 @@ def test_explicit_language_applies_if_the_script_allows(
     languages: tuple[str, ...], explicit: str | None, text: str, language: str | None
 ) -> None:
     assert LanguageDetector(languages, explicit).detect(text) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "languages", "otherwise"),
+    [
+        ("你好，世界。", ["en"], True),
+        ("Привет!", ["en", "zh"], True),
+        ("안녕", ["zh", "ja"], True),
+        ("ひらがな", ["zh"], True),
+        ("你好", ["en", "yue"], False),
+        ("Привет", ["sr-RS"], False),
+        ("你好", ["mul"], False),
+        ("你好", [], False),
+        ("你好 world", ["en"], False),
+        ("你好 5", ["en"], False),
+        ("Hello.", ["zh"], False),
+        ("...", ["en"], False),
+        ("γειά", ["en"], False),
+    ],
+)
+def test_text_of_other_scripts_is_told(text: str, languages: list[str], otherwise: bool) -> None:
+    assert is_written_otherwise(text, languages) is otherwise

@@ -44,6 +44,8 @@ class Sequence(EngineSequence):
 
     def __init__(self, command: Open, model: Model, slot: int, *, first_chunk_on_device: bool = False) -> None:
         super().__init__(command)
+        languages = ", ".join(model.config.languages)
+        self.unspeakable = f'the text contains nothing that the voice "{command.params.voice}" ({languages}) can speak'
         self.generator = TokenGenerator(command.key, command.params, model)
         self.slot = slot
         self.phase = SequencePhase.WAITING_VOICE
