@@ -144,12 +144,8 @@ class Worker:
         self.batches: BatchRunner | None = None
         if settings.batch.enabled:
             self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
-        self._voice_watch: asyncio.Task[None] | None = None
-        self._lag: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
-        self._key_watch: asyncio.Task[None] | None = None
-        self._quota_exchange: asyncio.Task[None] | None = None
-        self._batch_runs: asyncio.Task[None] | None = None
+        self._housekeeping: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
@@ -165,19 +161,20 @@ class Worker:
         gc.freeze()
 
     def run_housekeeping(self) -> None:
-        """Start background tasks: metrics, reloading of the key file; shorten the thread switch interval."""
-        if self._lag is None:
-            self.metrics.watch_hub(self.hub)
-            self._lag = asyncio.get_running_loop().create_task(self.metrics.measure_loop_lag(), name="loop-lag")
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
-            self._quota_exchange = asyncio.get_running_loop().create_task(self.hub.quotas.run(), name="quotas")
-            if self.batches is not None:
-                self._batch_runs = asyncio.get_running_loop().create_task(self.batches.run(), name="batches")
-            if self.hub.library is not None:
-                watch = self.hub.library.watch(self.settings.voices.watch_interval_s)
-                self._voice_watch = asyncio.get_running_loop().create_task(watch, name="stored-voices")
-            if self.key_file is not None:
-                self._key_watch = asyncio.get_running_loop().create_task(self.key_file.run(), name="key-file")
+        """Start what runs in the background, once; shorten the thread switch interval."""
+        if self._housekeeping:
+            return
+        self.metrics.watch_hub(self.hub)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        jobs = {"loop-lag": self.metrics.measure_loop_lag(), "quotas": self.hub.quotas.run()}
+        if self.batches is not None:
+            jobs["batches"] = self.batches.run()
+        if self.hub.library is not None:
+            jobs["stored-voices"] = self.hub.library.watch(self.settings.voices.watch_interval_s)
+        if self.key_file is not None:
+            jobs["key-file"] = self.key_file.run()
+        loop = asyncio.get_running_loop()
+        self._housekeeping = [loop.create_task(job, name=name) for name, job in jobs.items()]
 
     def store_of(self, settings: EngineSettings) -> VoiceStore | None:
         """Return the directory of an engine's stored voices; None for an engine that stores none."""
@@ -303,14 +300,10 @@ class Worker:
 
     async def stop(self) -> None:
         """Close all sessions and stop the engines."""
-        if self._lag is not None:
-            self._lag.cancel()
-        for task in (self._key_watch, self._voice_watch, self._quota_exchange):
-            if task is not None:
-                task.cancel()
-        if self._batch_runs is not None:
-            self._batch_runs.cancel()
-            await asyncio.wait({self._batch_runs})
+        for task in self._housekeeping:
+            task.cancel()
+        if self._housekeeping:
+            await asyncio.wait(self._housekeeping)
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
         if self.hub.library is not None:

@@ -45,7 +45,7 @@ ENROLLED_PREFIX = "prompt-"
 
 
 class EngineCounts(Protocol):
-    """Counters of an engine (``engine.loop.EngineStats``)."""
+    """Counters of an engine (``engine.runner.EngineStats``)."""
 
     @property
     def steps(self) -> int: ...

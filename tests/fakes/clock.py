@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 import pytest
 
 from tts_worker.engine.base import Engine
-from tts_worker.engine.loop import EngineOwner
+from tts_worker.engine.runner import EngineOwner
 from tts_worker.types import Command, EngineReport
 
 
@@ -82,7 +82,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class LoopRunner:
-    """Runs an engine on the event loop, a step per iteration. See ``engine.loop.EngineRunner``.
+    """Runs an engine on the event loop, a step per iteration. See ``engine.runner.EngineRunner``.
 
     While the engine has work, no virtual time passes. An engine must not hang.
     """

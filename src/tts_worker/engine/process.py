@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.engine_thread import FaultTrace
@@ -34,11 +34,9 @@ from tts_worker.engine.pipe import (
     StartEngine,
     encode,
 )
+from tts_worker.engine.runner import EngineOwner
 from tts_worker.errors import ConfigError, EngineFault
 from tts_worker.types import Command, EngineInfo
-
-if TYPE_CHECKING:
-    from tts_worker.engine.loop import EngineOwner
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ _TRANSITIONS: dict[_ChildPhase, frozenset[_ChildPhase]] = {
 
 
 class ProcessRunner(asyncio.SubprocessProtocol):
-    """Runs one engine in a child process (``engine.loop.EngineRunner``).
+    """Runs one engine in a child process (``engine.runner.EngineRunner``).
 
     Args:
         factory: Builds the engine in the child; picklable.
@@ -97,7 +95,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._busy_s = 0.0
         self._cpu_s = 0.0
 
-    # -- engine.loop.EngineRunner -------------------------------------------------------------------------------------
+    # -- engine.runner.EngineRunner -----------------------------------------------------------------------------------
 
     @property
     def has_started(self) -> bool:

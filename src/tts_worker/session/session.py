@@ -358,7 +358,7 @@ class LocalSession:
     def _note_idle(self) -> None:
         """Tell the hub when the last utterance has ended."""
         if self._is_active and self._machine.state in (State.IDLE, State.CLOSED):
-            self._is_active = False  # an utterance took a slot, and the hub does not know yet that it has ended
+            self._is_active = False
             self._hooks.on_idle(self.id)
 
     def _refuse(self, error: ErrorInfo) -> None:
