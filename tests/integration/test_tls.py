@@ -144,7 +144,6 @@ def test_details_of_grpc_say_why_a_certificate_is_refused(details: str, message:
     assert re.search(message, unreachable_over_grpc("UNAVAILABLE", details).message)
 
 
-@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")  # asyncio of Python 3.10
 async def test_client_certificates_are_required_and_name_callers(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path)
     both = tmp_path / "both.pem"
