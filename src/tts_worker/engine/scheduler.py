@@ -170,13 +170,15 @@ class Batch(NamedTuple):
     Attributes:
         operation: The operation.
         members: The utterances, the most urgent first.
-        steps: Decode steps of a burst. Of a prefill: if not 0, it draws so many ids, and the audio runner renders the
-            first chunks from them without the host.
+        steps: Decode steps of a burst; 0 for other operations.
+        on_device_draws: If not 0, a prefill draws so many ids, and the audio runner renders the first chunks from them
+            without the host.
     """
 
     operation: Need
     members: tuple[UtteranceKey, ...]
     steps: int = 0
+    on_device_draws: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +242,8 @@ def by_urgency(candidates: Iterable[Candidate], now_us: int) -> list[Candidate]:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def _may_join(urgent: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return those of ``candidates`` that may be in a batch with ``urgent``, calls before downloads."""
+def _joinable(urgent: Candidate, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return those of ``candidates`` that may share a batch with ``urgent``, calls before downloads."""
     if urgent.runs_alone:
         return []
     others = [c for c in candidates if c.key != urgent.key and not c.runs_alone]
@@ -257,7 +259,7 @@ def token_batch(urgent: Candidate, candidates: Iterable[Candidate], budgets: Bud
     if urgent.needs is Need.PREFILL:  # padded to its longest member
         has_room = urgent.inputs <= budgets.shared_inputs
         joining = [c for c in joining if has_room and c.inputs <= budgets.shared_inputs]
-    return [urgent, *_may_join(urgent, joining)][: budgets.token_batch]
+    return [urgent, *_joinable(urgent, joining)][: budgets.token_batch]
 
 
 def burst_steps(batch: Sequence[Candidate], waiting: Iterable[Candidate], budgets: Budgets) -> int:
@@ -367,12 +369,12 @@ def audio_batch(
     urgent: Candidate, waiting: Iterable[Candidate], budgets: Budgets, pages: PageLedger
 ) -> list[Candidate]:
     """Return the batch of ``urgent``: it, and the chunks of ``waiting`` that may join. Empty if it gets no pages."""
-    if pages.admit(urgent) is not Admission.GRANTED:
+    if not budgets.audio_batch or pages.admit(urgent) is not Admission.GRANTED:
         return []
     batch = [urgent]
     if urgent.needs is Need.PREPARE_VOICE or budgets.audio_batch == 1:
         return batch
-    for candidate in _may_join(urgent, [c for c in waiting if c.needs is Need.RENDER]):
+    for candidate in _joinable(urgent, [c for c in waiting if c.needs is Need.RENDER]):
         if len(batch) == budgets.audio_batch:
             break
         admission = pages.admit(candidate, may_fail=False)
@@ -513,15 +515,13 @@ class Scheduler:
         pages = PageLedger(budgets)
 
         def first_batch(share: _UnpacedShare, for_runner: list[Candidate]) -> list[Candidate]:
-            """Return the first batch that can start."""
+            """Return the first batch of ``for_runner`` that can start, and take its turn and its pages."""
             ordered = share.order(for_runner, now_us)
             for place, candidate in enumerate(ordered):
-                batch: list[Candidate] = []
-                if candidate.needs not in TOKEN_NEEDS:
-                    if budgets.audio_batch:
-                        batch = audio_batch(candidate, ordered[place + 1 :], budgets, pages)
-                elif budgets.token_batch:
+                if candidate.needs in TOKEN_NEEDS:
                     batch = token_batch(candidate, [*waiting, *joining], budgets)
+                else:
+                    batch = audio_batch(candidate, ordered[place + 1 :], budgets, pages)
                 if batch:
                     share.record(candidate, for_runner, now_us)
                     return batch
@@ -529,37 +529,36 @@ class Scheduler:
 
         tokens: list[Candidate] = []
         audio: list[Candidate] = []
-        if not budgets.concurrent:
-            batch = first_batch(self._audio_share, waiting) if budgets.token_batch or budgets.audio_batch else []
-            if batch and batch[0].needs in TOKEN_NEEDS:
-                tokens = batch
-            else:
-                audio = batch
-        else:
+        if budgets.concurrent:
             if budgets.token_batch:
                 tokens = first_batch(self._token_share, [c for c in waiting if c.needs in TOKEN_NEEDS])
             if budgets.audio_batch:
                 audio = first_batch(self._audio_share, [c for c in waiting if c.needs not in TOKEN_NEEDS])
+        elif budgets.token_batch or budgets.audio_batch:
+            batch = first_batch(self._audio_share, waiting)
+            is_token_batch = bool(batch) and batch[0].needs in TOKEN_NEEDS
+            tokens, audio = (batch, []) if is_token_batch else ([], batch)
         return Plan(
-            tokens=_batch(tokens, _steps(tokens, waiting, budgets, pages)),
-            audio=_batch(audio),
+            tokens=_plan_tokens(tokens, waiting, budgets, pages) if tokens else None,
+            audio=_batch(audio) if audio else None,
             free_pages=pages.required,
             refused=tuple(pages.refused),
             out_of_memory=tuple(pages.out_of_memory),
         )
 
 
-def _steps(batch: Sequence[Candidate], waiting: Sequence[Candidate], budgets: Budgets, pages: PageLedger) -> int:
-    """Return ``Batch.steps`` of a batch of the token runner."""
-    if batch and batch[0].needs is Need.DECODE:
-        return burst_steps(batch, waiting, budgets)
-    if batch and batch[0].needs is Need.PREFILL and budgets.concurrent:
-        return on_device_draws(batch, waiting, budgets, pages)
-    return 0
-
-
-def _batch(members: Sequence[Candidate], steps: int = 0) -> Batch | None:
+def _batch(members: Sequence[Candidate]) -> Batch:
     """Return ``members`` as a batch of the operation that the first one needs."""
-    if not members:
-        return None
-    return Batch(members[0].needs, tuple(candidate.key for candidate in members), steps)
+    return Batch(members[0].needs, tuple(candidate.key for candidate in members))
+
+
+def _plan_tokens(
+    members: Sequence[Candidate], waiting: Sequence[Candidate], budgets: Budgets, pages: PageLedger
+) -> Batch:
+    """Return the batch of the token runner: how far a burst goes, and whether a prefill goes on to the first chunks."""
+    batch = _batch(members)
+    if batch.operation is Need.DECODE:
+        return batch._replace(steps=burst_steps(members, waiting, budgets))
+    if batch.operation is Need.PREFILL and budgets.concurrent:
+        return batch._replace(on_device_draws=on_device_draws(members, waiting, budgets, pages))
+    return batch

@@ -29,6 +29,7 @@ from tts_worker.engine.cosyvoice.phases import (
 )
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import (
+    Batch,
     Budgets,
     Candidate,
     ChunkTimes,
@@ -731,7 +732,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         if self._has_vocoder_work:
             self._vocode()
         elif plan.tokens is not None:
-            self._draw(self._live(plan.tokens.members), plan.tokens.operation, plan.tokens.steps)
+            self._draw(self._live(plan.tokens.members), plan.tokens)
         elif plan.audio is None:
             self._wait()
 
@@ -801,24 +802,26 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             if not voice.unprepared_pages:
                 self._wake_page_waiters()
 
-    def _draw(self, members: Sequence[SimulatedSequence], operation: Need, steps: int) -> None:
+    def _draw(self, members: Sequence[SimulatedSequence], batch: Batch) -> None:
         if not members:
             return
         times = self._times
+        operation = batch.operation
         goes_on = False  # to the audio of the first chunks
         if operation is Need.PREFILL:
             for sequence in members:
                 if sequence.run is None:
                     sequence.begin_run()
-            goes_on = steps > 0 and all(sequence.draws_left > steps for sequence in members)
-            steps = steps if goes_on else 1
+            draws = batch.on_device_draws
+            goes_on = draws > 0 and all(sequence.draws_left > draws for sequence in members)
+            steps = draws if goes_on else 1
             prefill_us = times.prefill.us(sum(sequence.next_inputs for sequence in members))
             decode_us = (steps - 1) * times.decode.us(len(members))
             launch_us = times.launch_prefill.us(len(members))
             if goes_on:
                 launch_us += times.launch_decode.us(steps - 1)
         else:
-            steps = min(steps, max(sequence.draws_left for sequence in members))
+            steps = min(batch.steps, max(sequence.draws_left for sequence in members))
             prefill_us = 0.0
             decode_us = steps * times.decode.us(len(members))
             launch_us = times.launch_decode.us(steps)

@@ -113,15 +113,15 @@ def test_plan_stays_within_budgets(pool: list[Candidate], free: Budgets, now_us:
             assert len(members) == 1
         if batch.operation is Need.PREFILL and len(members) > 1:
             assert max(member.inputs for member in members) <= free.shared_inputs
-        if batch.operation is Need.PREFILL and batch.steps:  # the audio runner renders the first chunks
+        assert batch.steps <= free.burst_steps
+        assert (batch.steps > 0) is (batch.operation is Need.DECODE)
+        if batch.on_device_draws:  # the audio runner renders the first chunks
+            assert batch.operation is Need.PREFILL
             assert free.concurrent
             assert plan.audio is None
             assert len(members) <= free.audio_batch
-            assert {member.on_device_draws for member in members} == {batch.steps}
+            assert {member.on_device_draws for member in members} == {batch.on_device_draws}
             assert sum(member.pages for member in members) <= plan.free_pages
-        else:
-            assert (batch.steps > 0) is (batch.operation is Need.DECODE)
-            assert batch.steps <= free.burst_steps
     if plan.audio is not None:
         taken = sum(by_key[member].pages for member in plan.audio.members)
         assert taken <= plan.free_pages <= free.free_pages + free.evictable_pages
@@ -205,6 +205,12 @@ def steps(*pool: Candidate, budgets: Budgets = PLENTY) -> int:
     return batch.steps
 
 
+def draws(*pool: Candidate, budgets: Budgets = PLENTY) -> int:
+    batch = schedule(*pool, budgets=budgets).tokens
+    assert batch is not None
+    return batch.on_device_draws
+
+
 def test_burst_ends_with_the_first_chunk() -> None:
     new = candidate("new", Need.DECODE, started=False)
     assert steps(new._replace(tokens_until_due=10)) == PLENTY.burst_steps
@@ -237,15 +243,15 @@ def test_burst_does_not_outlast_first_chunk_of_a_member() -> None:
     assert steps(talking, new._replace(tokens_until_due=8)) == PLENTY.burst_steps
 
 
-def first(name: str, draws: int = 11, **changes: Any) -> Candidate:
-    return candidate(name, Need.PREFILL, started=False, on_device_draws=draws, pages=1, pages_ahead=6, **changes)
+def first(name: str, ids: int = 11, **changes: Any) -> Candidate:
+    return candidate(name, Need.PREFILL, started=False, on_device_draws=ids, pages=1, pages_ahead=6, **changes)
 
 
 def test_lone_prefill_goes_on_to_the_first_chunk() -> None:
-    assert steps(first("new")) == 11
-    assert steps(first("new"), first("other")) == 11
-    assert steps(first("new"), candidate("talking", Need.DECODE, lead_samples=9_999)) == 11
-    assert steps(first("new"), candidate("talking", Need.NONE, joins=Need.DECODE)) == 11
+    assert draws(first("new")) == 11
+    assert draws(first("new"), first("other")) == 11
+    assert draws(first("new"), candidate("talking", Need.DECODE, lead_samples=9_999)) == 11
+    assert draws(first("new"), candidate("talking", Need.NONE, joins=Need.DECODE)) == 11
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ def test_lone_prefill_goes_on_to_the_first_chunk() -> None:
 )
 def test_first_chunk_does_not_delay_others(other: Candidate) -> None:
     """The audio runner would wait for the ids, and the next tokens for all of them."""
-    assert steps(first("new"), other) == 0
+    assert draws(first("new"), other) == 0
 
 
 def test_first_chunk_needs_pages_and_both_runners() -> None:
@@ -270,10 +276,10 @@ def test_first_chunk_needs_pages_and_both_runners() -> None:
     plan = schedule(one, budgets=scarce)
     assert plan.tokens == Batch(Need.PREFILL, (one.key,))
     assert plan.refused == (), "it asks when the chunk is due"
-    assert steps(one, budgets=replace(scarce, evictable_pages=1)) == 11
+    assert draws(one, budgets=replace(scarce, evictable_pages=1)) == 11
     for less in ({"audio_batch": 0}, {"concurrent": False}):
-        assert steps(one, budgets=replace(PLENTY, **less)) == 0
-    assert steps(one, first("other"), budgets=replace(PLENTY, audio_batch=1)) == 0
+        assert draws(one, budgets=replace(PLENTY, **less)) == 0
+    assert draws(one, first("other"), budgets=replace(PLENTY, audio_batch=1)) == 0
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -341,8 +341,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def _submit_tokens(self, batch: Batch) -> None:
         self._step_notes.append(batch.operation.value)
         members = [self.sequences[key] for key in batch.members if key in self.sequences]  # none that just failed
-        if batch.operation is Need.PREFILL and batch.steps:
-            first_tokens = self._tokens.draw_first_chunk(members, batch.steps)
+        if batch.on_device_draws:
+            first_tokens = self._tokens.draw_first_chunk(members, batch.on_device_draws)
             if first_tokens is not None:
                 self._step_notes.append(Need.RENDER.value)
                 self._audio.render_first_chunks(first_tokens)
