@@ -176,10 +176,10 @@ async def test_stop_waits_for_a_renewal_under_way(registry: RegistryClient) -> N
     put_allowed = asyncio.Event()
 
     class SlowRedisStore(RedisStore):
-        async def put(self, key: str, value: bytes, ttl_s: float) -> None:
+        async def put(self, key: str, value: bytes, ttl_s: float) -> bytes | None:
             put_started.set()
             await put_allowed.wait()
-            await super().put(key, value, ttl_s)
+            return await super().put(key, value, ttl_s)
 
     await registry.forge("one", entry().to_json())  # the previous renewal
     registrar = Registrar(SlowRedisStore(registry.url), registry.prefix, 30.0, entry)
@@ -199,6 +199,27 @@ async def test_an_entry_of_another_worker_is_not_deleted(registry: RegistryClien
         assert await registry.workers()
         await registry.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())
     assert await registry.workers() == {"one": "127.0.0.1:7999"}
+
+
+async def test_workers_with_one_name_are_reported(registry: RegistryClient, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        registry.registered(heartbeat_s=0.3),
+        registry.registered(lambda: entry(addr="grpc://127.0.0.1:7999"), heartbeat_s=0.3),
+    ):
+        await until(lambda: "registry.name" in caplog.text)
+
+
+async def test_restarted_worker_may_take_its_name(registry: RegistryClient, caplog: pytest.LogCaptureFixture) -> None:
+    await registry.forge("one", entry(addr="grpc://127.0.0.1:7999").to_json())  # of a process that was killed
+    async with registry.registered(heartbeat_s=0.3) as registrar:
+        await registrar.wait_first_attempt()
+        first = await registry.redis.get(f"{registry.prefix}one")
+
+        async def is_renewed() -> bool:
+            return bool(await registry.redis.get(f"{registry.prefix}one") != first)
+
+        await eventually(is_renewed)
+    assert not caplog.records
 
 
 # -- validation -------------------------------------------------------------------------------------------------------

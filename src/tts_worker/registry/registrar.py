@@ -7,6 +7,7 @@ unreachable, the worker logs a warning and continues.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Registrar:
         self._secret = secret
         self._published: tuple[str, bytes] | None = None
         self._is_reachable = True
+        self._shares_name = False
         self._refresh_requested = asyncio.Event()
         self._attempted = asyncio.Event()
         self._is_stopping = False
@@ -113,10 +115,32 @@ class Registrar:
         value = entry.to_json()
         if self._secret is not None:
             value = sign_entry(value, self._secret, self._prefix)
+        has_published = self._published is not None
         self._published = (key, value)  # set first: Redis may store the entry although its reply is lost
-        await self._store.put(key, value, self._ttl_s)
+        before = await self._store.put(key, value, self._ttl_s)
+        if has_published and before is not None:  # the first one may replace that of a worker that has ended
+            self._check_name(entry, before)
+
+    def _check_name(self, entry: WorkerEntry, before: bytes) -> None:
+        """Log once if another worker has written the entry since it was renewed: clients find only one of the two."""
+        shares_name = _address(before) != entry.addr
+        if shares_name and not self._shares_name:
+            log.warning(
+                'another worker is registered as "%s", too, and clients find only one of them: '
+                "give each a registry.name of its own",
+                entry.name,
+            )
+        self._shares_name = shares_name
 
     async def _delete(self) -> None:
         if self._published is not None:
             await self._store.delete_if_unchanged(*self._published)
             self._published = None
+
+
+def _address(value: bytes) -> str | None:
+    """Return the address in an entry; None if there is none."""
+    try:
+        return str(json.loads(value)["addr"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

@@ -58,9 +58,21 @@ class RedisStore:
         except (ValueError, TypeError):
             raise ConfigError(f"the URL of {purpose} is invalid: use redis://[:password@]host:port[/db]") from None
 
-    async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        """Store a value that expires after ``ttl_s``. Raises ConnectionLost, like all methods."""
-        await self._run(self._redis.set(key, value, px=max(1, int(1000 * ttl_s))))
+    async def put(self, key: str, value: bytes, ttl_s: float) -> bytes | None:
+        """Store a value that expires after ``ttl_s``; return the one before, if it may be read.
+
+        Raises ConnectionLost, like all methods.
+        """
+        return await self._run(self._put(key, value, max(1, int(1000 * ttl_s))))
+
+    async def _put(self, key: str, value: bytes, ttl_ms: int) -> bytes | None:
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.get(key)
+        pipeline.set(key, value, px=ttl_ms)
+        before, stored = await pipeline.execute(raise_on_error=False)
+        if isinstance(stored, Exception):
+            raise stored
+        return before if isinstance(before, bytes) else None
 
     async def evaluate(self, script: str, key: str, values: Sequence[str | float], timeout_s: float) -> object:
         """Run a Lua script on one key and return its answer. Raises ConnectionLost also after ``timeout_s``."""
