@@ -22,6 +22,7 @@ from typing import NoReturn, Protocol, cast
 
 from tts_worker import __version__
 from tts_worker.errors import DeviceLost, ErrorCode, MissingExtra, TTSWorkerError
+from tts_worker.logs import discard_output
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
@@ -138,20 +139,14 @@ def run_command(prog: str, module: CommandModule, words: Sequence[str], *, descr
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of the output is gone (``| head``)
-        _discard_output()
+        discard_output()
         return 1
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        _discard_output()
+        discard_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
-
-
-def _discard_output() -> None:
-    """Redirect standard output, so that the flush at exit does not fail again."""
-    with contextlib.suppress(OSError, ValueError):  # it is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: TTSWorkerError) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -86,6 +89,12 @@ def json_line(message: str, **values: object) -> str:
     record = logging.LogRecord("tts_worker", logging.INFO, "", 0, message, None, None)
     record.__dict__.update(fields(**values))
     return JsonLines().format(record)
+
+
+def discard_output() -> None:
+    """Redirect standard output, whose reader is gone, so that the flush at exit does not fail again."""
+    with suppress(OSError, ValueError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_not_rejected_handshake(record: logging.LogRecord) -> bool:

@@ -150,6 +150,7 @@ class TalkingEngine(ToneEngine):
         print("a line of a library", flush=True)
         if isinstance(command, Open):
             logging.getLogger(self.LOGGER).warning("utterance %s", command.key.generation)
+            logging.getLogger(self.LOGGER).debug("details")
         super().handle(command)
 
 

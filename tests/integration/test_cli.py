@@ -316,6 +316,25 @@ def test_serve_and_commands_run_without_standard_streams(tmp_path: Path) -> None
             assert process.wait(timeout=50) == 0, process.stderr.read()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="closes descriptors as a shell does")
+@pytest.mark.parametrize("output", ["pipe", "/dev/full"])
+def test_serve_goes_on_without_a_reader_of_its_output(output: str) -> None:
+    """As ``serve | head -1`` or a full disk leaves it."""
+    if output == "pipe":
+        read_end, descriptor = os.pipe()
+        os.close(read_end)
+    else:
+        descriptor = os.open(output, os.O_WRONLY)
+    command = [*PROGRAM, "serve", "--port", "0", *TONE]
+    with subprocess.Popen(command, stdout=descriptor, stderr=subprocess.PIPE, text=True) as process:
+        os.close(descriptor)
+        assert process.stderr is not None
+        assert "standard output" in process.stderr.readline()
+        assert " ready " in process.stderr.readline()
+        process.terminate()
+        assert process.wait(timeout=50) == 0, process.stderr.read()
+
+
 def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture[str]) -> None:
     """YAML would parse a mapping; mappings need braces here."""
     assert main(["serve", *TONE, "--set", "registry.prefix=tts:worker:", "--set", "registry.url=redis://x/0"]) == 2

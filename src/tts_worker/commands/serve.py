@@ -12,7 +12,7 @@ from tts_worker.app import run as run_loop
 from tts_worker.app import serve
 from tts_worker.commands.common import add_settings_arguments, settings_from
 from tts_worker.errors import ConfigError
-from tts_worker.logs import configure_logs, json_line, set_log_level
+from tts_worker.logs import configure_logs, discard_output, json_line, set_log_level
 from tts_worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     def on_listening(url: str) -> None:
         nonlocal address
         address = url
-        print(json_line("listening", url=url) if as_json else f"listening on {url}", flush=True)
+        _announce(json_line("listening", url=url) if as_json else f"listening on {url}")
 
     def on_ready() -> None:
-        print(json_line("ready") if as_json else "ready", flush=True)
+        _announce(json_line("ready") if as_json else "ready")
         if args.open and not webbrowser.open(address):
             log.warning("no browser found: open %s", address)
 
@@ -84,3 +84,12 @@ def run(args: argparse.Namespace) -> int:
         on_reload = LogLevelReload(lambda: settings_from(args, server=flags))
     run_loop(serve(settings, on_listening, on_ready, ends_process=True, on_reload=on_reload))
     return 0
+
+
+def _announce(line: str) -> None:
+    """Print a line for a parent process. A worker serves also when nothing reads it."""
+    try:
+        print(line, flush=True)
+    except OSError as error:  # ``serve | head -1``, a full disk
+        log.warning("standard output cannot be written (%s): the worker goes on without it", error.strerror)
+        discard_output()

@@ -53,8 +53,18 @@ class SharedChange:
     change: object
 
 
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Is answered with ``Pong``.
+
+    Attributes:
+        log_levels: As in ``StartEngine``; an operator may change them.
+    """
+
+    log_levels: tuple[int, int]
+
+
 class Request(Enum):
-    PING = "ping"  # answered with Pong
     CLOSE = "close"  # close the engine and exit
 
 

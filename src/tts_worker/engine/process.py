@@ -28,6 +28,7 @@ from tts_worker.engine.pipe import (
     EngineReady,
     Events,
     LogRecord,
+    Ping,
     Pong,
     Request,
     SharedChange,
@@ -117,7 +118,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         if self.has_started and not self._unanswered_pings:
             self._silent_s = 0.0
             self._unanswered_pings += 1
-            self._send(Request.PING)
+            self._send(Ping(_log_levels()))
         else:
             self._silent_s += interval_s
         return max(self._silent_s, self._busy_s)
@@ -148,8 +149,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         try:
             if self._shared is not None:
                 self._shared.on_change(self._on_shared_change)
-            levels = (logging.getLogger().level, logging.getLogger("tts_worker").getEffectiveLevel())
-            start = _encode_start(StartEngine(self._factory, self._shared, self._name, levels))
+            start = _encode_start(StartEngine(self._factory, self._shared, self._name, _log_levels()))
             program = f"import sys; sys.path[:] = {sys.path!r}; from {_CHILD} import main; main()"
             transport, _ = await self._loop.subprocess_exec(
                 lambda: self, sys.executable, "-c", program, f"tts-engine {self._name}", stderr=None
@@ -265,6 +265,11 @@ def _encode_start(start: StartEngine) -> bytes:
             f"engine.process: the engine {start.name} cannot run in a process of its own, because what builds it "
             f"cannot be pickled ({type(error).__name__})"
         ) from error
+
+
+def _log_levels() -> tuple[int, int]:
+    """Levels of the root logger and of this package's logger."""
+    return logging.getLogger().level, logging.getLogger("tts_worker").getEffectiveLevel()
 
 
 def _describe_exit(code: int | None) -> str:

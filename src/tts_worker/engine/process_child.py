@@ -27,6 +27,7 @@ from tts_worker.engine.pipe import (
     EngineReady,
     Events,
     LogRecord,
+    Ping,
     Pong,
     Request,
     SharedChange,
@@ -133,10 +134,8 @@ def main() -> None:
     start = read_message(requests)
     if not isinstance(start, StartEngine):
         return  # the server has ended
-    root = logging.getLogger()
-    root.addHandler(_ForwardLogs(server))
-    root.setLevel(start.log_levels[0])
-    logging.getLogger("tts_worker").setLevel(start.log_levels[1])
+    logging.getLogger().addHandler(_ForwardLogs(server))
+    _set_log_levels(start.log_levels)
     reporter = _Reporter(server)
     engine = EngineThread(start.factory, reporter, name=start.name)
     engine.start()
@@ -147,11 +146,18 @@ def main() -> None:
                     engine.post(command)
             case SharedChange() if start.shared is not None:
                 start.shared.apply(message.change)
-            case Request.PING:
+            case Ping():
+                _set_log_levels(message.log_levels)
                 server.send(reporter.pong(engine.busy_s()))
             case Request.CLOSE:
                 engine.close()
     os._exit(0)  # the server has ended: also if the engine hangs
+
+
+def _set_log_levels(levels: tuple[int, int]) -> None:
+    """Set the levels of the root logger and of this package's logger, which the server filters by as well."""
+    logging.getLogger().setLevel(levels[0])
+    logging.getLogger("tts_worker").setLevel(levels[1])
 
 
 def _take_pipes() -> tuple[BinaryIO, _Server]:

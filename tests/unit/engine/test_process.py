@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import until
+from tests.fakes.redis import eventually
 from tests.fakes.tone_factory import (
     BreakingFactory,
     FaultAt,
@@ -278,6 +281,20 @@ async def test_log_of_the_process_reaches_the_server(caplog: pytest.LogCaptureFi
         await log.until(lambda e: isinstance(e, Done))
     (record,) = [record for record in caplog.records if record.name == TalkingEngine.LOGGER]
     assert (record.getMessage(), record.levelname) == ("utterance 7", "WARNING")
+
+
+async def test_process_follows_the_log_level(caplog: pytest.LogCaptureFixture) -> None:
+    """SIGHUP changes it in the server only."""
+    async with started(TalkingEngine, in_process=True) as loop:
+        loop.subscribe("a", EventLog())
+        caplog.set_level(logging.DEBUG, "tts_worker")
+        utterances = itertools.count()
+
+        async def details_are_logged() -> bool:
+            speak(loop, key("a", next(utterances)))
+            return "details" in caplog.messages
+
+        await eventually(details_are_logged)
 
 
 async def test_process_reads_commands_between_short_intervals(caplog: pytest.LogCaptureFixture) -> None:
