@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
@@ -47,7 +48,7 @@ from tts_worker.server.connections import (
 from tts_worker.server.http import Extension, create_app
 from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.keys import KeyFileWatch, KeyRing
-from tts_worker.server.tls import TlsContext
+from tts_worker.server.tls import TlsContext, expiry_s
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
@@ -610,6 +611,8 @@ def _create_server(
     server = worker.settings.server
     table = ConnectionTable(_connection_limits(worker.settings), worker.metrics)
     worker.metrics.watch_connections(lambda: table.active, lambda: table.waiting)
+    if server.tls_certificate is not None:
+        worker.metrics.watch_certificate("http", partial(expiry_s, server.tls_certificate))
     config = uvicorn.Config(
         create_application(worker, extension),
         log_config=None,

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
@@ -20,6 +21,7 @@ from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
 from tts_worker.server.connections import limit_by_descriptors
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.tls import expiry_s
 from tts_worker.settings import Settings
 
 try:
@@ -127,6 +129,7 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
     tls = None
     if certificate is not None:
         tls = server.TlsFiles(certificate, key or certificate, settings.grpc.tls_client_ca)
+        worker.metrics.watch_certificate("grpc", partial(expiry_s, certificate))
     limit = settings.grpc.max_connections
     other_ports = settings.grpc.connection_limit - limit
     return server.PortConfig(

@@ -324,6 +324,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self._certificate_expiry = Gauge(
+            "tts_certificate_expiry_timestamp_seconds",
+            "When the TLS certificate of a server expires, as a Unix time.",
+            ["server"],
+            registry=registry,
+        )
         self._auth_failures = Counter(
             "tts_auth_failures_total",
             "Requests refused for their API key, by transport and reason (missing, wrong, rate).",
@@ -398,6 +404,10 @@ class Metrics:
         """Read the number of connections at every scrape."""
         self._connections.labels("active").set_function(active)
         self._connections.labels("waiting").set_function(waiting)
+
+    def watch_certificate(self, server: str, expiry_s: Callable[[], float]) -> None:
+        """Read when the certificate of a server expires at every scrape."""
+        self._certificate_expiry.labels(server).set_function(expiry_s)
 
     def connection_closed(self, reason: str) -> None:
         """Count a connection that was closed because of a limit."""

@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import itertools
 import json
+import math
 import re
 import socket
 import ssl
@@ -26,6 +27,7 @@ from websockets.exceptions import InvalidStatus
 import tts_worker
 from tests.conftest import serving, until
 from tests.fakes.redis import eventually
+from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
 from tts_worker.client import ClientSettings
@@ -33,6 +35,7 @@ from tts_worker.client.unreachable import unreachable_over_grpc
 from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
+from tts_worker.server.tls import expiry_s
 from tts_worker.types import Ended, Outcome, PcmFrame
 
 
@@ -272,6 +275,30 @@ async def test_renewed_certificate_is_read_without_restart(
         await eventually(is_renewed)
         assert (await held.get(f"{address}/health/ready")).status_code == 200, "open connections continue"
         await held.aclose()
+
+
+@pytest.mark.parametrize("days", [1, 40 * 365], ids=["UTCTime", "GeneralizedTime"])
+async def test_expiry_of_the_certificates_is_a_metric(tmp_path: Path, days: int) -> None:
+    crt, key = certificate(tmp_path, expires_in_days=days)
+    files = {"tls_certificate": str(crt), "tls_key": str(key)}
+    expected = x509.load_pem_x509_certificate(crt.read_bytes()).not_valid_after_utc.timestamp()
+    grpc_section = {"enabled": True, "port": 0, **files}
+    async with (
+        serving(server=files, grpc=grpc_section) as address,
+        httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(crt))) as http,
+    ):
+        text = (await http.get(f"{address}/metrics")).text
+    for server in ("http", "grpc"):
+        assert scraped(text, "tts_certificate_expiry_timestamp_seconds", server=server) == expected
+
+
+def test_expiry_of_an_unreadable_certificate_is_unknown(tmp_path: Path) -> None:
+    file = tmp_path / "tls.crt"
+    assert math.isnan(expiry_s(file))
+    whole = certificate(tmp_path)[0].read_text().splitlines()
+    for text in ("", "\n".join([*whole[:2], whole[-1]]), "\n".join([whole[0], "AAAA", whole[-1]])):
+        file.write_text(text)
+        assert math.isnan(expiry_s(file))
 
 
 async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:

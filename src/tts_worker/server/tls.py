@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import ssl
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tts_worker.errors import ConfigError
 from tts_worker.server.file_watch import FileWatch
 
 log = logging.getLogger(__name__)
+
+_PEM_BLOCK = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
+_EXPLICIT_VERSION = 0xA0
+_UTC_TIME = 0x17
 
 
 class TlsContext(FileWatch):
@@ -83,6 +90,35 @@ def _check_readable(setting: str, file: Path) -> None:
         file.open("rb").close()
     except OSError as error:
         raise ConfigError(f"{setting}: {file} cannot be read: {error.strerror}") from None
+
+
+def expiry_s(certificate: Path) -> float:
+    """Return when the first certificate of a PEM file expires, as a Unix time; NaN if it cannot be read."""
+    try:
+        block = _PEM_BLOCK.search(certificate.read_text("ascii", "replace"))
+        der = ssl.PEM_cert_to_DER_cert(block[0]) if block is not None else b""
+        # RFC 5280: Certificate { tbsCertificate { [0] version, serial, algorithm, issuer, validity { from, to } } }
+        _, start, _ = _der_element(der, _der_element(der, 0)[1])
+        tag, _, end = _der_element(der, start)
+        fields_before = 3 if tag == _EXPLICIT_VERSION else 2
+        for _ in range(fields_before):
+            _, _, end = _der_element(der, end)
+        _, _, end_of_begin = _der_element(der, _der_element(der, end)[1])
+        tag, start, end = _der_element(der, end_of_begin)
+        form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        return datetime.strptime(der[start:end].decode("ascii"), form).replace(tzinfo=timezone.utc).timestamp()
+    except (OSError, ValueError, IndexError):
+        return math.nan
+
+
+def _der_element(der: bytes, position: int) -> tuple[int, int, int]:
+    """Return tag, begin and end of the content of the element at ``position`` (X.690). Raises IndexError."""
+    length = der[position + 1]
+    start = position + 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(der[position + 2 : start], "big")
+    return der[position], start, start + length
 
 
 def common_name(certificate: Mapping[str, object] | None) -> str | None:
