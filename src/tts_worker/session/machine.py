@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import EngineFault, ErrorInfo, IllegalCommand, SessionClosed, TextTooLong
-from tts_worker.session.utterance import AudioOutput, TextSource, Utterance
+from tts_worker.session.utterance import AudioOutput, AudioPhase, TextSource, Utterance
 from tts_worker.types import (
     FRAME_SAMPLES,
     SAMPLE_RATE_HZ,
@@ -258,12 +258,12 @@ class SessionMachine:
                 self._end_of_text(utterance)
 
     def _end_of_text(self, utterance: Utterance) -> None:
-        if utterance.is_opened:
+        if utterance.audio_phase is not AudioPhase.QUEUED:
             self._commands.append(EndText(utterance.key))
         if utterance.segments == 0:
             # Nothing to speak (blank, only emoji): the engine never sees the utterance.
             self._cancel_on_engine(utterance)
-            utterance.is_generated = True
+            utterance.audio_phase = AudioPhase.GENERATED
         self._advance()
 
     def refuse(self, error: ErrorInfo) -> None:
@@ -293,7 +293,8 @@ class SessionMachine:
         return utterance
 
     def _post(self, utterance: Utterance, commands: Sequence[Text | Speech]) -> None:
-        (self._commands if utterance.is_opened else utterance.pending_commands).extend(commands)
+        is_queued = utterance.audio_phase is AudioPhase.QUEUED
+        (utterance.pending_commands if is_queued else self._commands).extend(commands)
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +304,7 @@ class SessionMachine:
         applied = self.state is State.SPEAKING
         if applied:
             self.state = State.PAUSED
-            self._commands.extend(Hold(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
+            self._commands.extend(Hold(u.key) for u in self._utterances if u.audio_phase is AudioPhase.OPENED)
         return self._acknowledge(Acknowledged(ControlName.PAUSE, applied, self.current, self.sent_samples))
 
     def resume(self) -> Acknowledged:
@@ -312,7 +313,7 @@ class SessionMachine:
         applied = self.state is State.PAUSED
         if applied:
             self.state = State.SPEAKING
-            self._commands.extend(Release(u.key) for u in self._utterances if u.is_opened and not u.is_generated)
+            self._commands.extend(Release(u.key) for u in self._utterances if u.audio_phase is AudioPhase.OPENED)
             self._advance()
         return self._acknowledge(Acknowledged(ControlName.RESUME, applied, self.current, self.sent_samples))
 
@@ -371,7 +372,7 @@ class SessionMachine:
         self.params = params
 
     def _cancel_on_engine(self, utterance: Utterance) -> None:
-        if utterance.is_opened and not utterance.is_generated:
+        if utterance.audio_phase is AudioPhase.OPENED:
             self._commands.append(Cancel(utterance.key))
 
     def _acknowledge(self, acknowledged: Acknowledged) -> Acknowledged:
@@ -435,7 +436,7 @@ class SessionMachine:
         if self.state is State.PAUSED or self._withheld:
             return
         for utterance in self._utterances:
-            if not utterance.is_opened and not utterance.is_generated:
+            if utterance.audio_phase is AudioPhase.QUEUED:
                 self._open(utterance)
             if not utterance.is_generated:
                 break
@@ -446,7 +447,7 @@ class SessionMachine:
         return not self._config.reports_playback or utterance.played_samples == utterance.sent_samples
 
     def _open(self, utterance: Utterance) -> None:
-        utterance.is_opened = True
+        utterance.audio_phase = AudioPhase.OPENED
         utterance.granted_engine_samples = self._config.window_samples
         config = self._config
         self._commands.append(

@@ -59,6 +59,22 @@ class _TextMark(Enum):
     END = "end"
 
 
+class TextPhase(Enum):
+    """How far the text of an utterance is: OPEN -> ENDED -> READ, or OPEN -> READ if it is abandoned."""
+
+    OPEN = "more may follow"
+    ENDED = "complete, but not fully read: long text is read in portions"
+    READ = "all of it has passed through the text pipeline, or is abandoned"
+
+
+class AudioPhase(Enum):
+    """What the engine has of an utterance: QUEUED -> OPENED -> GENERATED, or QUEUED -> GENERATED without speech."""
+
+    QUEUED = "nothing: earlier utterances are generated first"
+    OPENED = "it has received ``Open`` and may send audio"
+    GENERATED = "it sends no more audio"
+
+
 @dataclass(slots=True)
 class _Chunk:
     pcm: bytes
@@ -79,11 +95,9 @@ class Utterance:
         alignment: How its engine determines word timestamps.
 
     Attributes:
-        text_ended: No more text is accepted.
-        text_read: All text has passed through the text pipeline; long text is read in portions.
+        text_phase: How far its text is.
+        audio_phase: What the engine has of it.
         is_announced: ``Started`` was emitted.
-        is_opened: The engine has received ``Open``.
-        is_generated: The engine has finished the utterance.
         pending_commands: Text and speech received before the utterance was opened on the engine.
         granted_engine_samples: Credit given to the engine so far.
         engine_samples: Samples received from the engine.
@@ -101,8 +115,8 @@ class Utterance:
         self.key = key
         self.params = params
         self.text_chars = 0
-        self.text_ended = False
-        self.text_read = False
+        self.text_phase = TextPhase.OPEN
+        self.audio_phase = AudioPhase.QUEUED
         self._text = text
         self._output = output
         self._alignment = alignment
@@ -110,8 +124,6 @@ class Utterance:
         self.segments = 0
         self.pending_commands: list[Text | Speech] = []
         self.is_announced = False
-        self.is_opened = False
-        self.is_generated = False
         self.truncated: str | None = None
         self.error: ErrorInfo | None = None
         self.granted_engine_samples = 0
@@ -130,6 +142,16 @@ class Utterance:
     # -- text ---------------------------------------------------------------------------------------------------------
 
     @property
+    def text_ended(self) -> bool:
+        """Whether no more text is accepted."""
+        return self.text_phase is not TextPhase.OPEN
+
+    @property
+    def text_read(self) -> bool:
+        """Whether all text has passed through the text pipeline."""
+        return self.text_phase is TextPhase.READ
+
+    @property
     def unread(self) -> bool:
         return bool(self._unread)
 
@@ -145,7 +167,7 @@ class Utterance:
         self._unread.append(_TextMark.FLUSH_WORDS)
 
     def end_text(self) -> None:
-        self.text_ended = True
+        self.text_phase = TextPhase.ENDED
         self._unread.append(_TextMark.END)
 
     def read(self, max_chars: int) -> list[Segment]:
@@ -159,7 +181,7 @@ class Utterance:
                     segments += self._text.flush_words()
                 case _TextMark.END:
                     segments += self._text.end()
-                    self.text_read = True
+                    self.text_phase = TextPhase.READ
                 case str() | bytes():
                     if len(item) > max_chars:
                         self._unread.appendleft(item[max_chars:])
@@ -171,16 +193,20 @@ class Utterance:
 
     def abandon_text(self) -> None:
         """Stop reading text. Unread text still counts as source text of the playback report."""
-        self.text_ended = True
         if not self.text_read:
             for item in self._unread:
                 if isinstance(item, str | bytes):
                     self._text.skip(item)
             self._text.end()  # completes a split character
-            self.text_read = True
+            self.text_phase = TextPhase.READ
         self._unread.clear()
 
     # -- audio --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the engine sends no more audio."""
+        return self.audio_phase is AudioPhase.GENERATED
 
     @property
     def buffered_samples(self) -> int:
@@ -229,13 +255,13 @@ class Utterance:
 
     def finish_audio(self) -> None:
         """Record that the engine generates no more; buffers what the output stage holds back."""
-        self.is_generated = True
+        self.audio_phase = AudioPhase.GENERATED
         if self._output is not None and self._last_meta is not None:
             self._buffer(self._output.flush(), self._last_meta)
 
     def drop_audio(self) -> None:
         """Discard the buffered audio, also that in the output stage, and take no more."""
-        self.is_generated = True
+        self.audio_phase = AudioPhase.GENERATED
         self._chunks.clear()
 
     def next_frame_samples(self, frame_samples: int | None) -> int:
