@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,12 +101,31 @@ def test_missing_module_of_the_package_is_a_defect() -> None:
         run_command("tts-worker x", command_that_needs("tts_worker.gone"), [])
 
 
-def test_doctor_accepts_the_pythons_of_the_package() -> None:
-    project = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+def test_doctor_accepts_the_pythons_of_the_packages() -> None:
     oldest, newest = doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON
-    assert f'requires-python = ">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"' in project
-    for minor in range(oldest[1], newest[1] + 1):
-        assert f'"Programming Language :: Python :: 3.{minor}"' in project
+    minors = range(oldest[1], newest[1] + 1)
+    root = Path(__file__).parents[3]
+    projects = [root / "pyproject.toml", *root.glob("packages/*/pyproject.toml")]
+    assert len(projects) == 4
+    for project in projects:
+        text = project.read_text("utf-8")
+        assert f'requires-python = ">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"' in text, project
+        named = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', text)
+        assert named == [str(minor) for minor in minors], project
+
+
+def test_tools_run_on_the_pythons_of_the_package() -> None:
+    (_, oldest), (_, newest) = doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON
+    versions = [f"3.{minor}" for minor in range(oldest, newest + 1)]
+    root = Path(__file__).parents[3]
+    project = (root / "pyproject.toml").read_text("utf-8")
+    assert f'target-version = "py3{oldest}"' in project
+    assert f'python_version = "3.{oldest}"' in project
+    assert f'supported="{" ".join(versions)}"' in (root / "scripts/test-matrix").read_text("utf-8")
+    assert f"--python-version {versions[0]} " in (root / "scripts/pin").read_text("utf-8")
+    assert f"Python {versions[0]} to {versions[-1]}" in (root / "README.md").read_text("utf-8")
+    workflow = (root / ".github/workflows/ci.yml").read_text("utf-8")
+    assert f"python: {json.dumps(versions)}" in workflow
 
 
 def test_no_extra_installs_a_second_onnxruntime() -> None:
