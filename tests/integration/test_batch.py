@@ -268,9 +268,9 @@ async def test_old_results_make_room_and_full_storage_is_typed(tmp_path: Path) -
 
 
 async def test_batch_that_cannot_be_stored_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").touch()
     async with running_worker(tone_settings(batch={"directory": str(tmp_path / "file" / "batches")})) as worker:
         assert worker.batches is not None
+        (tmp_path / "file").touch()  # the settings refuse one that is there at the start
         with pytest.raises(OverCapacity, match="cannot store the batch"):
             await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
         assert "cannot store a batch: Not a directory" in caplog.text

@@ -64,6 +64,7 @@ async def test_every_listed_voice_has_the_common_loudness() -> None:
 
 
 async def test_cosyvoice_is_measured_before_its_first_utterance(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.setattr("tts_worker.session.loudness.SENTENCE", "One two.")
     # Random weights reach full scale at -23 LUFS, so the limiter would hold them below -16.
     async with running_worker(load_settings(flags={"engines": COSYVOICE, "session": {"loudness": -30}})) as worker:

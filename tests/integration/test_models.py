@@ -323,6 +323,7 @@ async def test_voices_in_use_are_not_evicted() -> None:
 @pytest.mark.timeout(400)  # runs neural networks on few cores
 async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
     """A tiny CosyVoice model beside another engine is loaded for a session; its voice is removed with it."""
+    pytest.importorskip("torch", reason="torch is not installed")
     engines = {
         "tone": {"kind": "tone"},
         "cosy": {

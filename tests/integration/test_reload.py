@@ -54,6 +54,7 @@ async def test_calls_finish_on_the_old_model() -> None:
 
 
 async def test_cosyvoice_is_freed_before_it_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
     bundle = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "threads": 1, "max_utterances": 1}
     sections = {"engines": {"cosy": {**bundle, "memory_gb": 0.1}}, "session": {"loudness": "off"}}
     settings = load_settings(None, sections, replaced=("engines",))

@@ -183,7 +183,7 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     [
         (json_is(b"{"), "not valid JSON"),
         (json_is(b"[" * 60_000), "not valid JSON"),
-        (json_is(b'{"a":' * 8_000 + b"1" + b"}" * 8_000), "not valid JSON"),
+        (json_is(b'{"a":' * 8_000 + b"1" + b"}" * 8_000), "not (valid JSON|a voice of format)"),  # Python 3.14 reads it
         (json_is(b"x" * 70_000), "larger than"),
         (json_is(b"[]"), "not a voice of format"),
         (json_is(b"\xff\xfe"), "not valid JSON"),
