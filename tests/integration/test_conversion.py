@@ -47,6 +47,14 @@ SOURCE = wav(speech(SOURCE_S, 16_000))
 SAMPLES_PER_TOKEN = 960
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_layers() -> Iterator[None]:
+    from tests.unit.cosyvoice.networks import little_work
+
+    with little_work():
+        yield
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("conversion")

@@ -26,6 +26,14 @@ PROMPT_PCM = PROMPT[44:]
 MIN_AUDIO_BYTES = 2 * 24_000 * 2 * len(TEXT) // 50  # two tokens of 20 ms for each token of text
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_layers() -> Iterator[None]:
+    from tests.unit.cosyvoice.networks import little_work
+
+    with little_work():
+        yield
+
+
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedWorker]:
     from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle

@@ -75,6 +75,14 @@ class Served:
         return self.http.post("/v1/audio/speech", json={"input": "Hi.", "voice": voice, "response_format": "pcm"})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_layers() -> Iterator[None]:
+    from tests.unit.cosyvoice.networks import little_work
+
+    with little_work():
+        yield
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("voices")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ __all__ = [
     "apart",
     "full_config",
     "ids",
+    "little_work",
     "load_shallow",
     "load_thin",
     "networks",
@@ -97,6 +100,14 @@ def load_shallow(bundle: Bundle, **options: Any) -> Networks:
     """Replaces ``Networks.load`` in tests of what happens around the networks."""
     loaded: Networks = _load(Networks, shallow(bundle), **options)
     return loaded
+
+
+@contextmanager
+def little_work() -> Iterator[None]:
+    """Load shallow networks with few solver steps, for tests of a worker: what they check holds for any networks."""
+    steps = patch("tts_worker.engine.cosyvoice.config.EULER_STEPS", SOLVER_STEPS)
+    with steps, patch.object(Networks, "load", load_shallow):
+        yield
 
 
 def thin(whole: Bundle) -> Bundle:
