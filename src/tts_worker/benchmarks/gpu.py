@@ -453,7 +453,7 @@ class GpuBench:
             "load_average": round(os.getloadavg()[0], 2),
             "packages": dict(_versions()),
             "device": str(self._device),
-            # Triton builds its launchers with them; without, no kernel runs.
+            # Triton builds its launchers with them; without, no kernel runs (``triton`` says so).
             "c_compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
             "python_headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
         }
@@ -469,6 +469,7 @@ class GpuBench:
                 "cuda": torch.version.cuda,
                 "cudnn": torch.backends.cudnn.version(),
                 "nvidia_smi": _nvidia_smi(),
+                "triton": kernels.triton_problem() or "works",
             }
         return figures
 

@@ -90,9 +90,11 @@ def _kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 
-    from tts_worker.engine.cosyvoice.backends.kernels import Case, check
+    from tts_worker.engine.cosyvoice.backends.kernels import Case, check, triton_problem
     from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
 
+    if problem := triton_problem():
+        return problem
     try:
         case = attention_arguments(*_FLOW_SIZES, 1, torch.bfloat16, torch.device("cuda"))
         faults = check([Case(paged_attention, *case)])

@@ -264,6 +264,7 @@ def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_backends, "find_spec", lambda name: object())
     monkeypatch.setattr(torch, "device", lambda name: "cpu")
     monkeypatch.setattr(paged_attention, "fault", "")
+    monkeypatch.setattr(kernels, "triton_problem", str)
 
     monkeypatch.setattr(
         kernels, "import_module", lambda name: SimpleNamespace(paged_attention=paged_attention.composition)
@@ -271,6 +272,9 @@ def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fused attention works" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
     monkeypatch.setattr(kernels, "import_module", lambda name: SimpleNamespace())  # the kernel cannot be launched
     assert "fused attention is not used" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    monkeypatch.setattr(kernels, "triton_problem", lambda: "triton cannot be used (no compiler)")
+    detail = doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    assert "fused attention is not used (triton cannot be used (no compiler))" in detail
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

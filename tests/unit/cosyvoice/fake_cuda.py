@@ -268,7 +268,7 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
         stack.enter_context(patch.object(kv_cache, "_allocate", allocate))  # maps memory itself on a CPU
         stack.enter_context(patch.object(Networks, "check", lambda self: None))  # reads values
         stack.enter_context(patch.object(networks, "fingerprint", lambda weights: ""))  # reads values, too
-        stack.enter_context(patch.object(kernels, "has_triton", lambda: True))
+        stack.enter_context(patch.object(kernels, "triton_problem", str))
         if fused:
             kernels.enable()
             stack.callback(kernels.disable)

@@ -139,10 +139,39 @@ def test_a_faulty_kernel_is_switched_off(
 
 
 def test_missing_triton_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    kernels.triton_problem.cache_clear()
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
 
     assert not kernels.enable()
     assert "triton is not installed" in caplog.text
+    kernels.triton_problem.cache_clear()
+
+
+class _Driver:
+    """Triton's, on a machine without a compiler."""
+
+    @property
+    def active(self) -> Any:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable\nand more")
+
+
+def test_triton_without_a_compiler_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before anything is launched: otherwise each kernel fails its check with the same words."""
+    kernels.triton_problem.cache_clear()
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+    monkeypatch.setattr(kernels, "import_module", lambda name: SimpleNamespace(driver=_Driver()))
+
+    assert not kernels.enable()
+    (missing,) = missing_packages("cosyvoice3", torch.device("cuda"), StreamingConfig())
+
+    assert len(caplog.messages) == 1
+    for text in (caplog.text, missing):
+        assert "RuntimeError: Failed to find C compiler. Please specify via CC environment variable)" in text
+        assert "python3-dev" in text
+        assert "TRITON_CACHE_DIR" in text
+    kernels.triton_problem.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +191,8 @@ def test_engine_without_triton_is_degraded(
     part = Components.build(networks("cosyvoice3"), None, {}, small)  # type: ignore[arg-type]
     assert part.degraded == ()
     for is_installed in (True, False):
-        monkeypatch.setattr(kernels, "has_triton", lambda installed=is_installed: installed)
+        problem = "" if is_installed else "triton is not installed"
+        monkeypatch.setattr(kernels, "triton_problem", lambda problem=problem: problem)
         part.missing = missing_packages(family, torch.device(device), config)
         assert any("triton is not installed" in reason for reason in part.degraded) == (
             is_degraded and not is_installed
@@ -223,7 +253,7 @@ def test_engine_checks_kernels_on_its_device(monkeypatch: pytest.MonkeyPatch, ca
     def broken(name: str) -> Any:
         raise ImportError("libcuda.so.1 is missing")
 
-    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    monkeypatch.setattr(kernels, "triton_problem", str)
     monkeypatch.setattr(kernels, "import_module", broken)
     device = torch.device("cpu")
     assert not use_kernels(networks("cosyvoice3"), device, StreamingConfig(kernels=False))

@@ -291,11 +291,11 @@ def attention_library(
 
 
 def missing_packages(family: str, device: torch.device, config: StreamingConfig) -> tuple[str, ...]:
-    """Say what an engine computes more slowly because a package is missing."""
+    """Say what an engine computes more slowly because a package is missing, or what it needs."""
     has_use = (config.kernels and family != V1) or (config.graphs and config.compile is not CompileMode.OFF)
-    if device.type != "cuda" or not has_use or kernels.has_triton():
+    if device.type != "cuda" or not has_use or not (problem := kernels.triton_problem()):
         return ()
-    return ("triton is not installed: no fused kernels, nothing is compiled",)
+    return (f"{problem}: no fused kernels, nothing is compiled",)
 
 
 def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> dict[str, str]:

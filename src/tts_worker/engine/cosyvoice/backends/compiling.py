@@ -100,10 +100,10 @@ def compiler_for(mode: CompileMode, device: torch.device) -> Compiler | None:
     """
     if device.type != "cuda" or mode is CompileMode.OFF or (mode is CompileMode.AUTO and kernels.are_enabled()):
         return None
-    if kernels.has_triton():
-        return Compiler()
-    log.warning("triton is not installed: computing on CUDA without compiling, which is slower")
-    return None
+    if problem := kernels.triton_problem():
+        log.warning("%s: computing on CUDA without compiling, which is slower", problem)
+        return None
+    return Compiler()
 
 
 def _difference(

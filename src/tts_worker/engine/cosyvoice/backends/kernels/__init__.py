@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -114,14 +115,30 @@ def fused_operator(module: str, *, mutates: Iterable[str] = ()) -> Callable[[Cal
     return decorate
 
 
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+@cache
+def triton_problem() -> str:
+    """Return why Triton cannot launch kernels on this machine; empty if it can.
+
+    Up to some version, 3.6 among them, it builds what launches kernels with a C compiler, when the first one is
+    launched. Asked at the start, it is one fault with a remedy, and not one for every kernel.
+    """
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        _ = import_module("triton.runtime").driver.active.utils
+    except Exception as error:  # of Triton, the compiler, its cache or the driver
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        return (
+            f"triton cannot be used ({cause:.160}): it needs a C compiler (gcc or CC), Python's headers (python3-dev) "
+            "and a folder that it can write to (TRITON_CACHE_DIR)"
+        )
+    return ""
 
 
 def enable() -> bool:
     """Use the kernels for tensors on CUDA from now on. Returns whether they are used; logs why not."""
-    if not has_triton():
-        log.warning("triton is not installed: computing on CUDA without fused kernels, which is slower")
+    if problem := triton_problem():
+        log.warning("%s: computing on CUDA without fused kernels, which is slower", problem)
         return False
     for operator in OPERATORS.values():
         operator.define()
