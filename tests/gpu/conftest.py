@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # imported late: without PyTorch the other tests need this fi
     import torch
 
     from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.networks import Networks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +54,23 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
             path = tmp_path_factory.mktemp("bundles") / family
             bundles[family] = write_random_bundle(path, family, size)
         return bundles[family]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def exact_networks(large_bundle: Callable[[str], Bundle]) -> Callable[[str], Networks]:
+    """The networks of ``large_bundle`` on the CPU in float32, loaded once: that takes most of a minute."""
+    import torch
+
+    from tts_worker.engine.cosyvoice.loader import load_networks
+
+    networks: dict[str, Networks] = {}
+
+    def load(family: str) -> Networks:
+        if family not in networks:
+            networks[family] = load_networks(large_bundle(family), torch.device("cpu"), half=False)
+        return networks[family]
 
     return load
 

@@ -15,11 +15,12 @@ import torch
 from tests.contract.engine_contract import EngineOutput
 from tests.gpu.engines import device_engine, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.gpu.test_graphs import eager_calls, recorded_mel
-from tests.gpu.test_numbers import MAX_ERROR, streamed_mel, whole_mel
+from tests.gpu.test_numbers import MAX_ERROR, exact_mel, streamed_mel
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from tests.unit.streaming.engines import voice
 from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageShape
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.backends.kernels import relative_difference as relative_difference_of
+from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
 from tts_worker.engine.cosyvoice.backends.onnx_providers import CUDA
 from tts_worker.engine.cosyvoice.backends.selection import Backend
@@ -123,28 +124,50 @@ def test_attention_has_the_numbers_of_the_cpu(
     mode: str,
     cuda: torch.device,
     large_bundle: Callable[[str], Bundle],
+    exact_networks: Callable[[str], Networks],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the official size in bfloat16, over the pages of five chunks, one of which is partial."""
+    if mode == AttentionMode.FLASHINFER:
+        pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
     for operator in (paged_attention, slot_attention):
         monkeypatch.setattr(operator, "is_excluded", False)  # for the other tests
-    exact = load_networks(large_bundle(family), torch.device("cpu"), half=False)
     flow = load_networks(large_bundle(family), cuda, half=True)
     library = library_of(flow, mode)
     use_kernels(flow, cuda, StreamingConfig(attention=AttentionMode(mode)))
 
     mel = streamed_mel(flow, cuda, library)
 
-    assert relative_error(mel, whole_mel(exact, torch.device("cpu"))) < MAX_ERROR[True]
+    assert relative_error(mel, exact_mel(family, exact_networks)) < MAX_ERROR[True]
 
 
 def library_of(loaded: Networks, mode: str) -> Callable[[PageShape], PagedLibrary] | None:
-    if mode == AttentionMode.FLASHINFER:
-        pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
     assert isinstance(loaded.flow, Flow)
     library, missing = attention_library(loaded.flow, AttentionMode(mode), captures=False)
     assert missing == ()
     return library
+
+
+@torch.inference_mode()
+def test_attention_reads_more_memory_than_32_bits_count(cuda: torch.device) -> None:
+    """The pages of an engine fill the device: their values have 64-bit numbers, other than in the kernel's check."""
+    if torch.cuda.mem_get_info(cuda)[1] < 24e9:
+        pytest.skip("needs 24 GB of memory")
+    (qkv, rotations, store, table, fresh, start, total), tolerance = attention_arguments(
+        16, 64, 50, 1, torch.bfloat16, cuda
+    )
+    rest = start, total
+    memory = torch.empty(2, 22, 16, 19, 110, 50, 64, dtype=torch.bfloat16, device=cuda)
+    assert memory.stride(0) > 2**31
+    layer = memory[:, 21, :, 17:19]
+    first = memory.shape[4] - store.shape[3]
+    layer[:, :, :, first:] = store
+    expected = paged_attention.composition(qkv.clone(), rotations, store, table, fresh, *rest)
+
+    got = paged_attention.launch(qkv.clone(), rotations, layer, table + first, fresh + first, *rest)
+
+    assert relative_difference_of(got, expected) <= tolerance
+    assert relative_difference_of(layer[:, :, :, first:], store) <= tolerance
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -132,6 +132,7 @@ def test_compiled_steps_have_the_numbers_of_eager_ones(half: bool, cuda: torch.d
 
 
 def test_every_kernel_passes_its_check(cuda: torch.device) -> None:
+    assert kernels.triton_problem() == ""
     for family in FAMILIES:
         for half in (False, True):
             subject = device_engine(family, cuda, half=half, graphs=False)
@@ -179,3 +180,40 @@ def test_refused_capture_leaves_the_others(cuda: torch.device) -> None:
     assert results == {"before": [2.0] * 4, "refused": [2.0] * 4, "after": [3.0] * 4}
     counts = {each.name: (each.captured, each.refused, each.replays, each.eager_calls) for each in runner.computations}
     assert counts == {"after": (1, 0, 1, 0), "before": (1, 0, 1, 0), "refused": (0, 1, 0, 1)}
+
+
+def test_forbidden_capture_leaves_the_device_usable(cuda: torch.device) -> None:
+    """A capture that reads a value becomes invalid. The stream, the allocator and other captures must not notice."""
+    stream = torch.cuda.Stream(cuda)
+    runner = GraphRunner(stream)
+    with torch.cuda.stream(stream):
+        x = torch.ones(4, device=cuda)
+        runner.capture(("before",), lambda x: (x * 2,), (x,))
+        runner.capture(("forbidden",), lambda x: (x * x.sum().item(),), (x,))
+        runner.capture(("after",), lambda x: (x * 3,), (x,))
+        assert list(runner.refused) == [("forbidden",)]
+        generator = torch.Generator(cuda).manual_seed(0)
+        assert torch.randn(4, generator=generator, device=cuda).isfinite().all()
+        kept = runner.run(("before",), lambda x: (x,), (x,))[0]
+        for _ in range(3):  # memory comes and goes as before
+            torch.empty(1 << 28, dtype=torch.uint8, device=cuda)
+            torch.cuda.empty_cache()
+        assert runner.run(("after",), lambda x: (x,), (x,))[0].tolist() == [3.0] * 4
+        assert kept.tolist() == [2.0] * 4
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 44, dtype=torch.uint8, device=cuda)
+
+
+def test_replays_are_timed_by_the_device(cuda: torch.device) -> None:
+    stream = torch.cuda.Stream(cuda)
+    runner = GraphRunner(stream)
+    x = torch.ones(4096, 4096, device=cuda)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        runner.capture(("product",), lambda x: (x @ x,), (x,))
+        with runner.timing() as times:
+            for _ in range(3):
+                runner.run(("product",), lambda x: (x @ x,), (x,))
+    assert [key for key, ms in times.items() if len(ms) == 3] == [("product",)]
+    # 137 billion operations in float32: 0.1 ms would be a petaflop.
+    assert all(0.1 < ms < 1000 for ms in times["product",])

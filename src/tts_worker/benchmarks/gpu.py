@@ -228,6 +228,8 @@ def sections(plan: Plan) -> list[Section]:
     served = plan.options
     cuda = {"needs_cuda": True}
     not_v1 = {"excludes_v1": True}
+    variants = _variant_sections(plan)
+    compiled, short = ([each for each in variants if (each.expected_s > BUDGET_S) is slow] for slow in (True, False))
     everything = [
         Section("machine", GpuBench.machine, 0.0),
         Section("start", GpuBench.start, 5.0, engines=1),
@@ -240,9 +242,11 @@ def sections(plan: Plan) -> list[Section]:
         Section("growth", GpuBench.growth, 10.0 + 0.4 * plan.growth_seconds, _growth_options(plan)),
         Section("cancels", GpuBench.cancels, 5.0 + 0.03 * plan.cancels, served),
         *_load_sections(plan),
-        *_variant_sections(plan),
-        Section("correct", GpuBench.correct, 60.0, engines=4),
+        *short,
         Section("other_family", GpuBench.other_family, 45.0, engines=1),
+        *compiled[:1],
+        Section("correct", GpuBench.correct, 60.0, engines=4),
+        *compiled[1:],
     ]
     return [section for section in everything if not plan.sections or section.name in plan.sections]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,14 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Tensors, _CapturedGraph
+from tts_worker.engine.cosyvoice.backends.graphs import (
+    Compute,
+    EagerRunner,
+    FakeGraphRunner,
+    GraphRunner,
+    Tensors,
+    _CapturedGraph,
+)
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStream,
     ExecutionStreams,
@@ -148,6 +156,49 @@ def test_replays_of_utterances_are_timed_by_key() -> None:
     assert {key: len(each) for key, each in times.items()} == {("key", 1): 2, ("key", 2): 1}
     assert all(ms > 0 for each in times.values() for ms in each)
     assert runner.replays == 5
+
+
+class _InvalidCapture:
+    """In place of ``torch.cuda.graph``: the body did what a capture forbids."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *args: object) -> None:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_invalid_capture_concerns_its_key_only(has_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 leaves the allocator in the capture, which then refuses to return memory: no engine would start."""
+    open_pools = {1}
+
+    def end(device: int, pool: int) -> None:
+        assert device == 0
+        if has_ended:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        open_pools.discard(pool)
+
+    def empty_cache() -> None:
+        if open_pools:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    handles = iter((1, 2))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", _InvalidCapture)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    stream: Any = SimpleNamespace(device_index=0)
+    runner = GraphRunner(stream)
+
+    runner.capture(("key",), lambda x: (x + 1,), (torch.ones(1),))
+
+    assert list(runner.refused) == [("key",)]
+    assert runner.run(("key",), lambda x: (x + 1,), (torch.ones(1),))[0].tolist() == [2.0]
+    assert (open_pools == set()) is not has_ended
 
 
 class _LateCopy:

@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -270,9 +270,18 @@ class GraphRunner(CapturingRunner):
         return float(begin.elapsed_time(end))
 
     def _free_memory(self) -> None:
+        # Before pull request 180395 of PyTorch (2.11 is older), the allocator believes that a capture which became
+        # invalid still goes on, and then returns no memory or refuses to.
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None:
+            with suppress(RuntimeError):  # it has ended
+                end(self._stream.device_index, self._pool)
         self._pool = torch.cuda.graph_pool_handle()  # a failed capture may leave its pool in use
         gc.collect()
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            log.warning("after the failed capture no memory is returned to the device (%s)", str(error).splitlines()[0])
 
 
 class FakeGraphRunner(CapturingRunner):
