@@ -393,7 +393,7 @@ class GpuBench:
         return section.expected_s + engines * self._engine_s
 
     def limit_s(self, section: Section) -> float:
-        """Return after what time ``section`` hangs for sure. Nobody knows how slow a CPU is."""
+        """Return after what time ``section`` hangs for sure. The speed of a CPU is unknown."""
         return 3 * self.expected_s(section) + 60 if self.on_cuda else math.inf
 
     def measure(self, section: Section) -> Figures:

@@ -1,4 +1,4 @@
-"""Builds the engines of the settings. Picklable, so that an engine can be built in a process of its own."""
+"""Builds the engines of the settings. Picklable, so that an engine can be built in a separate process."""
 
 from __future__ import annotations
 

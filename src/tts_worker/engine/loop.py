@@ -1,7 +1,7 @@
 """Runs an engine beside the event loop: carries commands to it and events back, and contains its faults.
 
 Commands enter through ``post`` and events leave through ``subscribe``. A runner keeps the engine on a thread of this
-process (``engine.runner``) or in a process of its own (``engine.process``). When the engine raises or a call does not
+process (``engine.runner``) or in a separate one (``engine.process``). When the engine raises or a call does not
 return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory. An engine that cannot
 be rebuilt, or whose device is lost for this process, needs a new process: the loop ends in the state LOST.
 """
@@ -63,7 +63,7 @@ class EngineLoop:
         hang_timeout_s: An engine call that takes longer is a fault.
         start_timeout_s: Building and warming up an engine longer than this is a fault.
         restart_backoff_s: First and longest delay before a broken engine is rebuilt.
-        in_process: Run the engine in a process of its own instead of on a thread of this one.
+        in_process: Run the engine in a separate process instead of on a thread of this one.
         shared: State that ``factory`` refers to and that changes at run time; an engine process gets the changes.
     """
 

@@ -1,4 +1,4 @@
-"""Runs an engine in a process of its own, so that it does not compete with the event loop for the interpreter lock.
+"""Runs an engine in a separate process, so that it does not compete with the event loop for the interpreter lock.
 
 The process is a child that executes ``engine.process_child`` in a new interpreter; nothing is forked. Messages
 (``engine.pipe``) go through its standard input and output. Commands are batched per iteration of the event loop, events

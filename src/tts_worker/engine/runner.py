@@ -89,8 +89,8 @@ class EngineRunner(Protocol):
 
     Attributes:
         has_started: Whether the engine is built and warm.
-        is_isolated: It has a process of its own: the next runner has a new device context, and a hanging engine can be
-            killed.
+        is_isolated: It runs in a separate process: the next runner has a new device context, and a hanging engine can
+            be killed.
     """
 
     @property

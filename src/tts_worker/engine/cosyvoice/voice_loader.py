@@ -1,4 +1,4 @@
-"""Reads stored voices on a thread of its own, so that a slow disk does not stop the engine."""
+"""Reads stored voices on a separate thread, so that a slow disk does not stop the engine."""
 
 from __future__ import annotations
 
