@@ -44,6 +44,12 @@ log = logging.getLogger(__name__)
 _KILL_TIMEOUT_S = 5.0
 """Time for a killed process to disappear; one that waits for a driver may take longer."""
 
+_STDERR = 2
+"""File descriptor of a child's standard error."""
+
+_LINE_BYTES = 64 << 10
+"""Bound on an incomplete line of it."""
+
 _PIPE_DRAIN_S = 0.5
 """Time after the exit of a child for its last messages, where another process still holds the pipe."""
 
@@ -87,6 +93,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._requests: asyncio.WriteTransport | None = None
         self._decoder = Decoder()
+        self._stderr = b""  # of its standard error, a line that is not complete
         self._commands: list[Command] = []
         self._spawning: asyncio.Task[None] | None = None
         self._exited = self._loop.create_future()
@@ -152,7 +159,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
             start = _encode_start(StartEngine(self._factory, self._shared, self._name, _log_levels()))
             program = f"import sys; sys.path[:] = {sys.path!r}; from {_CHILD} import main; main()"
             transport, _ = await self._loop.subprocess_exec(
-                lambda: self, sys.executable, "-c", program, f"tts-engine {self._name}", stderr=None
+                lambda: self, sys.executable, "-c", program, f"tts-engine {self._name}"
             )
         except Exception as error:
             self._mark_exited()
@@ -169,15 +176,29 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == _STDERR:
+            self._log_stderr(data)
+            return
         for message in self._decoder.feed(data):
             self._on_message(message)
 
     def process_exited(self) -> None:
         self._loop.call_later(_PIPE_DRAIN_S, self._on_exit)
 
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == _STDERR and self._stderr:
+            self._log_stderr(b"\n")
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The child has exited and its pipes are read to the end."""
         self._on_exit()
+
+    def _log_stderr(self, data: bytes) -> None:
+        """Log the lines that libraries and the dump of a crash write to standard error, those of one read together."""
+        lines, _, rest = (self._stderr + data).rpartition(b"\n")
+        self._stderr = rest[-_LINE_BYTES:]
+        if text := lines.decode(errors="replace").strip("\n"):
+            log.warning("process of engine %s: %s", self._name, text)
 
     def _on_exit(self) -> None:
         if self._phase is _ChildPhase.EXITED:

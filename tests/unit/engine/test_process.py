@@ -297,6 +297,20 @@ async def test_process_follows_the_log_level(caplog: pytest.LogCaptureFixture) -
         await eventually(details_are_logged)
 
 
+async def test_crash_dump_of_the_process_is_logged(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with started(ToneEngine, in_process=True) as loop:
+        ready_again = asyncio.Event()
+        loop.on_state(lambda state: ready_again.set() if state is EngineState.READY else None)
+        engine_process().send_signal(signal.SIGSEGV)
+        await ready_again.wait()
+    dump = "\n".join(record.getMessage() for record in caplog.records if "process of engine" in record.getMessage())
+    assert "Segmentation fault" in dump
+    assert "read_message" in dump, "where it happened"
+    assert not capfd.readouterr().err
+
+
 async def test_process_reads_commands_between_short_intervals(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise a STOP waits for the interpreter lock for up to 5 ms."""
     async with started(IntervalEngine, in_process=True) as loop:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -212,3 +214,18 @@ def test_unknown_values_of_a_newer_worker_get_defaults() -> None:
     newer = pb.Receipt(outcome="transcended", alignment="telepathic")
     assert proto_codec.parse_outcome(newer) is Outcome.DONE
     assert proto_codec.parse_receipt(newer).alignment is Alignment.ESTIMATED
+
+
+def test_spawning_a_process_writes_nothing() -> None:
+    program = (
+        "import asyncio, subprocess, tts_worker.server.grpc, grpc\n"
+        "async def main():\n"
+        "    server = grpc.aio.server()\n"
+        "    server.add_insecure_port('127.0.0.1:0')\n"
+        "    await server.start()\n"
+        "    subprocess.run(['true'], preexec_fn=lambda: None)\n"  # uvloop forks as this does
+        "    await server.stop(None)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not done.stderr
