@@ -75,8 +75,8 @@ def configure_logs(level: str, form: str, hidden: Iterable[str] = ()) -> None:
     # uvicorn warns about every request that is not valid HTTP, which any client can send. The metric
     # tts_connections_closed_total counts these.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    # uvicorn also reports each rejected WebSocket handshake as an application error.
-    logging.getLogger("uvicorn.error").addFilter(_is_not_rejected_handshake)
+    # uvicorn also reports rejected WebSocket handshakes and responses that are cut off as errors of the application.
+    logging.getLogger("uvicorn.error").addFilter(_is_not_intended)
 
 
 def set_log_level(level: str) -> None:
@@ -97,8 +97,8 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _is_not_rejected_handshake(record: logging.LogRecord) -> bool:
-    return "without completing handshake" not in record.getMessage()
+def _is_not_intended(record: logging.LogRecord) -> bool:
+    return re.search("without completing (handshake|response)", record.getMessage()) is None
 
 
 class _RedactingFormatter(logging.Formatter):

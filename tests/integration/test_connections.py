@@ -221,6 +221,8 @@ async def test_answer_that_fails_while_the_body_arrives_is_cut_off(caplog: pytes
     async with serving(extension=add_failing) as address, open_tcp(address, head) as client:
         answer = await client.read_all()
     assert answer.endswith(b"\r\nx\r\n"), "without the last chunk, which would make it complete"
+    assert not [record for record in caplog.records if record.exc_info], "any client could fill the log"
+    assert "cut off: too long" in caplog.text
 
 
 async def test_client_that_waits_for_100_continue_is_told_to_send() -> None:

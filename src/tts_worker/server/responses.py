@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime, timezone
 
@@ -12,9 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tts_worker.audio.prompt import NOT_CHECKED
-from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout
+from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
 from tts_worker.voicepack.voice_details import VoiceDetails
 from tts_worker.voices import Voice
+
+log = logging.getLogger(__name__)
 
 
 class SafeJSONResponse(JSONResponse):
@@ -145,6 +148,7 @@ class LiveStream(Response):
         upload: Upload | None = None,
     ) -> None:
         super().__init__(media_type=media_type)
+        self._has_started = False
         del self.headers["content-length"]
         self.headers["content-type"] = media_type  # Starlette adds a charset to text/*
         for name, value in headers.items():
@@ -163,13 +167,20 @@ class LiveStream(Response):
             if not sending.done():
                 sending.cancel()
             await asyncio.wait({sending, disconnected})
-        if not sending.cancelled():
+        if sending.cancelled():
+            return
+        try:
             sending.result()
+        except TTSWorkerError as error:
+            if not self._has_started:
+                raise
+            log.warning("a response was cut off: %s", error.message)  # the server closes the connection
 
     async def _stream(self, send: Send) -> None:
         try:
             first = await anext(self._chunks, None)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._has_started = True
             if first is not None:
                 await self._send(send, first)
                 async for chunk in self._chunks:
