@@ -459,8 +459,11 @@ class EngineShell(ABC, Generic[S]):
         self._changed.clear()
         for sequence in sequences:
             sequence.pass_text_on()
-            if sequence.output.has_chunk(self._min_chunk_samples) and not self.defers(sequence, now_us):
-                self._emit(sequence)
+            if sequence.output.has_chunk(self._min_chunk_samples):
+                if self.defers(sequence, now_us):
+                    self._changed[sequence.key] = sequence
+                else:
+                    self._emit(sequence)
             if sequence.is_finished:
                 self._finish(sequence)
             elif self.WORKS_IN_SUBMIT and sequence.needs is Need.NONE and not self._has_output(sequence):

@@ -32,7 +32,7 @@ class _Sequence(EngineSequence):
     @property
     def needs(self) -> Need:
         self.looks += 1
-        return Need.RENDER if self.output.credit_samples > 0 else Need.NONE
+        return Need.RENDER if self.output.credit_samples > self.output.waiting_samples else Need.NONE
 
     @property
     def has_pending_speech(self) -> bool:
@@ -46,11 +46,15 @@ class _Sequence(EngineSequence):
 
 class _Engine(EngineShell[_Sequence]):
     WORKS_IN_SUBMIT = True
+    emits_from_us = 0
 
     def __init__(self) -> None:
         super().__init__(
             EngineInfo("silence", voices=("v",), languages=("mul",), alignment=Alignment.NONE, max_utterances=100)
         )
+
+    def defers(self, sequence: _Sequence, now_us: int) -> bool:
+        return now_us < self.emits_from_us
 
     def open_sequence(self, command: Open) -> _Sequence:
         return _Sequence(command)
@@ -98,6 +102,16 @@ def test_steps_look_for_audio_where_it_may_be() -> None:
     (audio,) = engine.step(0.0)
     looked_at = [index for index in range(50) if engine.sequences[_key(index)].looks_for_audio > before[index]]
     assert looked_at == [audio.key.generation]
+
+
+def test_audio_that_waits_is_emitted_later() -> None:
+    engine = _Engine()
+    engine.emits_from_us = 2_000_000
+    engine.handle(Open(_key(0), SynthesisParams("v"), CREDIT_SAMPLES))
+    assert [list(engine.step(now_s)) for now_s in (0.0, 1.0)] == [[], []]
+    assert engine.has_work
+    (audio,) = engine.step(2.0)
+    assert audio.key == _key(0)
 
 
 def test_credit_of_a_held_utterance_counts_at_release() -> None:
