@@ -283,7 +283,8 @@ def test_stored_voice_works_with_its_own_model_only(
     loaded = Speaker.load(bundle, tokenizer, tmp_path, "zoe").request("Hello")
 
     direct = Speaker(voice, bundle.config, tokenizer).request("Hello")
-    assert replace(loaded, embedding=direct.embedding, prompt_mel=direct.prompt_mel) == direct
+    tensors = {"embedding": None, "prompt_mel": None}  # from Python 3.13 on, dataclasses compare even the same object
+    assert replace(loaded, **tensors) == replace(direct, **tensors)
     assert torch.equal(loaded.prompt_mel, direct.prompt_mel)
     with pytest.raises(BundleError, match=f"made for {bundle.config.family}, not {other}"):
         Speaker.load(Bundle.open(tiny(other)), tokenizer, tmp_path, "zoe")

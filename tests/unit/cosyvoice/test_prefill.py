@@ -71,10 +71,10 @@ class RecordingRunner(FakeGraphRunner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys: list[Key] = []
+        self.run_keys: list[Key] = []
 
     def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
-        self.keys.append(key)
+        self.run_keys.append(key)
         return super().run(key, compute, inputs)
 
 
@@ -88,7 +88,7 @@ def test_every_prefill_length_is_captured() -> None:
         draw(subject, [inputs(1, length - 1)], prefix=2)
         draw(subject, [inputs(1, length - 1), inputs(5, 3)])
     assert runner.eager_calls == 0
-    assert {key[2] for key in runner.keys if key[0] == "prefill"} == set(PREFILL_BUCKETS)
+    assert {key[2] for key in runner.run_keys if key[0] == "prefill"} == set(PREFILL_BUCKETS)
 
 
 def test_new_utterances_share_prefills() -> None:
@@ -96,6 +96,6 @@ def test_new_utterances_share_prefills() -> None:
     runner = RecordingRunner()
     subject = decoder("cosyvoice3", runner, slots=12, max_tokens=300)
     draw(subject, [inputs(5 + n, 100 if n % 2 else 4) for n in range(12)])
-    passes = [key for key in runner.keys if key[0] == "prefill"]
+    passes = [key for key in runner.run_keys if key[0] == "prefill"]
     assert [key[1:3] for key in passes] == [(8, 128), (4, 64)]
     assert all(rows * span <= PREFILL_INPUTS for _, rows, span, _ in passes)  # type: ignore[operator]
