@@ -168,7 +168,8 @@ def test_missing_pipecat_names_the_python_it_needs(
     monkeypatch.setattr(doctor, "_installed", lambda _: False)
     advice = doctor.extra_finding("pipecat").advice
     assert ("use Python 3.11 or newer, then pip install" in advice) is named
-    monkeypatch.setitem(sys.modules, "pipecat", None)
+    # Not the package alone: its modules that another test has imported would still be found.
+    monkeypatch.setitem(sys.modules, "pipecat.frames.frames", None)
     monkeypatch.delitem(sys.modules, "tts_worker.integrations.pipecat", raising=False)
     with pytest.raises(MissingExtra, match=r'pip install "./packages/tts-worker-client\[pipecat]"') as missing:
         importlib.import_module("tts_worker.integrations.pipecat")
