@@ -326,7 +326,8 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
         assert added.stored is not None
         assert added.stored.owner == "studio"
         assert added.stored.figures["seconds"] == pytest.approx(4.0, abs=0.1)
-        await studio.voices.add("leo", wav(speech(5, 16_000)), consent=True)
+        leo = await studio.voices.add("leo", wav(speech(5, 16_000)), consent=True, languages="en, de", tags="deep")
+        assert (leo.languages, leo.tags) == (("en", "de"), ("deep",))
         mixed = await studio.voices.mix("both", {"kim": 1, "leo": 3})
         assert mixed.stored is not None
         assert mixed.stored.figures == {"kim": 0.25, "leo": 0.75}
@@ -342,7 +343,11 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
             (studio.voices.add("kim", GOOD, consent=True), IllegalCommand, "already"),
             (studio.voices.mix("bad", {"kim": 1}), InvalidRequest, "mix"),
             (studio.voices.mix("bad", {"kim": 1, "absent": 1}), UnknownVoice, "absent"),
+            (studio.voices.mix("bad", ["kim", "leo"]), InvalidRequest, "mix"),  # type: ignore[arg-type]
+            (studio.voices.add("bad", GOOD, transcript=7), InvalidRequest, "transcript"),
             (studio.voices.get("absent"), UnknownVoice, "absent"),
+            (studio.voices.get(""), UnknownVoice, "unknown"),
+            (studio.voices.delete("a/b"), UnknownVoice, "a/b"),
             (studio.voices.delete("absent"), UnknownVoice, "absent"),
             (reader.voices.add("bad", GOOD, consent=True), Forbidden, "enrol"),
             (reader.voices.delete("kim"), Forbidden, "enrol"),

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+import msgspec
+
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi
-from tts_worker.errors import ConnectionLost, InvalidRequest
+from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
+
+
+_LISTS = ("languages", "tags")
+"""Fields that also take one comma-separated text, as the worker does."""
 
 
 class VoiceAccess(Protocol):
@@ -79,13 +85,17 @@ def _read(path: Path) -> bytes:
 
 
 def _upload(name: str, fields: Mapping[str, Any]) -> VoiceUpload:
-    values: dict[str, Any] = {
-        key: tuple(value) if key in ("languages", "tags") else value for key, value in fields.items()
+    if unknown := sorted(fields.keys() - VoiceUpload.__dataclass_fields__.keys()):
+        raise InvalidRequest(f"unknown field of a voice: {', '.join(unknown)}")
+    lists = {
+        key: [part.strip() for part in value.split(",")]
+        for key, value in fields.items()
+        if key in _LISTS and isinstance(value, str)
     }
     try:
-        return VoiceUpload(name, **values)
-    except TypeError as error:
-        raise InvalidRequest(f"unknown field of a voice: {error}") from None
+        return msgspec.convert({**fields, **lists, "name": name}, VoiceUpload)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a field of the voice is unsuitable: {error}") from None
 
 
 class HttpVoices:
@@ -99,7 +109,7 @@ class HttpVoices:
         return [_parse(voice) for voice in answer.get("voices", ())]
 
     async def get(self, voice: str) -> VoiceInfo:
-        return _parse(await self._api.request("GET", f"/{quote(voice, safe='')}"))
+        return _parse(await self._api.request("GET", _path(voice)))
 
     async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
         body = upload.fields()
@@ -108,7 +118,13 @@ class HttpVoices:
         return _parse(await self._api.request("POST", "", body))
 
     async def delete(self, voice: str) -> None:
-        await self._api.request("DELETE", f"/{quote(voice, safe='')}")
+        await self._api.request("DELETE", _path(voice))
+
+
+def _path(voice: str) -> str:
+    if not voice or "/" in voice:  # another route; no voice has such a name
+        raise UnknownVoice(f'unknown voice "{voice}"')
+    return "/" + quote(voice, safe="")
 
 
 def _parse(data: Mapping[str, Any]) -> VoiceInfo:
