@@ -27,9 +27,10 @@ from hypothesis import HealthCheck
 from hypothesis import settings as examples
 from xdist.scheduler import LoadScopeScheduling
 
-from tts_worker.app import Worker, running_worker, serve
+from tts_worker.serving import serve
 from tts_worker.settings import Settings, load_settings
 from tts_worker.voicepack import voice_pack
+from tts_worker.worker import Worker, running_worker
 
 # Without byte code on disk every process that a test starts compiles the package again, and every run rewrites the
 # assertions of all test modules.
@@ -217,7 +218,7 @@ def no_collection_per_worker() -> Iterator[None]:
     """Skip the garbage collection at worker start, which would take a minute over hundreds of workers."""
     heap = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tts_worker.app.gc", heap)
+        patch.setattr("tts_worker.worker.gc", heap)
         yield
 
 
@@ -282,7 +283,7 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 async def serving(**sections: Any) -> AsyncIterator[str]:
     """Run a server on a free port of loopback; yield its ``host:port`` when it is ready.
 
-    ``extension`` and ``on_reload``: see ``app.serve``. All other arguments are sections of the settings.
+    ``extension`` and ``on_reload``: see ``serving.serve``. All other arguments are sections of the settings.
     """
     more = {name: sections.pop(name) for name in ("extension", "on_reload") if name in sections}
     server = {"port": 0, **sections.pop("server", {})}

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from tts_worker.app import Worker, running_worker
 from tts_worker.cli import run_command
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import InvalidRequest, SynthesisFailed
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 TEXTS = (
     "Yes.",

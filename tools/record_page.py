@@ -21,7 +21,7 @@ from typing import Any
 from PIL import Image
 from playwright.async_api import Page, async_playwright
 
-from tts_worker.app import serve
+from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 
 CHROMIUM = "/usr/bin/chromium"

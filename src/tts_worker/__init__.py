@@ -51,8 +51,8 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
         MissingServer: Only the client is installed.
     """
     try:
-        from tts_worker.app import running_adapter
         from tts_worker.settings import load_settings
+        from tts_worker.worker import running_adapter
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tts_worker."):
             from tts_worker.errors import MissingServer

@@ -1,6 +1,6 @@
 """The gRPC servers of a worker and its registration in a registry, from settings.
 
-Separate from ``app`` because it needs extras. ``app.serve`` uses it; so can programs that embed a ``Worker``.
+Separate from ``serving`` because it needs extras; programs that embed a ``Worker`` may use it as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ModuleNotFoundError:
 
 
 if TYPE_CHECKING:
-    from tts_worker.app import Worker
+    from tts_worker.worker import Worker
 
 log = logging.getLogger(__name__)
 

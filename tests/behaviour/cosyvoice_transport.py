@@ -15,7 +15,6 @@ import torch
 from tests.behaviour.transports import Setup, running
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, voice
-from tts_worker.app import Worker
 from tts_worker.client import Client
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.cosyvoice.components import Components
@@ -27,6 +26,7 @@ from tts_worker.engine.tone import Fault
 from tts_worker.errors import SynthesisFailed
 from tts_worker.settings import load_settings
 from tts_worker.types import UtteranceKey
+from tts_worker.worker import Worker
 
 FAMILY = "cosyvoice3"
 LATER_CLAUSE = 3

@@ -19,12 +19,13 @@ import uvicorn
 from tests.conftest import tone_settings
 from tests.fakes.redis import embedded_redis
 from tests.fakes.tone_factory import FaultAt, ToneFactory
-from tts_worker.app import Worker, create_application
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.fleet import join_fleet
+from tts_worker.serving import create_application
+from tts_worker.worker import Worker
 
 LONG_TIMEOUTS = ClientSettings(connect_timeout_s=60.0, audio_timeout_s=60.0)
 """A busy machine must not run a client into its timeouts."""

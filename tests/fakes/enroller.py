@@ -11,7 +11,6 @@ import numpy as np
 import uvicorn
 
 from tests.conftest import tone_settings
-from tts_worker.app import Worker, create_application
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.audio.source import Window
@@ -19,8 +18,10 @@ from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest
 from tts_worker.models.enrolment import Enrolment
+from tts_worker.serving import create_application
 from tts_worker.types import Command, Open, SynthesisParams
 from tts_worker.voicepack.voice_file import Voice
+from tts_worker.worker import Worker
 
 
 @dataclass

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from unittest import mock
 
-from tts_worker import app
+from tts_worker import worker
 from tts_worker.cli import main
 from tts_worker.engine.base import Engine
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
@@ -31,5 +31,5 @@ def factory(*arguments: object) -> Callable[[], Engine]:
 
 
 if __name__ == "__main__":
-    with mock.patch.object(app, "EngineFactory", factory):
+    with mock.patch.object(worker, "EngineFactory", factory):
         sys.exit(main(["serve", "--engine", "tone", "--port", "0", *sys.argv[2:]]))

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.fakes.enroller import serving_worker
-from tts_worker.app import Worker
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.server import PortConfig, cosyvoice_service, running_server, worker_services
 from tts_worker.server.grpc.service import ServiceConfig
 from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
+from tts_worker.worker import Worker
 
 
 @dataclass

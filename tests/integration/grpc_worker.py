@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from tests.conftest import tone_settings
-from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import FleetMember, join_fleet
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
+from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 8

@@ -11,9 +11,9 @@ import pytest
 from tests.conftest import tone_settings, until
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker, WorkerState
-from tts_worker.app import Worker
 from tts_worker.errors import IllegalCommand, InvalidRequest, UnknownModel, UnknownVoice
 from tts_worker.types import Outcome, SessionOptions
+from tts_worker.worker import Worker
 
 TEXT = "Hello there, my friend. How are you today?"
 

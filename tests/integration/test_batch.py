@@ -18,12 +18,12 @@ import pytest
 
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
-from tts_worker.app import running_worker
 from tts_worker.errors import OverCapacity
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch
 from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
 from tts_worker.types import SessionOptions
+from tts_worker.worker import running_worker
 
 PCM: dict[str, Any] = {"response_format": "pcm", "voice": "tone"}
 

@@ -17,11 +17,11 @@ from tests.integration.grpc_worker import LONG, GrpcWorker, running_grpc_worker,
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import LONG_TIMEOUTS
 from tests.integration.test_websocket import dial as dial_socket
-from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, OverCapacity
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.types import Outcome, State
+from tts_worker.worker import running_worker
 
 TEXT = "Hello there."
 AT_ONCE = {"slot_idle_s": 0.000001}

@@ -22,7 +22,7 @@ from tests.conftest import serving, tone_settings
 from tests.fakes.enroller import serving_worker
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
-from tts_worker.app import running_worker
+from tts_worker.worker import running_worker
 
 cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
 livekit_cartesia = LateModule("livekit.plugins.cartesia", "needs livekit-plugins-cartesia")

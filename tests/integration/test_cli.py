@@ -268,10 +268,10 @@ def test_serve_speaks_lists_voices_and_drains(tmp_path: Path, capsys: pytest.Cap
 
 BREAKS_WHILE_DRAINING = """
 import sys, time
-from tts_worker import app
+from tts_worker import serving
 from tts_worker.cli import main
 from tts_worker.session.hub import SessionHub
-app._SHUTDOWN_S = float(sys.argv[1])
+serving._SHUTDOWN_S = float(sys.argv[1])
 
 async def drain(self, timeout_s):
     {action}

@@ -14,11 +14,11 @@ import pytest
 from tests.conftest import tone_settings, until
 from tests.fakes.enroller import EnrollingWorker
 from tests.integration.grpc_worker import dial
-from tts_worker.app import Worker, running_worker
 from tts_worker.fleet import join_fleet
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server.grpc import cosyvoice_pb2 as pb
 from tts_worker.server.grpc import cosyvoice_pb2_grpc
+from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
 SECOND = np.zeros(16_000, "<i2").tobytes()

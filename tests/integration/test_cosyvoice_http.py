@@ -18,9 +18,9 @@ import soundfile
 from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.integration.test_websocket import metric, until_live_sessions
-from tts_worker.app import Worker
 from tts_worker.models.enrolment import MAX_PROMPT_BYTES
 from tts_worker.types import PcmFrame, SessionOptions
+from tts_worker.worker import Worker
 
 TEXT = "Hello there, my friend. How are you today?"
 BASE = "/v1/model/cosyvoice"

@@ -8,7 +8,7 @@ import sys
 # In a process of its own: pytest and other tests have imported most of the modules in question.
 SCRIPT = """
 import asyncio, json, sys
-from tts_worker import app
+from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 
 async def speak(address, audio_format):
@@ -25,7 +25,7 @@ async def main():
     settings = load_settings(flags={"server": {"port": 0}, "engines": {"tone": {"kind": "tone"}}})
     addresses = []
     ready = asyncio.Event()
-    serving = asyncio.create_task(app.serve(settings, addresses.append, ready.set))
+    serving = asyncio.create_task(serve(settings, addresses.append, ready.set))
     await ready.wait()
     before = set(sys.modules)
     for audio_format in ("pcm", "mp3", "opus"):

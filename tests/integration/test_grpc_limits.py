@@ -21,7 +21,6 @@ from tests.fakes.redis import eventually
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
 from tests.integration.test_connections import open_tcp
-from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
 from tts_worker.protocol import tts_worker_pb2 as pb
@@ -31,6 +30,7 @@ from tts_worker.server.grpc.converse import ConverseCall
 from tts_worker.server.grpc.frames import StreamFormat
 from tts_worker.server.grpc.sessions import SessionTable
 from tts_worker.server.limits import ApiLimits
+from tts_worker.worker import running_worker
 
 CODE = grpc.StatusCode
 

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_websocket import Client, dial
 from tts_worker.adapter import TTSWorker
-from tts_worker.app import Worker, running_worker
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 pytestmark = pytest.mark.timeout(600)  # the calls take 10 s of CPU time
 

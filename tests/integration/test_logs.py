@@ -84,7 +84,7 @@ async def test_json_log_is_json_only(tmp_path: Path) -> None:
         await speak_everywhere(url)
     records = [json.loads(line) for line in lines if line.strip()]
     assert [record["message"] for record in records][:2] == ["listening", "ready"]
-    started = next(record for record in records if record["logger"] == "tts_worker.app" and "version" in record)
+    started = next(record for record in records if record["logger"] == "tts_worker.serving" and "version" in record)
     assert (started["engines"], started["devices"]) == ("tone", "tone:cpu")
     transports = {record["transport"] for record in records if record["message"] == "session ended"}
     assert transports == {"openai", "cartesia", "websocket"}

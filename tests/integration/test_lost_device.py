@@ -15,11 +15,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.conftest import tone_settings
-from tts_worker.app import Worker, running_worker
 from tts_worker.cli import EXIT_DEVICE_LOST
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import DeviceLost
+from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend. How are you today? I am well, thank you for asking."
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.audio.test_loudness import limited, true_peak_dbtp
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.app import Worker, running_worker
 from tts_worker.audio.limiter import CEILING_DBTP
 from tts_worker.audio.pcm import to_float
 from tts_worker.errors import ConfigError
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 TEXT = "Please hold the line while I look up your account. This may take a moment."
 COSYVOICE = {"cosy": {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "threads": 1}}

@@ -16,11 +16,11 @@ from tests.fakes.scrape import scraped
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
 from tts_worker import __version__
-from tts_worker.app import Worker, running_worker
 from tts_worker.engine.runner import EngineStats
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
 from tts_worker.types import SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 TEXT = "Hello there, my friend."

@@ -19,7 +19,6 @@ from tests.fakes.enroller import ToneEnroller, serving_worker
 from tests.fakes.recordings import SAID, speech, wav
 from tests.integration.test_session import to_end
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.app import Worker, running_worker
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
@@ -36,6 +35,7 @@ from tts_worker.models.enrolment import Enrolment, voice_name
 from tts_worker.models.manager import ModelState
 from tts_worker.settings import load_settings
 from tts_worker.types import Command, EngineInfo, Open, Outcome, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
 DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2, "min_residency_s": 0}

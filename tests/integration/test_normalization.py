@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import tone_settings
 from tests.integration.test_session import say
-from tts_worker.app import Worker, running_worker
 from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.metrics import Metrics
 from tts_worker.session.factory import HubConfig
@@ -20,6 +19,7 @@ from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.types import Alignment, Command, EngineInfo, Event, Outcome, SessionOptions, Text
 from tts_worker.voices import VoiceCatalog
+from tts_worker.worker import Worker, running_worker
 
 ASKED = SessionOptions(realtime=False, normalise=True)
 

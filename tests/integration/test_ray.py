@@ -35,11 +35,11 @@ from tests.behaviour.transports import Setup
 from tests.conftest import tone_settings
 from tests.fakes.clock import measure_stalls
 from tests.fakes.late import LateModule
-from tts_worker.app import Worker, running_worker
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 ray = LateModule("ray", "needs the extra 'ray'")
 serve = LateModule("ray.serve", "needs the extra 'ray'")

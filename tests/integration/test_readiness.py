@@ -19,15 +19,16 @@ from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
-from tts_worker.app import Worker, create_application
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady
 from tts_worker.fleet import join_fleet
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.server.grpc import cosyvoice_pb2 as cv
 from tts_worker.server.grpc import cosyvoice_pb2_grpc
+from tts_worker.serving import create_application
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.types import ComputationCounts, EngineReport
+from tts_worker.worker import Worker
 
 
 class TwoEngines(Worker):

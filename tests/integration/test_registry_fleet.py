@@ -20,7 +20,6 @@ from tests.behaviour.transports import Setup, faulty_worker
 from tests.conftest import until
 from tests.fakes.proxy import Proxy, run_proxy
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
-from tts_worker.app import Worker
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
 from tts_worker.client.grpc import GrpcConnector
 from tts_worker.engine.tone import Fault, ToneSettings
@@ -37,6 +36,7 @@ from tts_worker.fleet import FleetMember, join_fleet
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
+from tts_worker.worker import Worker
 
 LONG = "This is a rather long story, and it goes on and on. " * 8
 UNPACED = SessionOptions(realtime=False)

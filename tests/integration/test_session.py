@@ -9,7 +9,6 @@ import pytest
 from tests.conftest import tone_settings
 from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
-from tts_worker.app import Worker, running_worker
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.errors import Draining, ErrorCode, InvalidRequest, NotReady, OverCapacity, UnknownVoice
@@ -19,6 +18,7 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, SessionOptions, Started, State, Words
 from tts_worker.voices import VoiceCatalog
+from tts_worker.worker import Worker, running_worker
 
 FAST = SessionOptions(realtime=False)
 TEXT = "Hello there, my friend. How are you today? I am fine."

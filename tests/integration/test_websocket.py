@@ -20,9 +20,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import Serving, serving
-from tts_worker.app import Worker
 from tts_worker.server.websocket_protocol import WebSocketProtocol
 from tts_worker.text.lexicon import Lexicon
+from tts_worker.worker import Worker
 
 TEXT = "Hello there, my friend. How are you today?"
 BRISK = {"tone": {"kind": "tone", "ms_per_char": 30}}

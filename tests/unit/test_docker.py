@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tts_worker.app import Worker, create_application
 from tts_worker.commands import serve
+from tts_worker.serving import create_application
 from tts_worker.settings import Settings, load_settings
+from tts_worker.worker import Worker
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
 

@@ -38,7 +38,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("models", "session"),
     ("server", "registry", "adapter"),
-    ("app", "fleet"),
+    ("worker", "fleet", "serving"),
     ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks", "voicepack.commands"),
@@ -265,7 +265,8 @@ def test_client_imports_only_its_own_modules() -> None:
 
 
 BASE_MODULES = (
-    "app",
+    "worker",
+    "serving",
     "adapter",
     "cli",
     "server.http",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tone_settings
-from tts_worker.app import Worker
 from tts_worker.settings import find_config, load_settings, packaged
+from tts_worker.worker import Worker
 
 
 async def test_worker_without_config_has_the_packaged_voices() -> None:

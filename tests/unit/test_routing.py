@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.app import Worker
 from tts_worker.protocol import tts_worker_pb2
 from tts_worker.server.agent.routes import add_agent
 from tts_worker.server.api_docs import describe
@@ -22,6 +21,7 @@ from tts_worker.server.http import create_app
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.routing import Route, Routes, Socket
 from tts_worker.settings import load_settings
+from tts_worker.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 CALLED_OTHERWISE = {
@@ -74,7 +74,7 @@ async def test_routes_are_described(app: Starlette) -> None:
 
 
 def test_a_server_starts_without_fastapi() -> None:
-    code = "import sys, tts_worker.app; assert 'fastapi' not in sys.modules"
+    code = "import sys, tts_worker.serving; assert 'fastapi' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

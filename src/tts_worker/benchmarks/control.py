@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from tts_worker.app import Worker, running_worker
 from tts_worker.benchmarks.stall_monitor import Stall, StallMonitor
 from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import paragraph
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
 from tts_worker.types import Acknowledged, ControlName, Ended, Outcome, PcmFrame, SessionOptions, UtteranceKey
+from tts_worker.worker import Worker, running_worker
 
 SCRIPT = (ControlName.PAUSE, ControlName.RESUME, ControlName.STOP)
 GAP_S = (0.15, 0.9)

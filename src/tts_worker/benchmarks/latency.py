@@ -15,7 +15,6 @@ from time import perf_counter
 
 import numpy as np
 
-from tts_worker.app import Worker, running_worker
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.source import MAX_SOURCE_S
@@ -25,6 +24,7 @@ from tts_worker.errors import as_exception
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.settings import Settings
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 _AUDIBLE = 104  # of 32768: -50 dBFS
 _FRAME_MS = 20

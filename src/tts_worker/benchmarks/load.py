@@ -14,7 +14,6 @@ import resource
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from tts_worker.app import Worker, running_worker
 from tts_worker.benchmarks.stall_monitor import StallMonitor, is_machine_stall
 from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms, rss_mb
 from tts_worker.benchmarks.texts import paragraph
@@ -22,6 +21,7 @@ from tts_worker.errors import ErrorCode, OverCapacity
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
+from tts_worker.worker import Worker, running_worker
 
 _STAGGER_S = 2.0
 """Sessions start spread over this time."""

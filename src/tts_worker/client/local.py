@@ -48,8 +48,8 @@ def connector(url: str, settings: ClientSettings) -> LocalConnector:
     name = url.partition(":")[2].removeprefix("//")
 
     def worker() -> AbstractAsyncContextManager[WorkerHost]:
-        from tts_worker.app import running_worker
         from tts_worker.settings import load_settings
+        from tts_worker.worker import running_worker
 
         return running_worker(load_settings(Path(name) if name else None))
 

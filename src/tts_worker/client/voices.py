@@ -17,7 +17,6 @@ from tts_worker.client.http_api import HttpApi
 from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 
-
 _LISTS = ("languages", "tags")
 """Fields that also take one comma-separated text, as the worker does."""
 

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import uvicorn
 
-from tts_worker.app import run as run_loop
-from tts_worker.app import serve
 from tts_worker.client import Client, ClientSettings, connect
-from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.common import add_settings_arguments, quiet_logs, run_event_loop, settings_from
 from tts_worker.errors import InvalidRequest
 from tts_worker.logs import configure_logs
 from tts_worker.protocol.session import Session
@@ -27,6 +25,7 @@ from tts_worker.server.agent.service import INSTRUCTIONS, AgentService, speech_o
 from tts_worker.server.http import Extension
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.routing import Routes
+from tts_worker.serving import serve
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import is_loopback
 from tts_worker.types import SessionOptions
@@ -99,13 +98,13 @@ def run(args: argparse.Namespace) -> int:
             client = connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY")))
             service = remote_service(client, options, model, recognizer, args.instructions)
             listener = _listen(args.host or "127.0.0.1", DEFAULT_PORT if args.port is None else args.port)
-            run_loop(serve_alone(client, service, listener, on_listening, on_ready))
+            run_event_loop(serve_alone(client, service, listener, on_listening, on_ready))
             return 0
         server = {"host": args.host, "port": args.port, "web_page": True}
         settings = settings_from(args, server={key: value for key, value in server.items() if value is not None})
         configure_logs(settings.log_level, settings.log_format, settings.secrets)
         extension = agent_extension(options, model, recognizer, args.instructions)
-        run_loop(serve(settings, on_listening, on_ready, ends_process=True, extension=extension))
+        run_event_loop(serve(settings, on_listening, on_ready, ends_process=True, extension=extension))
         return 0
     finally:
         if recognizer is not None:

@@ -1,9 +1,11 @@
-"""Shared by several commands: the flags that select settings, and logging."""
+"""Shared by several commands: the flags that select settings, logging, and the event loop."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,13 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
 def quiet_logs(level: int = logging.WARNING) -> None:
     """Log warnings and errors only, for commands with output for a terminal."""
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+
+
+def run_event_loop(coroutine: Coroutine[object, object, None]) -> None:
+    """Run a coroutine on uvloop if it is installed, else on asyncio's event loop."""
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(coroutine)
+    else:
+        uvloop.run(coroutine)

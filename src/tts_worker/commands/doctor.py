@@ -186,8 +186,8 @@ def _port(settings: Settings) -> Finding:
 
 def _speech(settings: Settings) -> Finding:
     """Synthesize a sentence through the whole worker."""
-    from tts_worker.app import running_adapter
     from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
+    from tts_worker.worker import running_adapter
 
     async def speak() -> Finding:
         began_s = perf_counter()

@@ -23,17 +23,23 @@ from time import perf_counter
 from typing import Any
 
 from tts_worker.adapter import SpeechChunk, SpeechStream
-from tts_worker.app import run as run_loop
-from tts_worker.app import running_adapter
 from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.commands import speak_converted, speak_offline
-from tts_worker.commands.common import GIVE_OUT, OFFLINE_ENGINE, add_settings_arguments, quiet_logs, settings_from
+from tts_worker.commands.common import (
+    GIVE_OUT,
+    OFFLINE_ENGINE,
+    add_settings_arguments,
+    quiet_logs,
+    run_event_loop,
+    settings_from,
+)
 from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions
+from tts_worker.worker import running_adapter
 
 _LONG_TEXT_CHARS = 400
 _PORTION_CHARS = 1_000
@@ -96,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             limits = {"max_utterance_chars": _MAX_TEXT_CHARS, "text_idle_timeout_s": 3_600}
             code = await _speak(args, settings_from(args, session=limits), source)
 
-    run_loop(speak())
+    run_event_loop(speak())
     return code
 
 

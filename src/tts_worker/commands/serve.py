@@ -8,11 +8,10 @@ import sys
 import webbrowser
 from collections.abc import Callable
 
-from tts_worker.app import run as run_loop
-from tts_worker.app import serve
-from tts_worker.commands.common import add_settings_arguments, settings_from
+from tts_worker.commands.common import add_settings_arguments, run_event_loop, settings_from
 from tts_worker.errors import ConfigError
 from tts_worker.logs import configure_logs, discard_output, json_line, set_log_level
+from tts_worker.serving import serve
 from tts_worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     on_reload = None
     if args.config is not None and not sys.stdin.isatty():  # SIGHUP from a closed terminal should end the worker
         on_reload = LogLevelReload(lambda: settings_from(args, server=flags))
-    run_loop(serve(settings, on_listening, on_ready, ends_process=True, on_reload=on_reload))
+    run_event_loop(serve(settings, on_listening, on_ready, ends_process=True, on_reload=on_reload))
     return 0
 
 

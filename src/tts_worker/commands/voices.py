@@ -8,13 +8,13 @@ import json
 import os
 from typing import Any
 
-from tts_worker.app import running_worker
 from tts_worker.client import ClientSettings
 from tts_worker.client.http_api import HttpApi
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.errors import ConnectionLost, InvalidRequest
 from tts_worker.server.responses import voice_json
 from tts_worker.settings import Settings
+from tts_worker.worker import running_worker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

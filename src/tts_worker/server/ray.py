@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp
 
-from tts_worker.app import Worker, create_application
 from tts_worker.errors import ConfigError, MissingExtra, NotReady
+from tts_worker.serving import create_application
 from tts_worker.settings import RaySettings, Settings, is_loopback, load_settings
+from tts_worker.worker import Worker
 
 try:
     import ray

@@ -7,10 +7,10 @@ import contextlib
 import random
 
 from tests.conftest import until
-from tts_worker.app import Worker
 from tts_worker.benchmarks.control import SCRIPT, ControlTimes, _SpeakingSession, outside_stalls
 from tts_worker.benchmarks.stall_monitor import Stall
 from tts_worker.types import ControlName, PcmFrame
+from tts_worker.worker import Worker
 
 
 class _CountingSession(_SpeakingSession):

@@ -21,7 +21,6 @@ from tests.conftest import until
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.networks import shallow
 from tests.unit.streaming.engines import voice
-from tts_worker.app import Worker, running_worker
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -47,6 +46,7 @@ from tts_worker.types import (
     UtteranceKey,
     Words,
 )
+from tts_worker.worker import Worker, running_worker
 
 ENGINE = {"kind": "cosyvoice", "bundle": str(tiny("cosyvoice3")), "memory_gb": 0.1, "threads": 1, "max_segment_s": 8}
 TEXT = "Yes. It is."
