@@ -93,6 +93,18 @@ async def test_dead_worker_is_started_again_without_redis_all_end() -> None:
         await until_gone(children)
 
 
+async def test_url_of_a_redis_is_on_no_command_line() -> None:
+    words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
+    async with up.local_redis() as url:  # such a URL may hold a password, and everyone on a machine sees command lines
+        environment = {**os.environ, "TTS_WORKER_REGISTRY__URL": url}
+        async with running(*words, env=environment) as process, connect(url) as client:
+            assert b"1 workers at the given Redis" in await until_line(process.stdout, b"up: ")
+            assert [voice.id for voice in await client.voices.list()] == ["tone", "tone-high", "tone-low"]
+            parts = psutil.Process(process.pid).children(recursive=True)
+            assert workers_of(process)
+            assert not [word for part in parts for word in part.cmdline() if "redis:" in word]
+
+
 async def until_gone(children: list[psutil.Process]) -> None:
     """Check that the children of a command that has waited for them end; the system may still have to reap them."""
     _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)

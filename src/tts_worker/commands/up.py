@@ -24,6 +24,9 @@ import anyio
 from tts_worker.errors import EngineFault, InvalidRequest, MissingExtra
 from tts_worker.gpus import list_gpus, select_gpus
 
+_REDIS_VARIABLE = "TTS_WORKER_REGISTRY__URL"
+"""How workers get the URL of the registry: their command lines are visible to everyone on the machine."""
+
 _STOP_S = 40.0
 """Time limit for a worker to drain."""
 
@@ -52,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=7002, help="gRPC port of the first worker (default 7002; 0 picks free ones)"
     )
-    parser.add_argument("--redis", metavar="URL", help="use this Redis instead of starting one")
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"use this Redis instead of starting one (default: {_REDIS_VARIABLE}, which hides a password)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +118,8 @@ async def _up(args: argparse.Namespace, members: list[_Member]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        redis = args.redis or await stack.enter_async_context(local_redis())
+        given: str | None = args.redis or os.environ.get(_REDIS_VARIABLE) or None
+        redis = await stack.enter_async_context(local_redis()) if given is None else given
         ready = [loop.create_future() for _ in members]
         tasks: list[asyncio.Task[object]] = [
             loop.create_task(_supervise(args, redis, member, future))
@@ -119,9 +127,9 @@ async def _up(args: argparse.Namespace, members: list[_Member]) -> int:
         ]
         stack.push_async_callback(_cancel, tasks)
         tasks.append(loop.create_task(stop.wait()))
-        if not args.redis:
+        if given is None:
             tasks.append(loop.create_task(_wait_for_redis_exit(redis)))
-        address = "the given Redis" if args.redis else redis
+        address = redis if given is None else "the given Redis"
         tasks.append(loop.create_task(_announce(ready, f"{len(members)} workers at {address}")))
         pending = set(tasks)
         while not stop.is_set():
@@ -215,7 +223,6 @@ async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> Asyn
     settings = {
         "grpc.enabled": "true",
         "grpc.port": str(member.port),
-        "registry.url": redis,
         "registry.name": member.name,
         "registry.heartbeat_s": "3",
         "log_level": "warning",
@@ -237,7 +244,7 @@ async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> Asyn
         "0",
         *words,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **member.environment},
+        env={**os.environ, **member.environment, _REDIS_VARIABLE: redis},
         start_new_session=True,  # Ctrl-C reaches only this process, which drains the workers
     )
     try:
