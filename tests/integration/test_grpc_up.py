@@ -99,7 +99,7 @@ async def test_url_of_a_redis_is_on_no_command_line() -> None:
         environment = {**os.environ, "TTS_WORKER_REGISTRY__URL": url}
         async with running(*words, env=environment) as process, connect(url) as client:
             assert b"1 workers at the given Redis" in await until_line(process.stdout, b"up: ")
-            assert [voice.id for voice in await client.voices.list()] == ["tone", "tone-high", "tone-low"]
+            assert "tone-low" in [voice.id for voice in await client.voices.list()]
             parts = psutil.Process(process.pid).children(recursive=True)
             assert workers_of(process)
             assert not [word for part in parts for word in part.cmdline() if "redis:" in word]
