@@ -193,6 +193,26 @@ async def test_stop_waits_for_a_renewal_under_way(registry: RegistryClient) -> N
     assert await registry.workers() == {}
 
 
+@pytest.mark.skipif(REAL_REDIS is None, reason="redis-server is not installed")
+async def test_messages_say_why_redis_refuses() -> None:
+    async with real_redis("right") as server:
+        admin = Redis.from_url(server.url)
+        await admin.execute_command("ACL", "SETUSER", "reader", "on", ">right", "~*", "-@all")
+        await admin.set("text", "a value")
+        address = f"127.0.0.1:{server.port}"
+        for user, problem in {
+            "": "refuses the login: check user and password in its URL",
+            ":wrong@": "refuses the login: check user and password in its URL",
+            "reader:right@": "forbids the command to the user in its URL",
+            ":right@": r"answers with an error \(ResponseError\)",
+        }.items():
+            store = RedisStore(f"redis://{user}{address}")
+            with pytest.raises(ConnectionLost, match=f"^the registry at {address} {problem}$"):
+                await store.evaluate("return redis.call('incr', KEYS[1])", "text", [], timeout_s=30.0)
+            await store.aclose()
+        await admin.aclose()
+
+
 async def test_an_entry_of_another_worker_is_not_deleted(registry: RegistryClient) -> None:
     async with registry.registered() as registrar:
         await registrar.wait_first_attempt()
@@ -401,15 +421,6 @@ async def test_registrar_survives_redis_outages(caplog: pytest.LogCaptureFixture
                 await eventually(registry.workers)
         assert "a-secret-password" not in caplog.text
         assert await registry.workers() == {}
-
-
-@pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
-async def test_a_wrong_password_raises_connection_lost() -> None:
-    async with real_redis("a-secret-password") as server:
-        async with aclosing(RedisStore(server.url.replace("a-secret-password", "a-wrong-one"))) as store:
-            with pytest.raises(ConnectionLost) as lost:
-                await store.put("worker:x", b"y", 1.0)
-        assert "wrong-one" not in lost.value.message
 
 
 async def test_stop_without_redis_succeeds() -> None:

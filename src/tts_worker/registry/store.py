@@ -119,7 +119,7 @@ class RedisStore:
                 await asyncio.wait({task})
             return task.result()
         except (self._error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            raise ConnectionLost(f"{self.name} does not answer ({type(error).__name__})") from None
+            raise ConnectionLost(f"{self.name} {_problem(error)}") from None
         finally:
             if task.cancel():
                 await asyncio.wait({task})  # drops the connection, whose answer is unread
@@ -132,6 +132,19 @@ class RedisStore:
             await self._redis.aclose()
         except (self._error, OSError):
             pass  # the connection was lost before
+
+
+def _problem(error: Exception) -> str:
+    """Say what is wrong, without what Redis says, which may quote a value."""
+    from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+    if isinstance(error, AuthenticationError):
+        return "refuses the login: check user and password in its URL"
+    if isinstance(error, NoPermissionError):
+        return "forbids the command to the user in its URL"
+    if isinstance(error, ResponseError):
+        return f"answers with an error ({type(error).__name__})"
+    return f"does not answer ({type(error).__name__})"
 
 
 def _location(url: str) -> str:
