@@ -92,10 +92,12 @@ def documented_labels() -> dict[str, set[str]]:
     return labels
 
 
-def expressions() -> list[str]:
-    rules = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
-    targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", ())]
-    return [rule["expr"] for rule in rules] + [target["expr"] for target in targets]
+def alert_expressions() -> list[str]:
+    return [rule["expr"] for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
+
+
+def dashboard_expressions() -> list[str]:
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
 
 
 def dashboard() -> dict[str, Any]:
@@ -106,7 +108,7 @@ def dashboard() -> dict[str, Any]:
 def test_expressions_name_exported_metrics_and_labels() -> None:
     known = documented_labels()
     assert len(known) > 40
-    for expression in expressions():
+    for expression in alert_expressions() + dashboard_expressions():
         names = re.findall(r"\btts_\w+", expression)
         assert names
         for name in names:
@@ -115,6 +117,12 @@ def test_expressions_name_exported_metrics_and_labels() -> None:
             assert set(re.findall(r"(\w+)\s*(?:=|!)", selector)) <= known[name], expression
         grouped = {label for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(", ")}
         assert grouped <= set().union(*(known[name] for name in names)), expression
+
+
+def test_dashboard_shows_what_alerts_are_about() -> None:
+    shown = set(re.findall(r"\btts_\w+", " ".join(dashboard_expressions())))
+    for expression in alert_expressions():
+        assert set(re.findall(r"\btts_\w+", expression)) <= shown, expression
 
 
 def test_dashboard_panels_are_explained_and_do_not_overlap() -> None:
