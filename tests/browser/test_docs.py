@@ -20,6 +20,9 @@ async def test_docs_list_routes_and_messages(browser: Browser, address: str) -> 
         speech = page.locator("#routes details", has_text="POST /v1/audio/speech")
         await speech.locator("summary").click()
         await expect(speech.locator("pre")).to_contain_text("response_format")
+        cartesia = page.locator("#routes section", has=page.get_by_role("heading", name="Cartesia"))
+        await expect(cartesia.locator("summary", has_text="POST /tts/bytes")).to_be_visible()
+        await expect(cartesia.locator("p")).to_contain_text("WebSocket /tts/websocket")
         assert not errors
 
 

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.protocol import tts_worker_pb2
 from tts_worker.server.agent.routes import add_agent
 from tts_worker.server.api_docs import describe
+from tts_worker.server.compat.apis import api_of_path
 from tts_worker.server.grpc import cosyvoice_pb2
 from tts_worker.server.http import create_app
 from tts_worker.server.limits import ApiLimits
@@ -132,10 +133,31 @@ async def test_every_route_is_in_the_openapi_document(routes: Routes) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as http:
         document = (await http.get("/openapi.json")).json()
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    described |= {("WS", path.replace(":path}", "}")) for path in document["x-websockets"]}
+    described |= {("WS", path) for path in document["x-websockets"]}
     missing = {(method, path) for method, path in operations(routes) - described if path not in PAGES}
     assert all(path.startswith(PREFIX) for _, path in missing), missing
     assert PREFIX in document["info"]["description"]
+
+
+async def test_described_routes_name_their_api(routes: Routes) -> None:
+    app = Starlette(routes=routes.routes)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as http:
+        document = (await http.get("/openapi.json")).json()
+    tags = {path: operation["tags"] for path, methods in document["paths"].items() for operation in methods.values()}
+    tags |= {path: socket["tags"] for path, socket in document["x-websockets"].items()}
+    assert tags["/v1/stream"] == tags["/v1/models/{name}"] == tags["/v1/audio/conversions"] == ["tts-worker"]
+    assert tags["/v1/audio/speech"] == ["OpenAI"]
+    assert not [path for path in tags if path.startswith(PREFIX) and path[len(PREFIX) :] in tags]
+    for path, (tag,) in tags.items():
+        if (api := api_of_path(path)) is not None and not path.startswith("/v1/audio/"):
+            assert tag.lower() == api.name, path
+    assert [tag["name"] for tag in document["tags"]] == [
+        "tts-worker",
+        "OpenAI",
+        "ElevenLabs",
+        "Cartesia",
+        "CosyVoice",
+    ]
 
 
 def test_every_route_is_in_the_docs(routes: Routes) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker import __version__
 from tts_worker.protocol.json_codec import json_schema
-from tts_worker.server.routing import Routes, Socket, described
+from tts_worker.server.routing import Route, Routes, Socket
 
 SCHEMA_PATH = "/v1/stream/schema.json"
 
@@ -31,8 +31,13 @@ def describe(routes: Routes) -> None:
     def openapi() -> dict[str, Any]:
         from fastapi.openapi.utils import get_openapi
 
+        known = [route for route in routes.routes if isinstance(route, Route | Socket) and route.include_in_schema]
         schema: dict[str, Any] = get_openapi(
-            title="tts-worker", version=__version__, description=_DESCRIPTION, routes=described(routes.routes)
+            title="tts-worker",
+            version=__version__,
+            description=_DESCRIPTION,
+            tags=[{"name": tag} for tag in dict.fromkeys(route.tag for route in known)],
+            routes=[route.described() for route in known if isinstance(route, Route)],
         )
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         for operations in schema["paths"].values():
@@ -41,7 +46,9 @@ def describe(routes: Routes) -> None:
                     schemas |= content["schema"].pop("$defs", {})
         # OpenAPI has no WebSockets; extensions begin with "x-".
         schema["x-websockets"] = {
-            route.path: {"summary": route.summary} for route in routes.routes if isinstance(route, Socket)
+            route.path.replace(":path}", "}"): {"summary": route.summary, "tags": [route.tag]}
+            for route in known
+            if isinstance(route, Socket)
         }
         return schema
 

@@ -7,7 +7,7 @@ The endpoints take the request and names in the path and return a response. Fast
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Any]])
 
+OWN_API = "tts-worker"
+"""Tag of the worker's own routes; those for clients of other APIs have the name of that API."""
+
 
 class Route(PlainRoute):
     """A route of one method.
@@ -31,6 +34,7 @@ class Route(PlainRoute):
         method: The method; GET does not imply HEAD.
         name: Its name in the description; that of the endpoint by default.
         include_in_schema: Whether the description contains it.
+        tag: The API to which it belongs, for the description.
         openapi_extra: What FastAPI cannot know, such as the body, or what makes it when it is needed.
         options: Further arguments of FastAPI's ``APIRoute`` for the description.
     """
@@ -43,12 +47,14 @@ class Route(PlainRoute):
         method: str = "GET",
         name: str | None = None,
         include_in_schema: bool = True,
+        tag: str = OWN_API,
         openapi_extra: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         call = _with_path_names(endpoint, "request")
         super().__init__(path, call, methods=[method], name=name, include_in_schema=include_in_schema)
         self.methods = {method}
+        self.tag = tag
         self._endpoint = endpoint
         self._openapi_extra = openapi_extra
         self._options = {**options, "name": name}
@@ -58,7 +64,9 @@ class Route(PlainRoute):
         from fastapi.routing import APIRoute
 
         extra = self._openapi_extra() if callable(self._openapi_extra) else self._openapi_extra
-        return APIRoute(self.path, self._endpoint, methods=self.methods, openapi_extra=extra, **self._options)
+        return APIRoute(
+            self.path, self._endpoint, methods=self.methods, tags=[self.tag], openapi_extra=extra, **self._options
+        )
 
 
 class Socket(WebSocketRoute):
@@ -68,11 +76,23 @@ class Socket(WebSocketRoute):
         path: Its path, with names in braces.
         endpoint: Takes these names and ``websocket``.
         summary: What the description says of it.
+        tag: The API to which it belongs.
+        include_in_schema: Whether the description contains it.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], summary: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Awaitable[Any]],
+        summary: str,
+        *,
+        tag: str = OWN_API,
+        include_in_schema: bool = True,
+    ) -> None:
         super().__init__(path, _with_path_names(endpoint, "websocket"))
         self.summary = summary
+        self.tag = tag
+        self.include_in_schema = include_in_schema
 
 
 class Routes:
@@ -81,17 +101,19 @@ class Routes:
     Args:
         prefix: Start of all paths.
         include_in_schema: Whether the description of the API contains them.
+        tag: The API to which they belong, as the description names it.
     """
 
-    def __init__(self, *, prefix: str = "", include_in_schema: bool = True) -> None:
+    def __init__(self, *, prefix: str = "", include_in_schema: bool = True, tag: str = OWN_API) -> None:
         self.routes: list[BaseRoute] = []
         self._prefix = prefix
         self._include_in_schema = include_in_schema
+        self._tag = tag
 
     def add(self, path: str, endpoint: Callable[..., Awaitable[Any]], **options: Any) -> None:
         """Add a route."""
         options["include_in_schema"] = self._include_in_schema and options.get("include_in_schema", True)
-        self.routes.append(Route(self._prefix + path, endpoint, **options))
+        self.routes.append(Route(self._prefix + path, endpoint, tag=self._tag, **options))
 
     def get(self, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
         """Add a route for GET."""
@@ -109,7 +131,8 @@ class Routes:
         """Add a WebSocket; its endpoint takes ``websocket`` and the names in the path."""
 
         def add(endpoint: Endpoint) -> Endpoint:
-            self.routes.append(Socket(self._prefix + path, endpoint, summary))
+            shown = self._include_in_schema
+            self.routes.append(Socket(self._prefix + path, endpoint, summary, tag=self._tag, include_in_schema=shown))
             return endpoint
 
         return add
@@ -128,11 +151,6 @@ class Routes:
             return endpoint
 
         return add
-
-
-def described(routes: Iterable[BaseRoute]) -> list[BaseRoute]:
-    """Return the routes of the description as ``fastapi.openapi`` needs them; imports FastAPI."""
-    return [route.described() for route in routes if isinstance(route, Route) and route.include_in_schema]
 
 
 def _with_path_names(

@@ -251,7 +251,7 @@ def _event(message: Message) -> bytes:
 
 def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return Cartesia's routes."""
-    routes = Routes()
+    routes = Routes(tag="Cartesia")
 
     @routes.websocket("/tts/websocket", "Text to speech for Cartesia clients")
     async def contexts(websocket: WebSocket) -> None:

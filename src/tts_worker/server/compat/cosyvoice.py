@@ -176,7 +176,7 @@ PATHS = frozenset((*_ROUTES, _CONVERSION))
 
 def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Build the routes over ``hub``."""
-    routes = Routes()
+    routes = Routes(tag="CosyVoice")
 
     def add(
         path: str, kind: type[_CosyVoiceRequest | InferenceVcRequest], answer: Callable[[Request], Awaitable[Response]]

@@ -323,7 +323,7 @@ def models_response(hub: SessionHub, limits: ApiLimits) -> Response:
 
 def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return all routes under ``PREFIX``, including the paths that other APIs share."""
-    routes = Routes(prefix=PREFIX, include_in_schema=False)
+    routes = Routes(prefix=PREFIX, include_in_schema=False, tag="ElevenLabs")
     _add_own_routes(routes, hub, limits)
     cloning.add_elevenlabs_delete(routes, hub)
 
@@ -345,7 +345,7 @@ def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
 def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return ElevenLabs' routes, without those on paths that other APIs share (see ``http``)."""
-    routes = Routes()
+    routes = Routes(tag="ElevenLabs")
     _add_own_routes(routes, hub, limits)
     routes.include(_prefixed_router(hub, limits))
     return routes

@@ -1,4 +1,4 @@
-"""OpenAI-compatible API: ``POST /v1/audio/speech`` and ``GET /v1/models``.
+"""OpenAI-compatible API: ``POST /v1/audio/speech``. ``server.models`` answers ``GET /v1/models`` in its format.
 
 Message formats follow OpenAI's public API reference as its Python SDK uses it. Unknown fields are ignored. Extensions:
 ``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not supported.
@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.callers import ApiScope
 from tts_worker.errors import (
     ErrorCode,
     InvalidRequest,
@@ -28,13 +27,12 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
-from tts_worker.server.audit import audited
 from tts_worker.server.checksums import checksum_field, wants_checksums
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import flag, request_body, validate
+from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
@@ -84,15 +82,6 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-_FREE_FIRST: dict[str, Any] = {
-    "name": "free_first",
-    "in": "query",
-    "required": False,
-    "description": "Free the memory of the old model before the new one is built, for devices that cannot hold both",
-    "schema": {"type": "boolean", "default": False},
-}
-
-
 def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> Routes:
     """Return OpenAI's routes.
 
@@ -101,7 +90,7 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         limits: Limits of a request.
         voice_names: Names that select the default voice if no voice or alias has them.
     """
-    routes = Routes()
+    routes = Routes(tag="OpenAI")
 
     @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=partial(request_body, SpeechRequest))
     async def speech(request: Request) -> Response:
@@ -122,47 +111,11 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
             send_timeout_s=limits.send_timeout_s,
         )
 
-    @routes.get("/v1/models/{name}", summary="Describe a model")
-    async def model(name: str) -> Response:
-        if name not in _model_names(hub):
-            raise _unknown_model(name)
-        return JSONResponse(_model(hub, name))
-
-    @routes.post(
-        "/v1/models/{name}/reload",
-        summary="Read a model anew; calls in progress finish on the old one",
-        openapi_extra={"parameters": [_FREE_FIRST]},
-    )
-    async def reload(request: Request, name: str) -> Response:
-        free_first = flag(request.query_params, "free_first")
-        with audited("reload_model", name, ApiScope.ADMIN):
-            if hub.models is None or name in OPENAI_MODELS:
-                raise _unknown_model(name)
-            before = hub.model_versions.get(name)
-            await hub.models.reload(name, free_first=free_first)
-        return JSONResponse({**_model(hub, name), "previous_version": before})
-
     return routes
 
 
-def models_response(hub: SessionHub) -> Response:
-    """Answer ``GET /v1/models``."""
-    return JSONResponse({"object": "list", "data": [_model(hub, name) for name in _model_names(hub)]})
-
-
-def _model_names(hub: SessionHub) -> tuple[str, ...]:
-    return (*sorted({voice.engine for voice in hub.voices}), *OPENAI_MODELS)
-
-
-def _model(hub: SessionHub, name: str) -> dict[str, Any]:
-    """Describe a model; version and state are those of an engine of this worker."""
-    described = {"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"}
-    if hub.models is None or name in OPENAI_MODELS:
-        return described
-    return {**described, "version": hub.model_versions.get(name), "state": hub.models.describe_state(name)}
-
-
-def _unknown_model(name: str) -> UnknownModel:
+def unknown_model(name: str) -> UnknownModel:
+    """Return the error for a name that is none of an engine."""
     return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
 
 
@@ -188,7 +141,7 @@ def _check_model(request: SpeechRequest, hub: SessionHub) -> None:
     if request.model in OPENAI_MODELS:
         return
     if request.model not in {voice.engine for voice in hub.voices}:
-        raise _unknown_model(request.model)
+        raise unknown_model(request.model)
     voice = hub.voices.get(request.voice_name)
     if voice.engine != request.model:
         raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {request.model}")

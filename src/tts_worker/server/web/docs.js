@@ -34,17 +34,28 @@ function entry(title, text, document_) {
   return element("details", element("summary", element("code", title), " ", ...prose(text)), json);
 }
 
+/** A card with a heading. */
+function card(title) {
+  const created = element("section", element("h2", title));
+  created.className = "card";
+  return created;
+}
+
+/** Shows the routes in a card for each API. */
 function showRoutes(openapi) {
   const schemas = openapi.components?.schemas ?? {};
+  const cards = Object.fromEntries(openapi.tags.map(({ name }) => [name, card(name)]));
+  document.querySelector("#routes").append(...Object.values(cards));
+  for (const [path, { summary, tags }] of Object.entries(openapi["x-websockets"])) {
+    cards[tags[0]].append(element("p", element("code", `WebSocket ${path}`), " ", summary));
+  }
   for (const [path, operations] of Object.entries(openapi.paths)) {
     for (const [method, operation] of Object.entries(operations)) {
       const body = Object.values(operation.requestBody?.content ?? {})[0]?.schema;
       const details = { parameters: operation.parameters, body: body && { ...body, $defs: undefined } };
       const used = Object.keys(schemas).filter((name) => JSON.stringify(body ?? {}).includes(`/schemas/${name}"`));
       if (used.length) details.schemas = Object.fromEntries(used.map((name) => [name, schemas[name]]));
-      document
-        .querySelector("#routes")
-        .append(entry(`${method.toUpperCase()} ${path}`, operation.summary ?? "", details));
+      cards[operation.tags[0]].append(entry(`${method.toUpperCase()} ${path}`, operation.summary ?? "", details));
     }
   }
 }
