@@ -134,8 +134,9 @@ def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
     what = "backend tensorrt"
     try:
         version = importlib.import_module("tensorrt").__version__
-    except ImportError as error:
-        detail = "not installed" if error.name == "tensorrt" else f"cannot be imported: {error!s:.200}"
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        missing = getattr(error, "name", None) == "tensorrt"
+        detail = "not installed" if missing else f"cannot be imported: {error!s:.200}"
         return Finding(what, Status.OPTIONAL, detail, install_command("tensorrt"))
     if torch is None:
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))

@@ -60,7 +60,7 @@ class CosyVoiceEngineSettings(Section):
         backend: Runs the flow and the vocoder; ``onnxruntime`` and ``tensorrt`` use the graphs of
             ``tts-worker export onnx``.
         graphs_dir: Directory of those graphs; None selects ``onnx`` in the bundle.
-        plan_cache: Directory of the engines that TensorRT builds; None selects the user's cache directory.
+        plan_cache: Directory of the engines of TensorRT and of its provider; None selects the user's cache directory.
         memory_gb: Memory for the caches of all utterances.
     """
 

@@ -307,6 +307,16 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert finding.detail == f"11.4; 2 plans, 1 of this version, 2 MB in {tmp_path}"
 
 
+def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> Any:
+        raise OSError("libnvinfer.so.10: cannot open shared object file")
+
+    monkeypatch.setattr(doctor_backends.importlib, "import_module", fail)
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    assert finding.status is Status.OPTIONAL
+    assert "cannot be imported: libnvinfer.so.10" in finding.detail
+
+
 def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(torch: Any) -> Finding:
         return doctor_backends._flashinfer(torch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,19 @@ from tests.unit.cosyvoice.graph_files import networks
 from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.backends import onnx_runtime
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, graph_specs
+from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, GraphSpec, graph_specs
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, chunk_profiles
 from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
-from tts_worker.engine.cosyvoice.backends.onnx_runtime import OnnxRuntimeGraph, SessionOptions, open_graph, ordered
+from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
+    OnnxRuntimeGraph,
+    SessionOptions,
+    open_graph,
+    ordered,
+    run_on_onnxruntime,
+)
+from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptions, select_backend
+from tts_worker.engine.cosyvoice.backends.tensorrt import default_cache
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.errors import BundleError, ConfigError
 
@@ -61,6 +70,46 @@ def test_providers_get_device_stream_and_precision(tmp_path: Path) -> None:
     assert dict(select_providers(PREFERENCE, 0))[CUDA]["use_tf32"] == "0"
 
 
+def test_engines_of_a_provider_are_kept_outside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is machine code, and its name says nothing about the weights: a folder for each graph file."""
+    of = networks("cosyvoice3")
+    folder = graph_files.exported("cosyvoice3")
+    asked: dict[str, SessionOptions] = {}
+
+    def open_graph(spec: GraphSpec, path: Path, weights: str, options: SessionOptions) -> SimpleNamespace:
+        asked[spec.file] = options
+        return SimpleNamespace(providers=(CPU,))
+
+    monkeypatch.setattr(onnx_runtime, "open_graph", open_graph)
+    monkeypatch.setattr(onnx_runtime, "install_graphs", lambda *_: None)
+    run_on_onnxruntime(of, folder, plan=ChunkPlan(1, 1, 4), cache=tmp_path)
+    assert {options.cache for options in asked.values()} == {tmp_path}
+    run_on_onnxruntime(of, folder)
+    assert {options.cache for options in asked.values()} == {None}, "without sizes there are no engines"
+
+    backend = BackendOptions(Backend.ONNXRUNTIME, folder, plan=ChunkPlan(1, 1, 4))
+    select_backend(of, backend)
+    assert {options.cache for options in asked.values()} == {default_cache()}
+    select_backend(of, replace(backend, plan_cache=tmp_path))
+    assert {options.cache for options in asked.values()} == {tmp_path}
+
+
+def test_engines_are_kept_for_each_graph_and_weights(
+    log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = FakeRuntime(*PREFERENCE)
+    opened(runtime, monkeypatch, cache=tmp_path / "a" / "b")
+    path = Path(runtime.options[TENSORRT]["trt_engine_cache_path"])
+    assert path.is_dir(), "the provider creates one level only"
+    assert path.parent.parent == tmp_path / "a" / "b"
+    assert networks("cosyvoice3").fingerprints["flow"][:16] in path.name
+
+    (tmp_path / "file").write_text("not a directory")
+    opened(runtime, monkeypatch, cache=tmp_path / "file")
+    assert "trt_engine_cache_path" not in runtime.options[TENSORRT]
+    assert "builds the engine again" in caplog.text
+
+
 class FakeStream:
     cuda_stream = 77
 
@@ -90,6 +139,7 @@ class FakeRuntime:
         self.broken = broken
         self.silent = silent
         self.sessions: list[list[str]] = []
+        self.options: dict[str, dict[str, str]] = {}
         self.entries: list[tuple[str, str]] = []
         self.SessionOptions = lambda: SimpleNamespace(add_session_config_entry=lambda *_: None)
         self.RunOptions = lambda: SimpleNamespace(add_run_config_entry=lambda *entry: self.entries.append(entry))
@@ -100,22 +150,30 @@ class FakeRuntime:
     def InferenceSession(self, model: str, options: object, *, providers: Any, enable_fallback: int) -> object:
         chosen = [name for name, _ in providers]
         self.sessions.append(chosen)
+        self.options = dict(providers)
         if chosen[0] == self.broken:
             raise RuntimeError("out of device memory")
         return SimpleNamespace(get_providers=lambda: [name for name in chosen if name != self.silent])
 
 
 def opened(
-    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch, errors: dict[str, float] | None = None
+    runtime: FakeRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    errors: dict[str, float | Exception] | None = None,
+    cache: Path | None = None,
 ) -> OnnxRuntimeGraph:
+    def parity_error(_: object, graph: OnnxRuntimeGraph, *__: object) -> float:
+        error = (errors or {}).get(graph.providers[0], 1e-6)
+        if isinstance(error, Exception):
+            raise error
+        return error
+
     of = networks("cosyvoice3")
     specs = replaceable_specs(of)
     monkeypatch.setattr(onnx_runtime, "import_onnxruntime", lambda: runtime)
-    monkeypatch.setattr(
-        onnx_runtime, "parity_error", lambda spec, graph, *_: (errors or {}).get(graph.providers[0], 1e-6)
-    )
+    monkeypatch.setattr(onnx_runtime, "parity_error", parity_error)
     profile = chunk_profiles(of, specs, ChunkPlan(1, 1, 4))[ENCODER]
-    options = SessionOptions(GPU, allow_tf32=True, profile=profile)
+    options = SessionOptions(GPU, allow_tf32=True, profile=profile, cache=cache)
     path = graph_files.exported("cosyvoice3") / ENCODER
     return open_graph(specs[ENCODER], path, of.fingerprints["flow"], options)
 
@@ -131,12 +189,13 @@ def test_session_uses_the_first_provider_that_works(log: list[str], monkeypatch:
     [
         (FakeRuntime(*PREFERENCE, broken=TENSORRT), {}, "TensorrtExecutionProvider fails: out of device memory"),
         (FakeRuntime(*PREFERENCE, silent=TENSORRT), {}, "TensorrtExecutionProvider does not load"),
+        (FakeRuntime(*PREFERENCE), {TENSORRT: RuntimeError("no kernel")}, "TensorrtExecutionProvider fails: no kernel"),
         (FakeRuntime(*PREFERENCE), {TENSORRT: 0.1}, "differ from PyTorch's by 1.0e-01, more than 1e-02"),
     ],
 )
 def test_provider_that_fails_or_differs_is_left_out(
     runtime: FakeRuntime,
-    errors: dict[str, float],
+    errors: dict[str, float | Exception],
     reason: str,
     log: list[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -46,8 +46,11 @@ PLAN = ChunkPlan(batch=4, stride=2, chunks=20)
 class StandInPlan:
     session: onnxruntime.InferenceSession
     factor: float
+    failure: str = ""
 
     def enqueue(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        if self.failure:
+            raise RuntimeError(self.failure)
         values = self.session.run(list(outputs), {name: tensor.numpy() for name, tensor in inputs.items()})
         for tensor, value in zip(outputs.values(), values, strict=True):
             tensor.copy_(torch.from_numpy(value) * self.factor)
@@ -55,11 +58,12 @@ class StandInPlan:
 
 @dataclass
 class StandInTensorRt:
-    """``factor`` spoils all results; ``problem`` makes every build fail."""
+    """``factor`` spoils all results; ``problem`` makes every build fail, and ``failure`` every run."""
 
     version: str = "10.9"
     factor: float = 1.0
     problem: str = ""
+    failure: str = ""
     built: list[tuple[str, bool]] = field(default_factory=list)
 
     def build(self, graph: Path, profile: Profile, *, allow_tf32: bool) -> bytes:
@@ -73,7 +77,7 @@ class StandInTensorRt:
             session = onnx_providers.create_session(onnxruntime, plan, [(onnx_providers.CPU, {})])
         except Exception:
             raise BackendUnavailable("the plan cannot be loaded") from None
-        return StandInPlan(session, self.factor)
+        return StandInPlan(session, self.factor, self.failure)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -323,6 +327,7 @@ def test_calls_beyond_the_profile_stay_on_pytorch(exported: tuple[str, Path], tm
         (None, "TensorRT needs a CUDA device"),
         (StandInTensorRt(problem="TensorRT cannot build flow.encoder.onnx"), "cannot build flow.encoder.onnx"),
         (StandInTensorRt(factor=2.0), "differ from PyTorch's by"),
+        (StandInTensorRt(failure="out of device memory"), "fails with flow.encoder.onnx: out of device memory"),
     ],
 )
 def test_engine_falls_back_to_pytorch_and_says_so(
@@ -359,6 +364,15 @@ def test_graphs_of_other_weights_are_an_error(
         load_engine(options)
     with pytest.raises(BundleError, match="was exported from other weights"):
         load_engine(replace(options, graphs_dir=folder))
+
+
+def test_library_that_cannot_be_loaded_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> object:
+        raise OSError("libnvinfer.so.10: cannot open shared object file")
+
+    monkeypatch.setattr(tensorrt.importlib, "import_module", fail)
+    with pytest.raises(BackendUnavailable, match=r"libnvinfer\.so\.10"):
+        tensorrt.find_tensorrt(torch.device("cuda"))
 
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

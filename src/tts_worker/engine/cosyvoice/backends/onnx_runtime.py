@@ -49,7 +49,7 @@ class SessionOptions:
         threads: Threads of the CPU provider.
         allow_tf32: Whether matrix products on a GPU may round their inputs to ten bits.
         profile: Sizes that the TensorRT provider builds its engine for; None leaves that provider out.
-        cache: Directory of the engines that the TensorRT provider builds.
+        cache: Directory of the engines that the TensorRT provider builds; None: they are not stored.
     """
 
     device: torch.device
@@ -107,8 +107,8 @@ class OnnxRuntimeGraph:
 def open_graph(spec: GraphSpec, path: Path, weights: str, options: SessionOptions) -> OnnxRuntimeGraph:
     """Open the session that runs ``spec``.
 
-    On a GPU the results are compared with PyTorch's. A provider that fails to load or differs is left out, with a
-    warning.
+    On a GPU the results are compared with PyTorch's. A provider that fails to load or to run, or differs, is left
+    out, with a warning.
 
     Args:
         spec: The graph.
@@ -132,7 +132,7 @@ def open_graph(spec: GraphSpec, path: Path, weights: str, options: SessionOption
         stream=None if stream is None else stream.cuda_stream,
         allow_tf32=options.allow_tf32,
         profile=None if options.profile is None else profile_options(options.profile),
-        cache=options.cache,
+        cache=_engine_folder(options, path, weights),
     )
     problem = f"it has only {', '.join(available)}"
     for skipped, (first, _) in enumerate(providers):
@@ -140,20 +140,32 @@ def open_graph(spec: GraphSpec, path: Path, weights: str, options: SessionOption
             break
         try:
             session = create_session(onnxruntime, str(path), providers[skipped:], options.threads)
+            graph = OnnxRuntimeGraph(spec, session, _run_options(onnxruntime, on_gpu), options.device, stream)
+            problem = _problem(spec, graph, first, options) if on_gpu else ""
         except Exception as error:  # onnxruntime's errors share no public base
             if not on_gpu:
                 raise BundleError(f"{path}: onnxruntime cannot load it ({type(error).__name__})") from None
             problem = f"{first} fails: {error!s:.200}"
-        else:
-            graph = OnnxRuntimeGraph(spec, session, _run_options(onnxruntime, on_gpu), options.device, stream)
-            problem = _problem(spec, graph, first, options) if on_gpu else ""
-            if not problem:
-                return graph
+        if not problem:
+            return graph
         log.warning("%s: %s", spec.file, problem)
     raise ConfigError(
         f"backend: onnxruntime cannot run on {options.device} ({problem}); "
         'see "tts-worker doctor", or set device: cpu or backend: torch'
     )
+
+
+def _engine_folder(options: SessionOptions, path: Path, weights: str) -> Path | None:
+    """Create the directory of a graph's engines, since the TensorRT provider does not name them by the weights."""
+    if options.cache is None or options.device.type != "cuda" or not options.allow_tf32:
+        return None
+    folder = options.cache / "onnxruntime" / f"{path.stem}-{weights[:16]}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("%s: cannot be written (%s); each start builds the engine again", folder, error.strerror)
+        return None
+    return folder
 
 
 def _run_options(onnxruntime: Any, on_gpu: bool) -> Any:
@@ -175,7 +187,13 @@ def _problem(spec: GraphSpec, graph: OnnxRuntimeGraph, provider: str, options: S
 
 
 def run_on_onnxruntime(
-    networks: Networks, folder: Path, *, threads: int = 1, plan: ChunkPlan | None = None, allow_tf32: bool = False
+    networks: Networks,
+    folder: Path,
+    *,
+    threads: int = 1,
+    plan: ChunkPlan | None = None,
+    allow_tf32: bool = False,
+    cache: Path | None = None,
 ) -> tuple[str, ...]:
     """Run flow encoder, flow estimator and vocoder from the graphs in ``folder`` (in place).
 
@@ -185,6 +203,8 @@ def run_on_onnxruntime(
         threads: Threads of the CPU provider.
         plan: Chunks of the engine, for the TensorRT provider; None leaves that provider out.
         allow_tf32: Whether graphs that tolerate it may use TF32 on a GPU.
+        cache: Directory of the engines that the TensorRT provider builds; not in a model directory, since loading one
+            from a downloaded model would run foreign code.
 
     Returns:
         The providers in use, most preferred first.
@@ -199,7 +219,7 @@ def run_on_onnxruntime(
             threads,
             allow_tf32=allow_tf32 and spec.tolerates_tf32,
             profile=profiles.get(file),
-            cache=folder if plan is not None else None,
+            cache=cache if plan is not None else None,
         )
         graphs[file] = open_graph(spec, folder / file, networks.fingerprints[spec.part], options)
     install_graphs(networks, graphs)

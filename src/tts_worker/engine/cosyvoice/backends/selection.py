@@ -62,7 +62,7 @@ class BackendOptions:
         plan: Chunks of the engine; None if they are not limited, as offline.
         threads: Threads of ONNX Runtime on a CPU.
         allow_tf32: Whether the flow may use TF32 on a GPU.
-        plan_cache: Directory of TensorRT's plans; None selects the user's cache directory.
+        plan_cache: Directory of the engines of TensorRT and of its provider; None selects the user's cache directory.
     """
 
     backend: Backend
@@ -100,7 +100,12 @@ def select_backend(networks: Networks, options: BackendOptions) -> BackendState:
     """
     if options.backend is Backend.ONNXRUNTIME:
         providers = run_on_onnxruntime(
-            networks, options.graphs, threads=options.threads, plan=options.plan, allow_tf32=options.allow_tf32
+            networks,
+            options.graphs,
+            threads=options.threads,
+            plan=options.plan,
+            allow_tf32=options.allow_tf32,
+            cache=options.plan_cache or tensorrt.default_cache(),
         )
         state = BackendState(options.backend, options.backend, ", ".join(providers))
     elif options.backend is Backend.TENSORRT:

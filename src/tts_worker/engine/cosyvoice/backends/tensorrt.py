@@ -221,7 +221,7 @@ class EngineFactory:
 
         Raises:
             BundleError: The graph is missing or was exported from other weights.
-            BackendUnavailable: The engine cannot be built.
+            BackendUnavailable: The engine cannot be built or run.
             BackendMismatch: The engine's results differ from PyTorch's.
         """
         check_file(path, weights)
@@ -234,17 +234,29 @@ class EngineFactory:
             allow_tf32,
             tuple(profile.bounds.items()),
         )
+        try:
+            return self._load(spec, key, profile) or self._build(spec, path, key, profile)
+        except RuntimeError as error:  # of the library, and of a device without memory
+            raise BackendUnavailable(f"TensorRT fails with {spec.file}: {error!s:.200}") from error
+
+    def _load(self, spec: GraphSpec, key: PlanKey, profile: Profile) -> TensorRtGraph | None:
+        """Return the engine of a stored plan, or None if there is no usable one."""
         plan = self.cache.load(key)
-        if plan is not None:
-            try:
-                return TensorRtGraph(spec, profile, self.library.load(plan))
-            except BackendUnavailable as error:
-                log.warning("%s: %s; building the engine again", self.cache.folder / key.file_name, error.message)
+        if plan is None:
+            return None
+        try:
+            return TensorRtGraph(spec, profile, self.library.load(plan))
+        except BackendUnavailable as error:
+            log.warning("%s: %s; building the engine again", self.cache.folder / key.file_name, error.message)
+            return None
+
+    def _build(self, spec: GraphSpec, path: Path, key: PlanKey, profile: Profile) -> TensorRtGraph:
+        """Build an engine, compare it and store its plan."""
         started_s = perf_counter()
         log.info("%s: building the TensorRT engine, which takes minutes", spec.file)
-        plan = self.library.build(path, profile, allow_tf32=allow_tf32)
+        plan = self.library.build(path, profile, allow_tf32=key.allow_tf32)
         engine = TensorRtGraph(spec, profile, self.library.load(plan))
-        difference = self._check(spec, engine, profile, tolerance_of(allow_tf32))
+        difference = self._check(spec, engine, profile, tolerance_of(key.allow_tf32))
         log.info("%s: built in %.0f s, parity error %.1e", spec.file, perf_counter() - started_s, difference)
         self.cache.store(key, plan, difference)
         return engine
@@ -315,10 +327,10 @@ def find_tensorrt(device: torch.device) -> tuple[TensorRtLibrary, Gpu]:
         raise BackendUnavailable("TensorRT needs a CUDA device")
     try:
         trt = importlib.import_module("tensorrt")
-    except ImportError as error:
-        missing = f"({error})" if error.name != "tensorrt" else ""
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        missing = "" if getattr(error, "name", None) == "tensorrt" else f" ({error!s:.200})"
         raise BackendUnavailable(
-            f'TensorRT is not installed {missing}; install the extra "tensorrt", or see "tts-worker doctor"'
+            f'TensorRT is not installed{missing}; install the extra "tensorrt", or see "tts-worker doctor"'
         ) from None
     major, minor = torch.cuda.get_device_capability(device)
     return NvidiaTensorRt(trt, device), Gpu(torch.cuda.get_device_name(device), f"{major}.{minor}")
