@@ -17,6 +17,7 @@ from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionRecord
+from tts_worker.session.text_timers import TextTimers
 from tts_worker.session.traces import UtteranceTraces
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
@@ -34,10 +35,6 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-
-LAST_WORD_FACTOR = 5
-"""The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
-unfinished markup."""
 
 
 class SessionObserver(Protocol):
@@ -61,7 +58,7 @@ class SessionTimeouts:
         pause_s: A longer pause is ended by a STOP with reason "pause_timeout".
         text_idle_s: The text of an utterance is ended after this time without new text; its audio still plays.
         flush_after_s: Complete words are spoken after this time without new text, the last word after
-            ``LAST_WORD_FACTOR`` times as much; 0 waits for punctuation.
+            ``text_timers.LAST_WORD_FACTOR`` times as much; 0 waits for punctuation.
     """
 
     pause_s: float = 30.0
@@ -154,10 +151,7 @@ class LocalSession:
         self._deliver: Callable[[], bool] | None = None  # of the reader that waits
         self._delivery_error: Exception | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
-        self._text_timer: asyncio.TimerHandle | None = None  # of the text idle timeout
-        self._flush_timer: asyncio.TimerHandle | None = None  # of pending words
-        self._flushes = 0  # since the last text: 1 its complete words, 2 everything
-        self._text_at_s = 0.0
+        self._text_timers = TextTimers(machine, self._timeouts, self.sample_rate_hz, self._on_change)
         self._is_read_scheduled = False
         self._timestamps = _Timestamps()
         self._final_events: deque[Output] = deque()
@@ -217,10 +211,9 @@ class LocalSession:
             self._loop.call_soon(self._refuse, error)
         else:
             self._hooks.on_text(self.id, len(text))
-        self._note_input()
-        self._record.text(key, len(text), lambda: self.params.voice, self._text_at_s)
-        if self._flush_timer is None and self._timeouts.flush_after_s > 0:
-            self._flush_timer = self._loop.call_later(self._timeouts.flush_after_s, self._on_flush_due)
+        self._text_timers.note_input()
+        self._text_timers.expect_text()
+        self._record.text(key, len(text), lambda: self.params.voice, self._text_timers.text_at_s)
         self._on_change()
         return key
 
@@ -240,8 +233,8 @@ class LocalSession:
             key = self._machine.add_speech(tokens)
         finally:
             self._note_idle()
-        self._note_input()
-        self._record.text(key, 0, lambda: self.params.voice, self._text_at_s)
+        self._text_timers.note_input()
+        self._record.text(key, 0, lambda: self.params.voice, self._text_timers.text_at_s)
         self._on_change()
         return key
 
@@ -257,13 +250,7 @@ class LocalSession:
     def _apply_timeouts(self) -> None:
         if self._next_timeouts is not None and self._machine.writing is None:
             self._timeouts, self._next_timeouts = self._next_timeouts, None
-            self._cancel_text_timers()  # armed with the limits of the previous utterance
-
-    def _note_input(self) -> None:
-        self._text_at_s = self._loop.time()
-        if self._text_timer is None:
-            self._text_timer = self._loop.call_later(self._timeouts.text_idle_s, self._on_text_idle)
-        self._flushes = 0
+            self._text_timers.restart(self._timeouts)
 
     def flush(self) -> None:
         self._machine.flush()
@@ -332,7 +319,7 @@ class LocalSession:
             self._note(item, now_s)
             self._final_events.append(item)
         self._cancel_pause_timer()
-        self._cancel_text_timers()
+        self._text_timers.cancel()
         self._on_change()
         self._record.write(reason, self.params.voice, now_s)
         self._engine.unsubscribe(self.id)
@@ -416,45 +403,6 @@ class LocalSession:
         if self._machine.state is State.PAUSED:
             self._machine.stop_all("pause_timeout")
             self._on_stopped()
-
-    def _on_text_idle(self) -> None:
-        """End idle text. Re-armed lazily: new text only updates a timestamp, which is checked when the timer fires."""
-        self._text_timer = None
-        if self._machine.writing is None:
-            return
-        remaining_s = self._text_at_s + self._timeouts.text_idle_s - self._loop.time()
-        if remaining_s > 0:
-            self._text_timer = self._loop.call_later(remaining_s, self._on_text_idle)
-        else:
-            self.end_text()
-
-    def _on_flush_due(self) -> None:
-        """Speak pending words. Re-armed lazily, as above; while there is audio to play, pending text can wait."""
-        self._flush_timer = None
-        if self._machine.writing is None or self._flushes == 2:
-            return
-        after_s = self._timeouts.flush_after_s
-        due_at_s = self._text_at_s + after_s * (LAST_WORD_FACTOR if self._flushes else 1)
-        remaining_s = max(due_at_s - self._loop.time(), self._machine.buffered_samples / self.sample_rate_hz - after_s)
-        if self._machine.state is State.PAUSED or self._machine.has_unread_text:
-            remaining_s = max(remaining_s, after_s)
-        if remaining_s > TIMER_RESOLUTION_S:
-            self._flush_timer = self._loop.call_later(remaining_s, self._on_flush_due)
-            return
-        self._flushes += 1
-        if self._flushes == 1:
-            self._machine.flush_words()
-            self._flush_timer = self._loop.call_later(after_s * (LAST_WORD_FACTOR - 1), self._on_flush_due)
-        else:
-            self._machine.flush()
-        self._on_change()
-
-    def _cancel_text_timers(self) -> None:
-        for timer in (self._text_timer, self._flush_timer):
-            if timer is not None:
-                timer.cancel()
-        self._text_timer = None
-        self._flush_timer = None
 
     def _cancel_pause_timer(self) -> None:
         if self._pause_timer is not None:
