@@ -71,9 +71,11 @@ def plan_from(args: argparse.Namespace) -> Plan:
     Raises:
         InvalidRequest: A value is out of range, or a section does not exist.
         ConfigError: The output file cannot be written, or the device does not exist.
+        BundleError: The model directory cannot be read.
     """
     from tts_worker.benchmarks.engine import MAX_LENGTH_S
     from tts_worker.benchmarks.gpu import Plan, sections
+    from tts_worker.engine.cosyvoice.bundle import Bundle
     from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 
     _check_range("--texts", args.texts, 2, 100_000)
@@ -88,6 +90,8 @@ def plan_from(args: argparse.Namespace) -> Plan:
     if args.output is not None:
         check_output(args.output)
     resolve_device(args.device)
+    if args.bundle is not None:
+        Bundle.open(args.bundle)
     plan = Plan(
         LoadOptions(args.bundle or Path(), device=args.device, threads=args.threads, memory_gb=args.memory_gb),
         loads=_loads(args.loads),

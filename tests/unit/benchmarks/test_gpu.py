@@ -17,7 +17,7 @@ import pytest
 from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.benchmarks import gpu
+from tts_worker.benchmarks import gpu, gpu_process
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.benchmarks.gpu_process import run_isolated
@@ -328,6 +328,17 @@ def test_bad_arguments_are_refused(
     assert main(["bench", "gpu", "--random", "cosyvoice3", *arguments]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_bad_bundle_is_refused_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by a process for each section, with a traceback of each."""
+    monkeypatch.setattr(gpu_process, "run_isolated", lambda *_: pytest.fail("a process was started"))
+
+    assert main(["bench", "gpu", "--bundle", str(tmp_path / "none")]) == 2
+
+    assert f"error: {tmp_path / 'none'}: no such model directory" in capsys.readouterr().err
 
 
 def test_choices_of_random_weights_are_all_there_are() -> None:
