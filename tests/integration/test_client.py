@@ -31,7 +31,8 @@ from tts_worker.errors import (
     Unauthenticated,
     UnknownVoice,
 )
-from tts_worker.types import Alignment, Ended, Outcome, State, UtteranceKey
+from tts_worker.protocol.session import Session
+from tts_worker.types import Alignment, Ended, Outcome, State, SynthesisParams, UtteranceKey
 
 FAST = SessionOptions(realtime=False)
 STORY = "This is a long story that goes on and on. " * 10
@@ -268,6 +269,70 @@ async def test_client_lists_voices_and_session_names_its_model(transport: str) -
             await client.voices.get("absent")
         async with client.session(SessionOptions(voice=voices[-1].id)) as session:
             assert session.model == "tone"
+
+
+@pytest.mark.parametrize("transport", ["local", "ws", "grpc"])
+async def test_wrong_arguments_change_nothing(transport: str) -> None:
+    async with TRANSPORTS[transport].connect(Setup()) as client, client.session(FAST) as session:
+        wrong: list[Callable[..., Any]] = [
+            lambda given: session.speak(given),
+            lambda given: session.speak(None),  # type: ignore[arg-type]
+            lambda given: session.stop("x", played_samples="5"),  # type: ignore[arg-type]
+            lambda given: session.stop("x", played_samples=1.5),  # type: ignore[arg-type]
+            lambda given: session.stop(given),
+            lambda given: session.close(given),
+            lambda given: session.played("1"),  # type: ignore[arg-type]
+            lambda given: session.played(0.5),  # type: ignore[arg-type]
+            lambda given: session.configure(given),
+            lambda given: session.configure(SynthesisParams("tone", language=given)),
+            lambda given: session.configure(SynthesisParams("tone", speed=float("nan"))),
+        ]
+        for state in (State.IDLE, State.SPEAKING):
+            assert session.state is state
+            for call in wrong:
+                with pytest.raises(InvalidRequest):
+                    call(5)
+            assert session.state is state
+            if state is State.IDLE:
+                session.speak("One word.")
+        session.end_text()
+        ended = [item async for item in _until_ended(session)]
+        assert (ended[-1].outcome, ended[-1].receipt.text_spoken) == (Outcome.DONE, "One word.")
+
+
+@pytest.mark.parametrize("transport", ["local", "ws", "grpc"])
+async def test_configure_refuses_what_no_voice_speaks(transport: str) -> None:
+    for params, code in (
+        (SynthesisParams(""), None),
+        (SynthesisParams("absent"), ErrorCode.UNKNOWN_VOICE),
+        (SynthesisParams("tone", speed=100.0), ErrorCode.INVALID_REQUEST),
+    ):
+        async with TRANSPORTS[transport].connect(Setup()) as client, client.session(FAST) as session:
+            try:
+                session.configure(params)
+                session.speak("One word.")
+                session.end_text()
+                (ended,) = [item async for item in _until_ended(session)]
+                error = ended.error.code if ended.error is not None else None
+            except TTSWorkerError as refused:
+                error = refused.code
+            assert error is code
+
+
+async def _until_ended(session: Session) -> AsyncIterator[Ended]:
+    async for item in session:
+        if isinstance(item, Ended):
+            yield item
+            return
+
+
+@pytest.mark.parametrize(
+    ("source", "rate"), [(None, None), (5, None), (None, 16_000), ([b""], "x"), ([b""], -1), ("a\0b", None)]
+)
+async def test_unsuitable_source_of_a_conversion_is_refused(source: Any, rate: Any) -> None:
+    async with TRANSPORTS["local"].connect(Setup()) as client:
+        with pytest.raises(InvalidRequest):
+            await anext(client.convert(source, live_rate_hz=rate))
 
 
 async def test_voices_of_silent_worker_raise_deadline_exceeded() -> None:

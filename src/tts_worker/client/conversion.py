@@ -68,6 +68,10 @@ class AsyncConversion:
     ) -> None:
         if isinstance(source, bytes | str | os.PathLike) == (live_rate_hz is not None):
             raise InvalidRequest("live_rate_hz is the sample rate of live audio, an iterable of parts of s16le")
+        if live_rate_hz is not None and not (isinstance(live_rate_hz, int) and live_rate_hz > 0):
+            raise InvalidRequest("live_rate_hz must be a whole number above 0")
+        if live_rate_hz is not None and not isinstance(source, Iterable | AsyncIterable):
+            raise InvalidRequest("live audio must be an iterable of parts of s16le")
         self.sample_rate_hz = options.sample_rate or SAMPLE_RATE_HZ
         self._parts = self._convert(access, source, options, live_rate_hz)
 
@@ -110,6 +114,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL character
+        raise InvalidRequest(f"the path cannot be read: {error}") from None
 
 
 class HttpConversion:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.client.arguments import check_reason, check_text, whole_samples
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
@@ -21,6 +22,7 @@ from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.models.voice_library import NewVoice
+from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.compat.rendering import converted
 from tts_worker.server.responses import voice_json
@@ -72,7 +74,12 @@ class LocalConnector:
     async def open(self, options: SessionOptions, *, audio_timeout_s: float) -> OpenedSession:
         reused = self._starting is not None
         hub = await self._hub()
-        session = DeadlineSession(await hub.admit(options), audio_timeout_s)
+        admitted = await hub.admit(options)
+
+        def configure(params: SynthesisParams) -> None:
+            hub.configure(admitted, ConfigureMessage.of(params).apply(options))
+
+        session = DeadlineSession(admitted, audio_timeout_s, configure)
         self._sessions = {live for live in self._sessions if live.state is not State.CLOSED} | {session}
         return OpenedSession(session, connection_reused=reused)
 
@@ -150,12 +157,15 @@ class LocalVoices:
 class DeadlineSession:
     """A local session with the audio deadline of a remote one."""
 
-    def __init__(self, session: LocalSession, audio_timeout_s: float) -> None:
+    def __init__(
+        self, session: LocalSession, audio_timeout_s: float, configure: Callable[[SynthesisParams], None]
+    ) -> None:
         self.id = session.id
         self.sample_rate_hz = session.sample_rate_hz
         self.encoding = session.encoding
         self.model = session.model
         self._session = session
+        self._configure = configure
         self._writing: UtteranceKey | None = None
         self._audio_due: set[UtteranceKey] = set()  # utterances with complete text, not ended
         self._timed_out: set[UtteranceKey] = set()
@@ -167,6 +177,7 @@ class DeadlineSession:
         return self._session.state
 
     def speak(self, text: str | bytes) -> UtteranceKey:
+        check_text(text)
         self._writing = self._session.speak(text)
         return self._writing
 
@@ -189,17 +200,22 @@ class DeadlineSession:
         return acknowledged
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+        check_reason(reason)
+        if played_samples is not None:
+            played_samples = whole_samples(played_samples)
         self._audio_due.clear()
         self._writing = None
         return self._session.stop(reason, played_samples)
 
     def played(self, samples: int) -> None:
-        self._session.played(samples)
+        self._session.played(whole_samples(samples))
 
     def configure(self, params: SynthesisParams) -> None:
-        self._session.configure(params)
+        check_params(params)
+        self._configure(params)
 
     def close(self, reason: str = "closed") -> None:
+        check_reason(reason)
         self._session.close(reason)
         self._audio_due.clear()
         self._deadline.cancel()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from tts_worker.client.arguments import check_reason, check_text, whole_samples
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.link import Link, RemoteConfig
 from tts_worker.client.remote_utterance import RemoteUtterance
@@ -39,6 +40,7 @@ from tts_worker.protocol.messages import (
     TextMessage,
     WordsMessage,
     WorkerMessage,
+    check_params,
 )
 from tts_worker.types import (
     Acknowledged,
@@ -109,6 +111,7 @@ class RemoteSession:
 
     def speak(self, text: str | bytes) -> UtteranceKey:
         self._require_open()
+        check_text(text)
         utterance = self._open_utterance() or self._begin_utterance()
         self._link.send(TextMessage(text=utterance.write(text), context=utterance.context))
         return utterance.key
@@ -156,6 +159,9 @@ class RemoteSession:
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._require_open()
+        check_reason(reason)
+        if played_samples is not None:
+            played_samples = whole_samples(played_samples)
         acknowledged = self._result(ControlName.STOP, applied=bool(self._live))
         if self._live and played_samples is not None:
             self._live[0].report_played(played_samples)
@@ -168,6 +174,7 @@ class RemoteSession:
         return acknowledged
 
     def played(self, samples: int) -> None:
+        samples = whole_samples(samples)
         if self._live:
             self._live[0].report_played(samples)
             if not self._live[0].worker_ended:
@@ -175,9 +182,11 @@ class RemoteSession:
 
     def configure(self, params: SynthesisParams) -> None:
         self._require_open()
+        check_params(params)
         self._params = params
 
     def close(self, reason: str = "closed") -> None:
+        check_reason(reason)
         if self._closed:
             return
         self._stop(reason)

@@ -210,14 +210,18 @@ def check_options(options: SessionOptions) -> None:
         fields["urls"] = options.urls.value
     if isinstance(options.lexicon, Mapping):
         fields["lexicon"] = dict(options.lexicon)
-    convert(fields, StartMessage)
-    for name, value in fields.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidMessage(f"{name} must be a finite number", StartMessage.type_name())
+    _check_fields(fields, StartMessage)
     try:
         json.dumps(fields["lexicon"])
     except (TypeError, ValueError, RecursionError):
         raise InvalidMessage("lexicon has a value that JSON cannot express", StartMessage.type_name()) from None
+
+
+def _check_fields(fields: dict[str, Any], kind: type[Message]) -> None:
+    convert(fields, kind)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidMessage(f"{name} must be a finite number", kind.type_name())
 
 
 class ConfigureMessage(Message, tag="configure"):
@@ -237,6 +241,13 @@ class ConfigureMessage(Message, tag="configure"):
     def apply(self, options: SessionOptions) -> SessionOptions:
         """Return the options with this voice."""
         return dataclasses.replace(options, **_select(self, VOICE_FIELDS))
+
+
+def check_params(params: SynthesisParams) -> None:
+    """Check the types of a client's parameters. Raises InvalidMessage, which names the invalid one, never its value."""
+    if not isinstance(params, SynthesisParams):
+        raise InvalidMessage("params must be SynthesisParams", ConfigureMessage.type_name())
+    _check_fields(_select(params, VOICE_FIELDS), ConfigureMessage)
 
 
 class TextMessage(Message, tag="text"):
