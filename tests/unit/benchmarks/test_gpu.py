@@ -17,7 +17,7 @@ import pytest
 from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.benchmarks import gpu, gpu_process
+from tts_worker.benchmarks import gpu, gpu_load, gpu_process
 from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
 from tts_worker.benchmarks.gpu_process import run_isolated
@@ -282,6 +282,19 @@ def test_short_load_still_measures_a_call() -> None:
         extended = list(plan_calls(random.Random(seed), arrivals, 3.0, at_least=1))
         assert [call.after_s for call in extended[: len(strict)]] == [call.after_s for call in strict]
         assert len(extended) == max(1, len(strict))
+
+
+def test_steps_over_20_ms_are_listed_with_their_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([0.0, 0.019, 1.0, 1.021])
+    monkeypatch.setattr(gpu_load, "perf_counter", lambda: next(times_s))
+    spent = iter([{"flow_ms": 1.0}, {"flow_ms": 2.0, "decode_ms": 5.0}, {"flow_ms": 20.0, "decode_ms": 5.0}])
+    engine: Any = SimpleNamespace(step=lambda now_s: (), report=lambda: SimpleNamespace(last_step="flow 1x2"))
+    observed = gpu_load.ObservedEngine(engine, lambda: next(spent))
+
+    for _ in range(2):
+        observed.step(0.0)
+
+    assert observed.slow_steps == [gpu_load.SlowStep(21.0, "flow 1x2", {"flow_ms": 18.0})]
 
 
 def test_load_counts_every_measured_call(plan: Plan) -> None:

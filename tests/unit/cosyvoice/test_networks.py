@@ -7,8 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.unit.cosyvoice.bundles import tiny
+from tts_worker.engine.cosyvoice import networks
+from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import check_torch
-from tts_worker.engine.cosyvoice.networks import configure_cuda
+from tts_worker.engine.cosyvoice.networks import Networks, configure_cuda
 from tts_worker.errors import ConfigError
 
 
@@ -30,6 +33,18 @@ def test_cuda_attention_never_plans_shapes() -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
     assert not torch.backends.cudnn.allow_tf32
+
+
+def test_networks_configure_cuda_before_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Configured(Exception):
+        pass
+
+    def configure() -> None:
+        raise Configured
+
+    monkeypatch.setattr(networks, "configure_cuda", configure)
+    with pytest.raises(Configured):
+        Networks.load(Bundle.open(tiny("cosyvoice3")), device="cuda")
 
 
 @pytest.mark.usefixtures("restored_backends")
