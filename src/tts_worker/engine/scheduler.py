@@ -415,8 +415,8 @@ class ChunkTimes(NamedTuple):
 
 def defers_first_chunk(
     first: Candidate,
-    others: Callable[[], Iterable[Candidate]],
-    most_others: int,
+    candidates: Callable[[int], Iterable[Candidate]],
+    most_candidates: int,
     times: ChunkTimes,
     render_batch: int,
     now_us: int,
@@ -424,12 +424,12 @@ def defers_first_chunk(
     """Whether a rendered first chunk should wait for the second one.
 
     A first chunk that is shorter than the time to the second one would cause an underrun. Before the second one, those
-    of ``others`` are rendered that are more urgent than ``first`` would be with its first chunk.
+    of other utterances are rendered that are more urgent than ``first`` would be with its first chunk.
 
     Args:
         first: The utterance; its lead is the first chunk.
-        others: Finds the other utterances that want audio. Called only if it depends on them.
-        most_others: Their number, at most.
+        candidates: Finds the utterances that want audio at a time. Called only if it depends on them.
+        most_candidates: Their number, at most.
         times: Measured times.
         render_batch: Chunks of one render batch.
         now_us: The time.
@@ -439,10 +439,11 @@ def defers_first_chunk(
         next_us = times.decode_us + (1 + ahead // render_batch) * times.render_us
         return first.lead_samples * 1_000_000 < next_us * SAMPLE_RATE_HZ
 
-    if comes_too_late(0) or not comes_too_late(most_others):
+    if comes_too_late(0) or not comes_too_late(most_candidates):
         return comes_too_late(0)
     started = first._replace(started=True)
-    return comes_too_late(by_urgency([started, *others()], now_us).index(started))
+    others = [candidate for candidate in candidates(now_us) if candidate.key != first.key]
+    return comes_too_late(by_urgency([started, *others], now_us).index(started))
 
 
 # -- scheduler ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan, trimmed_prompt
 from tts_worker.engine.cosyvoice.phases import (
@@ -768,11 +767,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             return False
         times = ChunkTimes(int(CHUNK_TOKENS * self._token_us), int(self._chunk_us))
         first = Candidate(output.key, output.waiting_samples, now_us, started=False, paced=output.paced)
-        others = partial(self._other_candidates, sequence, now_us)
-        return defers_first_chunk(first, others, len(self.sequences), times, self.config.render_batch, now_us)
-
-    def _other_candidates(self, sequence: SimulatedSequence, now_us: int) -> list[Candidate]:
-        return [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
+        return defers_first_chunk(first, self.candidates, len(self.sequences), times, self.config.render_batch, now_us)
 
     # -- passes -------------------------------------------------------------------------------------------------------
 

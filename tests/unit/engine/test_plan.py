@@ -365,7 +365,7 @@ TIMES = ChunkTimes(decode_us=20_000, render_us=40_000)
 
 def defers(lead_ms: int, *others: Candidate, render_batch: int = 1, paced: bool = True) -> bool:
     first = candidate("first", lead_samples=lead_ms * SAMPLE_RATE_HZ // 1000, started=False, paced=paced)
-    return defers_first_chunk(first, lambda: others, len(others), TIMES, render_batch, 0)
+    return defers_first_chunk(first, lambda now_us: others, len(others), TIMES, render_batch, 0)
 
 
 def test_first_chunk_waits_if_the_second_comes_too_late() -> None:
@@ -389,12 +389,12 @@ def test_others_are_looked_at_only_if_they_matter(lead_ms: int, leads_ms: list[i
     first = candidate("first", lead_samples=24 * lead_ms, started=False)
     asked = []
 
-    def find() -> list[Candidate]:
+    def find(now_us: int) -> list[Candidate]:
         asked.append(others)
         return others
 
     decision = defers_first_chunk(first, find, len(others), TIMES, render_batch, 0)
-    assert decision == defers_first_chunk(first, lambda: others, 1000, TIMES, render_batch, 0)
+    assert decision == defers_first_chunk(first, lambda now_us: others, 1000, TIMES, render_batch, 0)
     latest_ms = 20 + 40 * (1 + len(others) // render_batch)
     assert bool(asked) == (60 <= lead_ms < latest_ms)
 

@@ -294,11 +294,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
         times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
         first = Candidate(sequence.key, output.waiting_samples, now_us, started=False, paced=output.paced)
-        others = partial(self._other_candidates, sequence, now_us)
-        return defers_first_chunk(first, others, len(self.sequences), times, self.settings.render_batch, now_us)
-
-    def _other_candidates(self, sequence: Sequence, now_us: int) -> list[Candidate]:
-        return [candidate for candidate in self.candidates(now_us) if candidate.key != sequence.key]
+        batch = self.settings.render_batch
+        return defers_first_chunk(first, self.candidates, len(self.sequences), times, batch, now_us)
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
