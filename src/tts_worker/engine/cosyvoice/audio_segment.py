@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims, V1FlowDims
+from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.phases import SEGMENT_TRANSITIONS, SegmentPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SilenceFilter
@@ -67,8 +67,7 @@ class AudioSegment:
         self._resampler = Resampler(sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
         self._silence = silence
-        # Chunks of CosyVoice-300M begin at the first token, those of the others at the first one of the prompt.
-        prompt_tokens = 0 if isinstance(flow, V1FlowDims) else len(state.voice.prompt)
+        prompt_tokens = 0 if flow.has_independent_chunks else len(state.voice.prompt)
         self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._due: Chunk | None = None
         self._text_ranges: list[tuple[int, int]] = []
@@ -161,14 +160,14 @@ class AudioSegment:
     @property
     def next_pages(self) -> int:
         """Pages of the flow cache that the due chunk takes."""
-        if self.due_chunk is None or isinstance(self._flow, V1FlowDims):
+        if self.due_chunk is None or self._flow.has_independent_chunks:
             return 0
         return chunk_pages(self.state, self.due_chunk, self._flow.chunk_tokens)
 
     @property
     def pages_ahead(self) -> int:
         """Estimated pages that the segment will still take."""
-        if isinstance(self._flow, V1FlowDims):
+        if self._flow.has_independent_chunks:
             return 0
         tokens = max(self.aligner.expected_tokens, len(self.tokens)) - self.rendered_tokens
         return max(0, -(-math.ceil(tokens) // self._flow.chunk_tokens))
@@ -210,6 +209,6 @@ class AudioSegment:
         frames = self._flow.frame_of(token)
         if self._speed != 1.0:
             frames = MelResampler.output_frames(int(frames), self._speed)
-        elif isinstance(self._flow, V1FlowDims):  # its parts have whole frames, and no word may outlast them
+        elif self._flow.has_independent_chunks:  # they have whole frames, and no word may outlast them
             frames = int(frames)
         return self.base_sample + int(frames * self._frame_samples)

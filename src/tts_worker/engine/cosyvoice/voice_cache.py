@@ -24,7 +24,6 @@ from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
-from tts_worker.engine.cosyvoice.models.dims import V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.request import Request
@@ -219,7 +218,7 @@ class VoiceCache:
         request = speaker.request("")
         prompt_text = speaker.tokenizer.spell(voice.prompt_text)
         pace = estimate_pace(prompt_text, len(voice.tokens), self._config.pace, self._config.token_rate_hz)
-        if isinstance(config, V1FlowDims):  # nothing is computed before the speech
+        if config.has_independent_chunks:  # nothing is computed before the speech
             mel = request.prompt_mel.reshape(-1, config.mel)
             chunk = config.chunk_tokens
             return VoiceState(name, speaker, request.flow_prompt, mel, request.embedding, pace, chunk, 0)

@@ -6,6 +6,7 @@ Names follow the official YAML where it has one. No sizes have defaults.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 V1_RATE_HZ = 22_050  # of CosyVoice-300M
 V1_OVERLAP_TOKENS = 20  # of its chunks; the reference defines it in code
@@ -144,8 +145,14 @@ class DitDims:
 
 @dataclass(frozen=True)
 class FlowDims:
-    """Tokens to mel. Exactly one of ``encoder`` (v2) and ``lookahead`` (v3), one of ``unet`` and ``dit``."""
+    """Tokens to mel. Exactly one of ``encoder`` (v2) and ``lookahead`` (v3), one of ``unet`` and ``dit``.
 
+    Attributes:
+        has_independent_chunks: Whether a chunk is computed without its past: chunks begin at the first token of the
+            speech, not of the prompt, and take no pages.
+    """
+
+    has_independent_chunks: ClassVar[bool] = False
     vocab: int
     input_size: int
     mel: int
@@ -199,9 +206,11 @@ class V1FlowDims:
     """Tokens to mel in CosyVoice-300M. The rates of tokens and mel frames have no common multiple.
 
     Attributes:
+        has_independent_chunks: See ``FlowDims``.
         regulator_layers: Convolutions after the interpolation to the rate of mel frames.
     """
 
+    has_independent_chunks: ClassVar[bool] = True
     vocab: int
     input_size: int
     mel: int
