@@ -178,7 +178,6 @@ class Reference:
         self.model = kind(parts["llm"], parts["flow"], parts["hift"], False)
         self.model.load(*(str(bundle.path / f"{part}.pt") for part in ("llm", "flow", "hift")))
         self._hop = self.model.token_hop_len
-        self._ratio = config.flow.frames_per_token
         self._draw = self.model.llm.sampling
         # CosyVoice3 requires the end-of-prompt id, which the small vocabulary of random weights lacks.
         table = self.model.llm.llm.model.model.embed_tokens

@@ -26,7 +26,6 @@ _PITCH_EDGE_FRAMES = 4  # at both ends of a segment, where the pitch predictor s
 _HELD_OUT_SEGMENTS = 16
 _SEGMENT_SALT = 1
 _NOISE_SALT = 2
-_FLOW_SALT = 3
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ WRAP_CHARS = 40
 """A line of this length without a final stop is wrapped, not ended, if the next line begins in lower case."""
 
 _STOPS = frozenset(".!?…:;。！？：；।؟۔)\"'”»")
-_NONE = -1
 
 
 class ReadableText(MappedText):
