@@ -215,7 +215,7 @@ def test_burst_ends_with_the_first_chunk() -> None:
     new = candidate("new", Need.DECODE, started=False)
     assert steps(new._replace(tokens_until_due=10)) == PLENTY.burst_steps
     assert steps(new._replace(tokens_until_due=5)) == 5
-    assert steps(new._replace(tokens_until_due=1)) == MIN_BURST_STEPS
+    assert steps(new._replace(tokens_until_due=1)) == MIN_BURST_STEPS >= 2, "not one step per host round trip"
     assert steps(new._replace(started=True, tokens_until_due=1)) == PLENTY.burst_steps
 
 

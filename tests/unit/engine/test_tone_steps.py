@@ -1,9 +1,12 @@
-"""The tone engine renders several chunks per step only for a listener who is well ahead, and only at no cost."""
+"""Steps of the tone engine: one plan, and several chunks only for a listener who is well ahead, at no cost."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from tts_worker.engine.scheduler import Budgets, Candidate, Plan, Scheduler
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -43,3 +46,21 @@ def test_steps_of_a_listener(window: int, cost: float, expected: list[int]) -> N
     while engine.has_work:
         engine.step(0.0)
     assert _render(engine, 4 * CHUNK) == [chunks * CHUNK for chunks in expected]
+
+
+def test_a_step_plans_at_most_once() -> None:
+    schedule = Scheduler().schedule
+    planned_us: list[int] = []
+
+    def policy(candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
+        planned_us.append(now_us)
+        return schedule(candidates, budgets, now_us)
+
+    engine = ToneEngine(ToneSettings(chunk_samples=CHUNK, policy=policy))
+    engine.handle(Open(KEY, SynthesisParams("tone"), 8 * CHUNK))
+    engine.handle(Text(KEY, Segment(0, (Span(TEXT, 0, len(TEXT)),), 0, len(TEXT), Boundary.FORCED)))
+    for second in range(20):
+        engine.step(float(second))
+
+    assert len(planned_us) > 4
+    assert len(planned_us) == len(set(planned_us))

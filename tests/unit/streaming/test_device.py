@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler
 from tts_worker.engine.cosyvoice.vocoder_windows import to_int16
-from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))
 
@@ -84,6 +85,27 @@ def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
     for output, same in zip(outputs, expected, strict=True):
         assert output.words == same.words
         assert_pcm_close(output.pcm, same.pcm)
+
+
+def test_warm_up_speaks_again_after_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture empties the allocator: otherwise the first calls pay for the memory, of either first chunk and pace."""
+    small = settings(max_segment_s=4, lm_tokens=256, decode_batch=1, render_batch=1, checked=False)
+    voices = {"prompted": voice("cosyvoice3"), "plain": voice("cosyvoice3", 0)}
+    runners = FakeGraphRunner(), FakeGraphRunner()
+    subject = engine("cosyvoice3", small, runners=runners, voices=voices)
+    spoken: list[tuple[str, bool, bool]] = []
+    speak = subject.speak
+
+    def record(key: UtteranceKey, params: SynthesisParams, segments: Iterable[Segment]) -> bytes:
+        is_captured = all(captured_graphs(runner) > 0 for runner in runners)
+        spoken.append((params.voice, params.speed == 1.0, is_captured))
+        return speak(key, params, segments)
+
+    monkeypatch.setattr(subject, "speak", record)
+    subject.warm_up()
+
+    after_captures = [(name, is_plain) for name, is_plain, is_captured in spoken if is_captured]
+    assert sorted(after_captures) == sorted(product(voices, (False, True)))
 
 
 def test_decode_steps_of_cosyvoice_300m_are_replayed() -> None:
