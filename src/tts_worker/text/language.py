@@ -13,6 +13,10 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd
 _KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]+")
 _CYRILLIC = re.compile("[\u0400-\u052f]+")
+_HEBREW = re.compile("[\u05d0-\u05f4\ufb1d-\ufb4f]+")
+_ARABIC = re.compile("[\u0620-\u064a\u066e-\u06d3\u06fa-\u06ff\u0750-\u077f\ufb50-\ufdfb\ufe70-\ufefc]+")
+_DEVANAGARI = re.compile("[\u0900-\u0963\u0970-\u097f]+")
+_THAI = re.compile("[\u0e01-\u0e4e]+")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 
 _HAN_LANGUAGES = ("zh", "yue", "ja")
@@ -35,6 +39,10 @@ _LANGUAGES_OF_SCRIPTS = (
     (_KANA, frozenset({"ja"})),
     (_HANGUL, frozenset({"ko"})),
     (_CYRILLIC, frozenset({"ru", "uk", "bg", "be", "kk", "mk", "mn", "sr"})),
+    (_HEBREW, frozenset({"he", "yi"})),
+    (_ARABIC, frozenset({"ar", "fa", "ur", "ps", "sd", "ug", "ckb"})),
+    (_DEVANAGARI, frozenset({"hi", "mr", "ne", "sa"})),
+    (_THAI, frozenset({"th"})),
 )
 
 
@@ -49,9 +57,10 @@ def is_written_in_latin(language: str) -> bool:
 
 
 def is_written_otherwise(text: str, languages: Sequence[str]) -> bool:
-    """Whether all letters of ``text`` are Chinese, Japanese, Korean or Cyrillic ones that no language of a voice has.
+    """Whether all letters of ``text`` are of scripts that no language of a voice has.
 
-    Latin letters are read by every voice; of other scripts nothing is known.
+    Latin letters are read by every voice, and digits too; of scripts without a pattern here, such as Greek, nothing is
+    known.
 
     Args:
         text: The text.

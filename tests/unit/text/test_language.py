@@ -82,6 +82,15 @@ def test_explicit_language_applies_if_the_script_allows(
         ("Hello.", ["zh"], False),
         ("...", ["en"], False),
         ("γειά", ["en"], False),
+        ("مرحبا بكم", ["en"], True),
+        ("مرحبا بكم", ["ar"], False),
+        ("سلام", ["fa"], False),
+        ("שלום", ["en", "zh"], True),
+        ("नमस्ते", ["en"], True),
+        ("สวัสดีครับ", ["en"], True),
+        ("สวัสดี", ["th"], False),
+        ("١٢", ["en"], False),
+        ("π", ["en"], False),
     ],
 )
 def test_text_of_other_scripts_is_told(text: str, languages: list[str], otherwise: bool) -> None:
