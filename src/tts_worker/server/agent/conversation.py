@@ -64,7 +64,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the model; pass its text to ``delta``, ``answer_ended`` or ``answer_failed`` with this number."""
+    """Ask the model; pass its text to ``delta`` and ``answer_ended`` with this number."""
 
     answer: int
     messages: tuple[Message, ...]
@@ -131,6 +131,37 @@ class Settled:
 Effect = Ask | Speak | EndText | Hold | Release | Interrupt | UserTurn | Settled
 
 
+class _Delivery(Enum):
+    """What happens to the text and audio of an answer."""
+
+    RUNNING = "running"  # on its way to the user
+    HELD = "held"  # it waits until the user's words are known
+    STOPPED = "stopped"  # it waits for its playback report
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer in progress.
+
+    Attributes:
+        turn: Its turn in the history.
+        delivery: What happens to it.
+        is_audible: Its first audio is on its way.
+        text_ended: The model has written all of it.
+        withheld: What the model has written while the answer was held.
+    """
+
+    turn: Turn
+    delivery: _Delivery = _Delivery.RUNNING
+    is_audible: bool = False
+    text_ended: bool = False
+    withheld: str = ""
+
+    @property
+    def number(self) -> int:
+        return self.turn.number
+
+
 class Conversation:
     """A conversation of one user with one model.
 
@@ -145,14 +176,9 @@ class Conversation:
         self.turns: list[Turn] = []
         self._system = system
         self._count = 0
-        self._answer: Turn | None = None  # in progress
-        self._is_audible = False
-        self._is_held = False
-        self._is_stopping = False
+        self._answer: _Answer | None = None
         self._is_user_speaking = False
         self._is_owed = False  # the user has spoken, and the model was not asked yet
-        self._withheld = ""  # text of the model that arrived while the answer was held
-        self._text_ended = False
         self._interim = ""  # words that interrupted the answer, as long as they are not final
 
     @property
@@ -160,11 +186,11 @@ class Conversation:
         """What the agent is doing."""
         if self._answer is None:
             return Phase.LISTENING
-        if self._is_stopping:
+        if self._answer.delivery is _Delivery.STOPPED:
             return Phase.INTERRUPTED
-        if self._is_held:
+        if self._answer.delivery is _Delivery.HELD:
             return Phase.HELD
-        return Phase.SPEAKING if self._is_audible else Phase.THINKING
+        return Phase.SPEAKING if self._answer.is_audible else Phase.THINKING
 
     @property
     def answer(self) -> int | None:
@@ -185,10 +211,11 @@ class Conversation:
     def speech_began(self) -> list[Effect]:
         """The user's voice was detected. A final transcription follows its end, with or without words."""
         self._is_user_speaking = True
-        if self._answer is None or self._is_stopping or self._is_held:
+        answer = self._answer
+        if answer is None or answer.delivery is not _Delivery.RUNNING:
             return []
-        self._is_held = True
-        return [Hold(self._answer.number)]
+        answer.delivery = _Delivery.HELD
+        return [Hold(answer.number)]
 
     def speech_ended(self) -> None:
         """The user's voice has ended."""
@@ -203,7 +230,7 @@ class Conversation:
             played: The text that was played up to now, if the recognizer may have heard it.
         """
         text = text.strip()
-        if self._answer is None or self._is_stopping:
+        if self._answer is None or self._answer.delivery is _Delivery.STOPPED:
             is_speech = bool(_words(text))
         else:
             is_speech = _is_interruption(_words(text), _words(played)[-ECHO_SPAN_WORDS:])
@@ -231,52 +258,55 @@ class Conversation:
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
-    def delta(self, answer: int, text: str) -> list[Effect]:
+    def delta(self, number: int, text: str) -> list[Effect]:
         """The model has written this."""
-        turn = self._current(answer)
-        if turn is None or not text:
+        answer = self._current(number)
+        if answer is None or not text:
             return []
-        turn.text += text
-        if self._is_held:
-            self._withheld += text
+        answer.turn.text += text
+        if answer.delivery is _Delivery.HELD:
+            answer.withheld += text
             return []
-        return [Speak(answer, text)]
+        return [Speak(number, text)]
 
-    def answer_ended(self, answer: int) -> list[Effect]:
+    def answer_ended(self, number: int) -> list[Effect]:
         """The model's answer is complete, or it failed and writes no more."""
-        turn = self._current(answer)
-        if turn is None:
+        answer = self._current(number)
+        if answer is None:
             return []
-        if not turn.text.strip():
-            return self._settle("")
-        self._text_ended = True
-        return [] if self._is_held else [EndText(answer)]
+        if not answer.turn.text.strip():
+            return self._settle(answer, "")
+        answer.text_ended = True
+        return [] if answer.delivery is _Delivery.HELD else [EndText(number)]
 
     # -- the audio ----------------------------------------------------------------------------------------------------
 
-    def audio_started(self, answer: int) -> None:
+    def audio_started(self, number: int) -> None:
         """The first audio of the answer is on its way."""
-        if self._current(answer) is not None:
-            self._is_audible = True
+        answer = self._current(number)
+        if answer is not None:
+            answer.is_audible = True
 
-    def played(self, answer: int) -> list[Effect]:
+    def played(self, number: int) -> list[Effect]:
         """All audio of the answer was played."""
-        turn = self._current(answer)
-        return [] if turn is None else self._settle(turn.text)
+        answer = self._current(number)
+        return [] if answer is None else self._settle(answer, answer.turn.text)
 
-    def reported(self, answer: int, heard: str) -> list[Effect]:
+    def reported(self, number: int, heard: str) -> list[Effect]:
         """The answer was stopped, or ended early; ``heard`` is the beginning of its text that was heard."""
-        turn = self._answer
-        if turn is None or turn.number != answer:
+        answer = self._answer
+        if answer is None or answer.number != number:
             return []
-        return self._settle(turn.text[: len(heard)])
+        return self._settle(answer, answer.turn.text[: len(heard)])
 
     # -- transitions --------------------------------------------------------------------------------------------------
 
-    def _current(self, answer: int) -> Turn | None:
+    def _current(self, number: int) -> _Answer | None:
         """The answer in progress if it has this number and was not stopped."""
-        turn = self._answer
-        return turn if turn is not None and turn.number == answer and not self._is_stopping else None
+        answer = self._answer
+        if answer is None or answer.number != number or answer.delivery is _Delivery.STOPPED:
+            return None
+        return answer
 
     def _add_turn(self, role: Literal["user", "assistant"], text: str = "") -> Turn:
         self._count += 1
@@ -289,39 +319,36 @@ class Conversation:
         if not self._is_owed or self._answer is not None:
             return []
         self._is_owed = False
-        self._is_audible = self._is_held = self._is_stopping = self._text_ended = False
-        self._withheld = ""
         messages = self.messages()
-        self._answer = self._add_turn("assistant")
-        ask = Ask(self._answer.number, messages)
+        answer = self._answer = _Answer(self._add_turn("assistant"))
+        ask = Ask(answer.number, messages)
         if not self._is_user_speaking:
             return [ask]
-        self._is_held = True  # the user goes on: an answer to all of it follows
-        return [ask, Hold(ask.answer)]
+        answer.delivery = _Delivery.HELD  # the user goes on: an answer to all of it follows
+        return [ask, Hold(answer.number)]
 
     def _interrupt(self, reason: str) -> list[Effect]:
-        if self._answer is None or self._is_stopping:
+        answer = self._answer
+        if answer is None or answer.delivery is _Delivery.STOPPED:
             return []
-        self._is_stopping = True
-        self._is_held = False
-        return [Interrupt(self._answer.number, reason)]
+        answer.delivery = _Delivery.STOPPED
+        return [Interrupt(answer.number, reason)]
 
     def _release(self) -> list[Effect]:
-        if self._answer is None or not self._is_held:
+        answer = self._answer
+        if answer is None or answer.delivery is not _Delivery.HELD:
             return []
-        self._is_held = False
-        number = self._answer.number
-        effects: list[Effect] = [Release(number)]
-        if self._withheld:
-            effects.append(Speak(number, self._withheld))
-            self._withheld = ""
-        if self._text_ended:
-            effects.append(EndText(number))
+        answer.delivery = _Delivery.RUNNING
+        effects: list[Effect] = [Release(answer.number)]
+        if answer.withheld:
+            effects.append(Speak(answer.number, answer.withheld))
+            answer.withheld = ""
+        if answer.text_ended:
+            effects.append(EndText(answer.number))
         return effects
 
-    def _settle(self, heard: str) -> list[Effect]:
-        turn = self._answer
-        assert turn is not None
+    def _settle(self, answer: _Answer, heard: str) -> list[Effect]:
+        turn = answer.turn
         turn.heard = heard
         turn.is_settled = True
         self._answer = None
