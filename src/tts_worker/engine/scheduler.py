@@ -142,8 +142,8 @@ class Budgets:
     """What is free in one step.
 
     Attributes:
-        token_batch: Most utterances in a batch of the token runner; 0 while it is busy.
-        audio_batch: Most utterances in a batch of the audio runner; 0 while it is busy.
+        max_token_batch: Most utterances in a batch of the token runner; 0 while it is busy.
+        max_audio_batch: Most utterances in a batch of the audio runner; 0 while it is busy.
         concurrent: Whether the two run at the same time. Otherwise a step starts only the more urgent batch.
         burst_steps: Decode steps of a burst.
         shared_inputs: A prefill with more inputs runs alone.
@@ -153,8 +153,8 @@ class Budgets:
         claims: Utterances that will return pages. Required if a candidate ``starts``.
     """
 
-    token_batch: int = 0
-    audio_batch: int = 1
+    max_token_batch: int = 0
+    max_audio_batch: int = 1
     concurrent: bool = False
     burst_steps: int = 8
     shared_inputs: int = 16
@@ -259,7 +259,7 @@ def token_batch(urgent: Candidate, candidates: Iterable[Candidate], budgets: Bud
     if urgent.needs is Need.PREFILL:  # padded to its longest member
         has_room = urgent.inputs <= budgets.shared_inputs
         joining = [c for c in joining if has_room and c.inputs <= budgets.shared_inputs]
-    return [urgent, *_joinable(urgent, joining)][: budgets.token_batch]
+    return [urgent, *_joinable(urgent, joining)][: budgets.max_token_batch]
 
 
 def burst_steps(batch: Sequence[Candidate], waiting: Iterable[Candidate], budgets: Budgets) -> int:
@@ -369,13 +369,13 @@ def audio_batch(
     urgent: Candidate, waiting: Iterable[Candidate], budgets: Budgets, pages: PageLedger
 ) -> list[Candidate]:
     """Return the batch of ``urgent``: it, and the chunks of ``waiting`` that may join. Empty if it gets no pages."""
-    if not budgets.audio_batch or pages.admit(urgent) is not Admission.GRANTED:
+    if not budgets.max_audio_batch or pages.admit(urgent) is not Admission.GRANTED:
         return []
     batch = [urgent]
-    if urgent.needs is Need.PREPARE_VOICE or budgets.audio_batch == 1:
+    if urgent.needs is Need.PREPARE_VOICE or budgets.max_audio_batch == 1:
         return batch
     for candidate in _joinable(urgent, [c for c in waiting if c.needs is Need.RENDER]):
-        if len(batch) == budgets.audio_batch:
+        if len(batch) == budgets.max_audio_batch:
             break
         admission = pages.admit(candidate, may_fail=False)
         if admission is Admission.OUT_OF_MEMORY:
@@ -397,7 +397,7 @@ def on_device_draws(
     another first chunk. All members must need equally many ids, so that their chunks share a pass.
     """
     draws = batch[0].on_device_draws
-    if not draws or len(batch) > budgets.audio_batch or any(c.on_device_draws != draws for c in batch):
+    if not draws or len(batch) > budgets.max_audio_batch or any(c.on_device_draws != draws for c in batch):
         return 0
     members = {candidate.key for candidate in batch}
     others = [candidate for candidate in waiting if candidate.key not in members]
@@ -531,11 +531,11 @@ class Scheduler:
         tokens: list[Candidate] = []
         audio: list[Candidate] = []
         if budgets.concurrent:
-            if budgets.token_batch:
+            if budgets.max_token_batch:
                 tokens = first_batch(self._token_share, [c for c in waiting if c.needs in TOKEN_NEEDS])
-            if budgets.audio_batch:
+            if budgets.max_audio_batch:
                 audio = first_batch(self._audio_share, [c for c in waiting if c.needs not in TOKEN_NEEDS])
-        elif budgets.token_batch or budgets.audio_batch:
+        elif budgets.max_token_batch or budgets.max_audio_batch:
             batch = first_batch(self._audio_share, waiting)
             is_token_batch = bool(batch) and batch[0].needs in TOKEN_NEEDS
             tokens, audio = (batch, []) if is_token_batch else ([], batch)

@@ -702,8 +702,8 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             found = [sequence.claim() for sequence in self.sequences.values()]
             claims = [claim for claim in found if claim is not None]
         return Budgets(
-            token_batch=config.decode_batch if self._tokens is None and not self._has_vocoder_work else 0,
-            audio_batch=config.render_batch if has_audio_capacity else 0,
+            max_token_batch=config.decode_batch if self._tokens is None and not self._has_vocoder_work else 0,
+            max_audio_batch=config.render_batch if has_audio_capacity else 0,
             concurrent=self._times.execution is not Execution.SERIAL,
             burst_steps=config.burst_tokens,
             free_pages=self.free_pages,

@@ -26,7 +26,7 @@ from tts_worker.engine.scheduler import (
 )
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 
-PLENTY = Budgets(token_batch=16, audio_batch=4, concurrent=True, free_pages=1_000)
+PLENTY = Budgets(max_token_batch=16, max_audio_batch=4, concurrent=True, free_pages=1_000)
 needs = st.sampled_from(Need)
 candidates = st.lists(
     st.builds(
@@ -62,8 +62,8 @@ claims = st.lists(
 )
 budgets = st.builds(
     Budgets,
-    token_batch=st.integers(0, 8),
-    audio_batch=st.integers(0, 4),
+    max_token_batch=st.integers(0, 8),
+    max_audio_batch=st.integers(0, 4),
     concurrent=st.booleans(),
     burst_steps=st.integers(1, 8),
     free_pages=st.integers(0, 60),
@@ -99,7 +99,7 @@ def test_plan_stays_within_budgets(pool: list[Candidate], free: Budgets, now_us:
     plan = Scheduler().schedule(pool, free, now_us)
     by_key = {each.key: each for each in pool}
     assert not (plan.tokens and plan.audio) or free.concurrent
-    for batch, limit in ((plan.tokens, free.token_batch), (plan.audio, free.audio_batch)):
+    for batch, limit in ((plan.tokens, free.max_token_batch), (plan.audio, free.max_audio_batch)):
         if batch is None:
             continue
         members = [by_key[member] for member in batch.members]
@@ -119,7 +119,7 @@ def test_plan_stays_within_budgets(pool: list[Candidate], free: Budgets, now_us:
             assert batch.operation is Need.PREFILL
             assert free.concurrent
             assert plan.audio is None
-            assert len(members) <= free.audio_batch
+            assert len(members) <= free.max_audio_batch
             assert {member.on_device_draws for member in members} == {batch.on_device_draws}
             assert sum(member.pages for member in members) <= plan.free_pages
     if plan.audio is not None:
@@ -132,7 +132,7 @@ def test_most_urgent_candidate_that_fits_is_served(pool: list[Candidate], free: 
     plan = Scheduler().schedule(pool, free, now_us)
     stopped = {*plan.refused, *plan.out_of_memory}
     for each in by_urgency([c for c in pool if c.needs is not Need.NONE], now_us):
-        limit = free.token_batch if each.needs in TOKEN_NEEDS else free.audio_batch
+        limit = free.max_token_batch if each.needs in TOKEN_NEEDS else free.max_audio_batch
         if limit and each.key not in stopped:
             assert each.key in plan.urgent
             return
@@ -155,7 +155,7 @@ def test_utterance_waits_only_for_pages_that_return(pool: list[Candidate], free:
 def test_concurrent_runners_are_both_kept_busy(pool: list[Candidate], free: Budgets, now_us: int) -> None:
     plan = Scheduler().schedule(pool, free, now_us)
     waiting = {each.needs for each in pool} & TOKEN_NEEDS
-    if waiting and free.token_batch and (free.concurrent or plan.audio is None):
+    if waiting and free.max_token_batch and (free.concurrent or plan.audio is None):
         assert plan.tokens is not None
 
 
@@ -173,7 +173,11 @@ def test_long_prefill_runs_alone() -> None:
     short = [candidate(name, Need.PREFILL, inputs=5, lead_samples=9) for name in "bc"]
     assert names(schedule(long, *short).tokens) == ["a"]
     assert names(schedule(long._replace(lead_samples=99), *short).tokens) == ["b", "c"]
-    assert names(schedule(long, *short, budgets=Budgets(token_batch=8, shared_inputs=256)).tokens) == ["a", "b", "c"]
+    assert names(schedule(long, *short, budgets=Budgets(max_token_batch=8, shared_inputs=256)).tokens) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 @pytest.mark.parametrize("need", [Need.DECODE, Need.RENDER])
@@ -233,7 +237,7 @@ def test_bursts_are_short_while_a_call_waits() -> None:
     assert steps(talking, new._replace(paced=False)) == PLENTY.burst_steps
     rendering = new._replace(needs=Need.RENDER)
     assert steps(talking, rendering) == PLENTY.burst_steps  # the audio runner works at the same time
-    assert steps(talking, rendering, budgets=Budgets(token_batch=8)) == FIRST_AUDIO_BURST_STEPS
+    assert steps(talking, rendering, budgets=Budgets(max_token_batch=8)) == FIRST_AUDIO_BURST_STEPS
 
 
 def test_burst_does_not_outlast_first_chunk_of_a_member() -> None:
@@ -277,9 +281,9 @@ def test_first_chunk_needs_pages_and_both_runners() -> None:
     assert plan.tokens == Batch(Need.PREFILL, (one.key,))
     assert plan.refused == (), "it asks when the chunk is due"
     assert draws(one, budgets=replace(scarce, evictable_pages=1)) == 11
-    for less in ({"audio_batch": 0}, {"concurrent": False}):
+    for less in ({"max_audio_batch": 0}, {"concurrent": False}):
         assert draws(one, budgets=replace(PLENTY, **less)) == 0
-    assert draws(one, first("other"), budgets=replace(PLENTY, audio_batch=1)) == 0
+    assert draws(one, first("other"), budgets=replace(PLENTY, max_audio_batch=1)) == 0
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -340,15 +344,15 @@ def test_new_download_leaves_pages_to_calls() -> None:
 
 def test_batch_does_not_exceed_free_pages() -> None:
     pool = [candidate(name, pages=2) for name in "abc"]
-    plan = schedule(*pool, budgets=Budgets(audio_batch=4, free_pages=5))
+    plan = schedule(*pool, budgets=Budgets(max_audio_batch=4, free_pages=5))
     assert names(plan.audio) == ["a", "b"]
     assert not plan.out_of_memory  # the third asks again
 
 
 def test_two_new_utterances_share_a_batch_if_both_fit() -> None:
     pool = [starting(name) for name in "ab"]
-    assert names(schedule(*pool, budgets=Budgets(audio_batch=4, free_pages=20)).audio) == ["a", "b"]
-    plan = schedule(*pool, budgets=Budgets(audio_batch=4, free_pages=19))
+    assert names(schedule(*pool, budgets=Budgets(max_audio_batch=4, free_pages=20)).audio) == ["a", "b"]
+    plan = schedule(*pool, budgets=Budgets(max_audio_batch=4, free_pages=19))
     assert names(plan.audio) == ["a"]
     assert plan.refused == (key("b"),)
 
@@ -416,6 +420,6 @@ def test_busy_runners_do_not_shorten_the_steps_of_downloads() -> None:
         plan = scheduler.schedule([call, download, decoding], PLENTY, 20_000 * turn)
         assert plan.audio is not None
         rendered.append(plan.audio.members[0])
-        busy = replace(PLENTY, token_batch=0, audio_batch=0)
+        busy = replace(PLENTY, max_token_batch=0, max_audio_batch=0)
         assert scheduler.schedule([call, download, decoding], busy, 20_000 * turn) == Plan()
     assert rendered.count(download.key) <= 1  # a sixteenth

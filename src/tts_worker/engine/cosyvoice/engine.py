@@ -273,8 +273,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         starts = any(candidate.starts for candidate in candidates)
         claims = [sequence.page_claim for sequence in self.sequences.values()] if starts else []
         return Budgets(
-            token_batch=0 if self._tokens.is_busy or self._audio.has_vocoder_work else settings.decode_batch,
-            audio_batch=settings.render_batch if self._audio.has_capacity else 0,
+            max_token_batch=0 if self._tokens.is_busy or self._audio.has_vocoder_work else settings.decode_batch,
+            max_audio_batch=settings.render_batch if self._audio.has_capacity else 0,
             concurrent=streams.tokens is not streams.flow,
             burst_steps=settings.burst_tokens,
             shared_inputs=self.components.decoder.shared_inputs,

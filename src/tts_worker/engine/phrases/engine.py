@@ -599,7 +599,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         if not may_predict and len(self._in_flight) < self.MAX_RUNS:
             waiting = (self.sequences[c.key] for c in candidates if c.needs is Need.PREDICT)
             may_predict = any(map(self._may_queue, waiting))
-        return Budgets(token_batch=1 if may_predict else 0, concurrent=self._network_thread is not None)
+        return Budgets(max_token_batch=1 if may_predict else 0, concurrent=self._network_thread is not None)
 
     def collect(self) -> bool:
         """Take over the spectra of finished runs, unless their utterances were cancelled or are held."""
