@@ -16,10 +16,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
+from tts_worker.client.arguments import check_seconds
 from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
 from tts_worker.client.batches import WorkerBatches
 from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.voices import WorkerVoices
+from tts_worker.errors import InvalidRequest
 from tts_worker.protocol.messages import check_options
 from tts_worker.protocol.session import Session
 from tts_worker.protocol.voices import VoiceInfo
@@ -62,15 +64,16 @@ class Client:
 
         Raises:
             UnknownVoice: No worker has this voice.
-            InvalidRequest: An option is invalid.
+            InvalidRequest: An option or ``audio_timeout_s`` is invalid.
             Unauthenticated: The API key is missing or wrong.
             OverCapacity, NotReady, Draining: The worker takes no session now; retry later.
             ConnectionLost: The worker cannot be reached.
             DeadlineExceeded: The worker did not answer in time.
         """
-        options = options or SessionOptions()
+        options = SessionOptions() if options is None else options
         check_options(options)
         timeout_s = self._settings.audio_timeout_s if audio_timeout_s is None else audio_timeout_s
+        check_seconds(timeout_s, "audio_timeout_s")
         return await self._connector.open(options, audio_timeout_s=timeout_s)
 
     @asynccontextmanager
@@ -111,7 +114,7 @@ class Client:
             InvalidRequest: An option is invalid, or the arguments contradict each other. Other errors are raised by the
                 iteration, as by ``open``.
         """
-        options = options or SessionOptions(realtime=False, raw_chunks=True)
+        options = SessionOptions(realtime=False, raw_chunks=True) if options is None else options
         check_options(options)
         return AsyncConversion(self._connector.conversion_access, source, options, live_rate_hz)
 
@@ -137,9 +140,11 @@ def connect(url: str, settings: ClientSettings | None = None) -> Client:
         settings: API key and timeouts.
 
     Raises:
-        InvalidRequest: The URL is malformed or its scheme is unknown.
+        InvalidRequest: The URL is malformed or its scheme is unknown, or ``settings`` are no ``ClientSettings``.
         MissingExtra: The scheme needs an optional dependency that is not installed.
         MissingServer: ``local:``, and only the client is installed.
     """
-    settings = settings or ClientSettings()
+    settings = ClientSettings() if settings is None else settings
+    if not isinstance(settings, ClientSettings):
+        raise InvalidRequest(f"settings must be ClientSettings, not {type(settings).__name__}")
     return Client(connector_for(url, settings), settings)

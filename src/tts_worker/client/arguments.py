@@ -1,7 +1,8 @@
-"""Checks of what a caller gives a session: a wrong type is refused before anything has changed."""
+"""Checks of what a caller gives a client: a wrong type is refused before anything has changed."""
 
 from __future__ import annotations
 
+import math
 import operator
 
 from tts_worker.errors import InvalidRequest
@@ -17,6 +18,22 @@ def check_reason(reason: object) -> None:
     """Refuse a reason that is no text. Raises InvalidRequest."""
     if not isinstance(reason, str):
         raise InvalidRequest(f"reason must be str, not {type(reason).__name__}")
+
+
+def check_voice_name(voice: object) -> None:
+    """Refuse a name of a voice that is no text. Raises InvalidRequest."""
+    if not isinstance(voice, str):
+        raise InvalidRequest(f"the name of a voice must be str, not {type(voice).__name__}")
+
+
+def check_seconds(seconds: object, name: str, *, or_zero: bool = False) -> None:
+    """Refuse what is no finite time above 0; ``or_zero`` also takes 0. Raises InvalidRequest."""
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds):
+        is_valid = seconds >= 0 if or_zero else seconds > 0
+    else:
+        is_valid = False
+    if not is_valid:
+        raise InvalidRequest(f"{name} must be a number of seconds, {'0 or more' if or_zero else 'above 0'}")
 
 
 def whole_samples(samples: object) -> int:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlsplit
 
+from tts_worker.client.arguments import check_seconds
 from tts_worker.errors import ConfigError, InvalidRequest, MissingServer
 from tts_worker.protocol.session import Session
 from tts_worker.types import SessionOptions
@@ -37,7 +38,7 @@ class ClientSettings:
     """Settings of a client, for every scheme. Times are in seconds.
 
     Raises:
-        InvalidRequest: ``api_key`` cannot be sent in a header.
+        InvalidRequest: ``api_key`` cannot be sent in a header, or a number is unsuitable.
 
     Attributes:
         api_key: Sent as ``Authorization: Bearer``, never logged. A worker found in a registry receives it only if its
@@ -64,8 +65,16 @@ class ClientSettings:
     tls_certificate: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.api_key is not None and re.fullmatch("[ -~]*", self.api_key) is None:
+        if self.api_key is not None and not (
+            isinstance(self.api_key, str) and re.fullmatch("[ -~]*", self.api_key) is not None
+        ):
             raise InvalidRequest("api_key: one line of ASCII characters (does it end with a line break?)")
+        for name in ("connect_timeout_s", "audio_timeout_s", "heartbeat_s", "read_ahead_s"):
+            check_seconds(getattr(self, name), name)
+        check_seconds(self.idle_s, "idle_s", or_zero=True)
+        count = self.idle_connections
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise InvalidRequest("idle_connections must be a whole number, 0 or more")
 
     def tls_context(self) -> ssl.SSLContext:
         """Return a context that trusts the system's authorities and shows ``tls_certificate``. Raises ConfigError."""
@@ -168,6 +177,8 @@ def _warn_if_clear_text(url: str) -> None:
 
 def connector_for(url: str, settings: ClientSettings) -> Connector:
     """Create the connector for a URL. Raises InvalidRequest for an unknown scheme, MissingExtra, MissingServer."""
+    if not isinstance(url, str):
+        raise InvalidRequest(f"a worker's URL must be str, not {type(url).__name__}")
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in SCHEMES)

@@ -84,7 +84,7 @@ class AsyncConversion:
     ) -> AsyncGenerator[bytes, None]:
         if isinstance(source, str | os.PathLike):
             source = await asyncio.to_thread(_read, Path(source))
-        audio = source if isinstance(source, bytes) else iterate(source)
+        audio = source if isinstance(source, bytes) else _live_parts(source)
         parts = (await access()).convert(SourceAudio(audio, live_rate_hz), options)
         try:
             async for part in parts:
@@ -107,6 +107,15 @@ class AsyncConversion:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _live_parts(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts of live audio. Raises InvalidRequest for one that is no bytes."""
+    async with aclosing(iterate(source)) as parts:
+        async for part in parts:
+            if not isinstance(part, bytes | bytearray | memoryview):
+                raise InvalidRequest(f"each part of live audio must be bytes, not {type(part).__name__}")
+            yield bytes(part)
 
 
 def _read(path: Path) -> bytes:

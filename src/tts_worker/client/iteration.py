@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def iterate(parts: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+async def iterate(parts: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:
     """Yield the parts. An ordinary iterable runs on its own thread, since it may wait for a model or a microphone."""
     if isinstance(parts, AsyncIterable):
         async for part in parts:

@@ -205,6 +205,8 @@ def check_options(options: SessionOptions) -> None:
     Raises:
         InvalidMessage: Names the invalid option, never its value.
     """
+    if not isinstance(options, SessionOptions):
+        raise InvalidMessage("options must be SessionOptions", StartMessage.type_name())
     fields: dict[str, Any] = {name: getattr(options, name) for name in StartMessage.__struct_fields__}
     if isinstance(options.urls, UrlMode):
         fields["urls"] = options.urls.value
