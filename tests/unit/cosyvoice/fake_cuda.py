@@ -155,7 +155,9 @@ class LaunchCounter(TorchDispatchMode):
 class FusedFunctions(TorchFunctionMode):
     """Replaces functions that CUDA computes in one kernel, and refuses those that exchange data with the host."""
 
-    _HOST = frozenset({torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.cpu, Tensor.numpy, Tensor.tolist})
+    _HOST = frozenset(
+        {torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor, Tensor.cpu, Tensor.numpy, Tensor.tolist}
+    )
 
     def __init__(self, counter: LaunchCounter) -> None:
         super().__init__()
@@ -169,7 +171,9 @@ class FusedFunctions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = dict(kwargs or {})
-        if func in self._HOST:
+        # Fake tensors are on the CPU already, so that the name of a device is the only trace of such a copy.
+        to_host = func is Tensor.to and any(isinstance(each, str) for each in (*args, *kwargs.values()))
+        if func in self._HOST or to_host:
             raise HostAccess(f"{func.__name__} in a captured computation: a graph does not repeat it")
         if func is F.scaled_dot_product_attention:
             query = args[0]

@@ -130,7 +130,23 @@ def test_prefill_and_burst_launch_few_kernels() -> None:
     assert burst.launches <= MAX_LAUNCHES_AROUND_A_BURST, burst.operators
 
 
-@pytest.mark.parametrize("access", [Tensor.tolist, Tensor.item, Tensor.cpu, bool, int, lambda x: torch.tensor([1])])
+@pytest.mark.parametrize(
+    "access",
+    [
+        Tensor.tolist,
+        Tensor.item,
+        Tensor.cpu,
+        Tensor.numpy,
+        bool,
+        int,
+        lambda x: torch.tensor([1]),
+        lambda x: x.new_tensor([1]),
+        lambda x: x.to("cpu"),
+        lambda x: x.to(torch.float32).to(device="cpu"),
+        torch.nonzero,
+        lambda x: x[x > 0],
+    ],
+)
 def test_host_access_in_a_captured_step_raises(access: Callable[[Tensor], object]) -> None:
     def compute(x: Tensor) -> tuple[Tensor]:
         access(x)
