@@ -171,9 +171,9 @@ class FusedFunctions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = dict(kwargs or {})
-        # Fake tensors are on the CPU already, so that the name of a device is the only trace of such a copy.
-        to_host = func is Tensor.to and any(isinstance(each, str) for each in (*args, *kwargs.values()))
-        if func in self._HOST or to_host:
+        # Fake tensors are on the CPU already, so that a copy to any device could be one to the host.
+        names_device = any(isinstance(each, str | torch.device) for each in (*args, *kwargs.values()))
+        if func in self._HOST or (func is Tensor.to and names_device):
             raise HostAccess(f"{func.__name__} in a captured computation: a graph does not repeat it")
         if func is F.scaled_dot_product_attention:
             query = args[0]

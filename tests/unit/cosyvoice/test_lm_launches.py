@@ -143,6 +143,7 @@ def test_prefill_and_burst_launch_few_kernels() -> None:
         lambda x: x.new_tensor([1]),
         lambda x: x.to("cpu"),
         lambda x: x.to(torch.float32).to(device="cpu"),
+        lambda x: x.to(torch.device("cpu"), torch.float32),
         torch.nonzero,
         lambda x: x[x > 0],
     ],
