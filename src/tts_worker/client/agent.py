@@ -34,7 +34,7 @@ def connect_agent(url: str | None, api_key: str | None, settings: ClientSettings
 
 def lead_ms_of(max_ahead_s: float) -> float:
     """Convert a maximum playout lead. Raises InvalidRequest."""
-    if not 0 < max_ahead_s <= 10:
+    if not isinstance(max_ahead_s, int | float) or not 0 < max_ahead_s <= 10:
         raise InvalidRequest("max_ahead_s must be above 0 and at most 10")
     return 1_000 * max_ahead_s
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
+from tts_worker.client.arguments import whole_samples
 from tts_worker.client.batches import BatchResult, BatchText
 from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.iteration import iterate
@@ -107,8 +108,8 @@ class AsyncTTS:
         Raises:
             InvalidRequest: The URL or an option is invalid.
         """
-        settings = settings or ClientSettings()
-        if api_key is not None:
+        settings = ClientSettings() if settings is None else settings
+        if api_key is not None and isinstance(settings, ClientSettings):  # ``connect`` refuses anything else
             settings = replace(settings, api_key=api_key)
         self._client = connect(url, settings)
         self._options = _with_options(SessionOptions(realtime=False, raw_chunks=True), options)
@@ -319,7 +320,12 @@ class AsyncLiveSpeech:
 
         Returns:
             The worker's acknowledgement; None if no text was sent yet, or the speech has ended.
+
+        Raises:
+            InvalidRequest: ``played_samples`` is no whole number.
         """
+        if played_samples is not None:
+            played_samples = whole_samples(played_samples)
         self._is_stopped = True
         session = self._open_session
         if self._has_text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, closing
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import msgspec
 
+from tts_worker.client.arguments import check_seconds
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response, read_parts
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
@@ -184,8 +186,12 @@ class WorkerBatches:
         given = {name: value for name, value in options.items() if value is not None}
         request = {**given, "items": items}
         key = str(uuid4()) if idempotency_key is None else idempotency_key
-        if not re.fullmatch(r"[!-~]([ -~]{0,253}[!-~])?", key):
+        if not isinstance(key, str) or not re.fullmatch(r"[!-~]([ -~]{0,253}[!-~])?", key):
             raise InvalidRequest("idempotency_key: 1 to 255 printable ASCII characters")
+        try:
+            json.dumps(request, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidRequest("a text or an option of the batch has a value that JSON cannot express") from None
         access = await self._access()
         try:
             return await access.submit(request, key)
@@ -198,10 +204,12 @@ class WorkerBatches:
 
     async def get(self, batch: str) -> BatchProgress:
         """Return the progress of a batch. Raises UnknownBatch, and as ``list`` does."""
+        _check_id(batch)
         return await (await self._access()).get(batch)
 
     async def cancel(self, batch: str) -> None:
         """Cancel a batch and delete its results. Raises UnknownBatch, and as ``list`` does."""
+        _check_id(batch)
         await (await self._access()).cancel(batch)
 
     async def results(self, batch: str, *, start: int = 0, retry_s: float = 60.0) -> AsyncGenerator[BatchResult, None]:
@@ -216,8 +224,13 @@ class WorkerBatches:
 
         Raises:
             UnknownBatch: There is no such batch, or it was cancelled meanwhile.
+            InvalidRequest: An argument is unsuitable.
             ConnectionLost, DeadlineExceeded, ...: The worker cannot be reached; ``start`` continues later.
         """
+        _check_id(batch)
+        if not isinstance(start, int) or start < 0:
+            raise InvalidRequest("start must be the number of an item, 0 or more")
+        check_seconds(retry_s, "retry_s", or_zero=True)
         access = await self._access()
         attempts = _Attempts(retry_s)
         items: int | None = None
@@ -275,6 +288,11 @@ class _Attempts:
 
 def _time_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _check_id(batch: object) -> None:
+    if not isinstance(batch, str):
+        raise InvalidRequest(f"the id of a batch must be str, not {type(batch).__name__}")
 
 
 def _item(text: str | BatchText) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import html
 import io
+import os
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tts_worker.client.playback import PLAYERS, SAVE_INSTEAD, PlayerFailed, PlayerSink, find_player, open_audio_file
-from tts_worker.errors import MissingPackage
+from tts_worker.errors import InvalidRequest, MissingPackage
 from tts_worker.types import BYTES_PER_SAMPLE, Outcome, Receipt, Word
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Speech:
             file.writeframes(self.pcm)
         return buffer.getvalue()
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the audio to a file in the format of its suffix: .wav .flac .mp3 .opus .ogg .pcm .raw.
 
         Returns:
@@ -75,6 +76,8 @@ class Speech:
             InvalidRequest: The format is unknown, or the file cannot be written.
             MissingPackage: The format needs soundfile, which is not installed. WAV and raw PCM do not.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidRequest(f"the path of an audio file must be str or Path, not {type(path).__name__}")
         path = Path(path)
         file = open_audio_file(path, self.sample_rate_hz)
         try:

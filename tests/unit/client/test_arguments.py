@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from math import inf, nan
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from tts_worker import AsyncTTS, Speech
 from tts_worker.client import ClientSettings, connect
+from tts_worker.client.agent import lead_ms_of
+from tts_worker.client.batches import BatchText
 from tts_worker.client.conversion import AsyncConversion, SourceAudio
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import SessionOptions
@@ -73,6 +76,54 @@ async def test_voices_check_their_arguments(url: str) -> None:
         ):
             with pytest.raises(InvalidRequest):
                 await call
+
+
+@pytest.mark.parametrize("url", URLS)
+async def test_batches_check_their_arguments(url: str) -> None:
+    anything: Any = 5
+    async with connect(url) as client:
+        for call, message in (
+            (client.batches.get(anything), "id of a batch"),
+            (client.batches.cancel(anything), "id of a batch"),
+            (anext(client.batches.results(anything)), "id of a batch"),
+            (anext(client.batches.results("b", start=cast(Any, "0"))), "start"),
+            (anext(client.batches.results("b", start=-1)), "start"),
+            (anext(client.batches.results("b", retry_s=cast(Any, "1"))), "retry_s"),
+            (anext(client.batches.results("b", retry_s=nan)), "retry_s"),
+            (client.batches.submit(["One."], idempotency_key=anything), "idempotency_key"),
+            (client.batches.submit(["One."], speed=nan), "JSON"),
+            (client.batches.submit(["One."], voice=cast(Any, object())), "JSON"),
+            (client.batches.submit([BatchText(cast(Any, b"One."))]), "JSON"),
+        ):
+            with pytest.raises(InvalidRequest, match=message):
+                await call
+
+
+def test_settings_of_speech_are_checked() -> None:
+    anything: Any = 5
+    with pytest.raises(InvalidRequest, match="ClientSettings"):
+        AsyncTTS(settings=anything, api_key="key")
+
+
+async def test_position_of_a_stop_before_the_first_text_is_checked() -> None:
+    async with AsyncTTS("ws://127.0.0.1:9") as tts:
+        speech = tts.stream("One word.")
+        anything: Any = "5"
+        with pytest.raises(InvalidRequest, match="samples"):
+            speech.stop(anything)
+        assert speech.outcome is None
+
+
+def test_path_of_an_audio_file_is_checked() -> None:
+    anything: Any = 5
+    with pytest.raises(InvalidRequest, match="path"):
+        Speech(b"\0\0", 24_000).save(anything)
+
+
+@pytest.mark.parametrize("lead", ["x", None, nan, 0, 11])
+def test_lead_of_an_agent_is_checked(lead: Any) -> None:
+    with pytest.raises(InvalidRequest, match="max_ahead_s"):
+        lead_ms_of(lead)
 
 
 class Echo:
