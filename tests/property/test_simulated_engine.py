@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from tts_worker.benchmarks.simulate import SimulatedCall, SimulatedListener, Simulation
 from tts_worker.engine.scheduler import UNPACED_SHARE, Need
-from tts_worker.engine.simulator import (
+from tts_worker.engine.simulator.config import (
     CHUNK_TOKENS,
     SAMPLES_PER_TOKEN,
     TOKEN_RATE_HZ,
-    Execution,
     PassFails,
-    SimulatedEngine,
     SimulationConfig,
-    StageTime,
-    StageTimes,
-    VirtualClock,
     never_fails,
 )
+from tts_worker.engine.simulator.engine import SimulatedEngine
+from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 
 SECOND_US = 1_000_000

@@ -20,7 +20,8 @@ from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, Step, measure_a
 from tts_worker.benchmarks.stage_times import adjusted, fit
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, Policy
-from tts_worker.engine.simulator import NO_TIME, SAMPLES_PER_TOKEN, Execution, SimulationConfig, StageTime, StageTimes
+from tts_worker.engine.simulator.config import SAMPLES_PER_TOKEN, SimulationConfig
+from tts_worker.engine.simulator.stage_times import NO_TIME, Execution, StageTime, StageTimes
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import Boundary, EndText, Event, Failed, Open, Segment, Span, SynthesisParams, Text, UtteranceKey
 

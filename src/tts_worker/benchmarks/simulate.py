@@ -23,7 +23,9 @@ from tts_worker.benchmarks.gpu_load import (
     slots_for,
 )
 from tts_worker.engine.base import Engine
-from tts_worker.engine.simulator import SimulatedEngine, SimulationConfig, StageTimes, Usage, VirtualClock
+from tts_worker.engine.simulator.config import SimulationConfig
+from tts_worker.engine.simulator.engine import SimulatedEngine, Usage
+from tts_worker.engine.simulator.stage_times import StageTimes, VirtualClock
 from tts_worker.errors import EngineFault
 from tts_worker.types import (
     Audio,

@@ -17,7 +17,8 @@ from tts_worker.benchmarks.gpu_load import Arrivals
 from tts_worker.benchmarks.simulate import Goal, largest_load, predict
 from tts_worker.benchmarks.stage_times import read_stage_times, stage_times_as_json
 from tts_worker.commands.progress import measured
-from tts_worker.engine.simulator import SimulationConfig, StageTimes
+from tts_worker.engine.simulator.config import SimulationConfig
+from tts_worker.engine.simulator.stage_times import StageTimes
 from tts_worker.errors import ConfigError, InvalidRequest
 
 PROMPT_TOKENS = 125

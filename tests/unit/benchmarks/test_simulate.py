@@ -19,14 +19,9 @@ from tts_worker.benchmarks.stage_times import adjusted, fit, read_stage_times, s
 from tts_worker.cli import main
 from tts_worker.engine.phrases.engine import whole_text
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
-from tts_worker.engine.simulator import (
-    Execution,
-    SimulatedEngine,
-    SimulationConfig,
-    StageTime,
-    StageTimes,
-    VirtualClock,
-)
+from tts_worker.engine.simulator.config import SimulationConfig
+from tts_worker.engine.simulator.engine import SimulatedEngine
+from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
 from tts_worker.errors import ConfigError
 from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
 

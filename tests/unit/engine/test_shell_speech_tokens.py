@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tts_worker.engine.shell import EngineShell
-from tts_worker.engine.simulator import Execution, SimulatedEngine, StageTime, StageTimes
+from tts_worker.engine.simulator.engine import SimulatedEngine
+from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Failed, Open, Speech, SynthesisParams, UtteranceKey
