@@ -347,7 +347,7 @@ def _parse(data: object, kind: type[T]) -> T:
     """Return JSON of the worker as an object; unknown keys are ignored. Raises ConnectionLost."""
     try:
         return msgspec.convert(data, kind, dec_hook=_error)
-    except (msgspec.ValidationError, TypeError):
+    except (msgspec.ValidationError, UnicodeEncodeError, TypeError):
         raise ConnectionLost("the server at this URL is no tts-worker") from None
 
 

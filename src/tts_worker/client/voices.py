@@ -100,9 +100,13 @@ def _upload(name: str, fields: Mapping[str, Any]) -> VoiceUpload:
         if key in _LISTS and isinstance(value, str)
     }
     try:
-        return msgspec.convert({**fields, **lists, "name": name}, VoiceUpload)
+        upload = msgspec.convert({**fields, **lists, "name": name}, VoiceUpload)
+        msgspec.json.encode(upload)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"a field of the voice is unsuitable: {error}") from None
+    except UnicodeEncodeError:
+        raise InvalidRequest("a field of the voice contains lone surrogates") from None
+    return upload
 
 
 class HttpVoices:

@@ -22,6 +22,7 @@ from tts_worker.protocol.messages import (
     WorkerMessage,
     convert,
     explain,
+    parse_fields,
 )
 
 CLIENT_MESSAGES: tuple[type[Message], ...] = (
@@ -101,7 +102,7 @@ def parse_worker_message(raw: str | bytes) -> WorkerMessage | None:
     if kind is None:
         return None
     try:
-        return msgspec.convert(data, kind)  # type: ignore[return-value]
+        return parse_fields(data, kind)  # type: ignore[return-value]
     except (msgspec.ValidationError, RecursionError) as error:
         raise ProtocolError(explain(error, kind)) from None
 

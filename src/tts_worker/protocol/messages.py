@@ -60,6 +60,7 @@ _PLAIN_TYPES = MappingProxyType(
     }
 )
 _PROBLEM = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?(.*)`)?", re.DOTALL)
+_SURROGATE_NAME = "names of fields must not contain lone surrogates"
 
 VOICE_FIELDS = tuple(field.name for field in dataclasses.fields(SynthesisParams))
 _RECEIPT = tuple(field.name for field in dataclasses.fields(Receipt))
@@ -107,10 +108,32 @@ def convert(fields: dict[str, Any], kind: type[_M], *, strict: bool = True) -> _
         InvalidMessage: Names the invalid field, never its value.
     """
     try:
-        return msgspec.convert({"type": kind.type_name(), **fields}, kind, strict=strict)
+        return parse_fields({"type": kind.type_name(), **fields}, kind, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
         context = _context(fields) if "context" in kind.__struct_fields__ else None
         raise InvalidMessage(explain(error, kind, strict=strict), kind.type_name(), context) from None
+
+
+def parse_fields(fields: object, kind: type[_M], *, strict: bool = True) -> _M:
+    """Convert the fields of a message.
+
+    Raises:
+        msgspec.ValidationError: A field is invalid, for ``explain``.
+        RecursionError: The fields are nested too deeply.
+    """
+    try:
+        return msgspec.convert(fields, kind, strict=strict)
+    except UnicodeEncodeError:  # lone surrogates in a name, or where no text is expected; that error names no field
+        msgspec.convert(_without_surrogates(fields), kind, strict=strict)
+        raise msgspec.ValidationError(_SURROGATE_NAME) from None
+
+
+def _without_surrogates(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
+    return [_without_surrogates(each) for each in value] if isinstance(value, list) else value
 
 
 def _context(fields: dict[str, Any]) -> str | None:
@@ -129,6 +152,8 @@ def explain(error: Exception, kind: type[Message], *, strict: bool = True) -> st
         kind: The message.
         strict: The values have the types of JSON; otherwise all are text, whose type says nothing.
     """
+    if str(error) == _SURROGATE_NAME:
+        return _SURROGATE_NAME
     match = _PROBLEM.fullmatch(str(error))
     problem, name = (match[1], match[2] or "the message") if match is not None else (str(error), "the message")
     if (missing := _MISSING.fullmatch(problem)) is not None:

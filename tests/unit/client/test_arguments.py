@@ -72,6 +72,8 @@ async def test_voices_check_their_arguments(url: str) -> None:
             client.voices.add("anna", anything, consent=True),
             client.voices.add("anna", "a\0b", consent=True),
             client.voices.add("anna", "missing.wav", consent="perhaps"),
+            client.voices.add("anna", b"RIFF", consent="\ud800"),
+            client.voices.add("anna", b"RIFF", consent=True, transcript="\ud800"),
             client.voices.mix("both", anything),
         ):
             with pytest.raises(InvalidRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,
     FlushMessage,
+    InvalidMessage,
+    Message,
     NothingStoppedMessage,
     PausedMessage,
     PauseMessage,
@@ -229,6 +232,35 @@ def test_lone_surrogates_are_accepted_in_text_only() -> None:
     for raw in ('{"type": "text", "text": "a", "context": "\\udfff"}', '{"type": "start", "instruct": "a\\udfffb"}'):
         with pytest.raises(InvalidRequest, match="must not contain lone surrogates"):
             json_codec.parse_client_message(raw)
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["\ud800"], {"\ud800": "\ud800"}], ids=["text", "list", "object"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in json_codec.CLIENT_MESSAGES for name in (*kind.__struct_fields__, "unknown")],
+)
+def test_lone_surrogates_in_any_field_are_accepted_or_rejected(kind: type[Message], name: str, value: object) -> None:
+    with suppress(InvalidMessage):
+        json_codec.parse_client_message(json.dumps({"type": kind.type_name(), name: value}))
+
+
+def test_the_field_with_lone_surrogates_is_named() -> None:
+    with pytest.raises(InvalidMessage, match=r"^encoding must be one of ") as caught:
+        json_codec.parse_client_message('{"type": "start", "encoding": "\\ud800", "context": "a"}')
+    assert caught.value.message.isascii()
+    with pytest.raises(InvalidMessage, match=r"^end must be true or false, not text$") as caught:
+        json_codec.parse_client_message('{"type": "text", "text": "a", "end": "\\ud800", "context": "a"}')
+    assert (caught.value.command, caught.value.context) == ("text", "a")
+    with pytest.raises(InvalidMessage, match=r"^names of fields must not contain lone surrogates$"):
+        json_codec.parse_client_message('{"type": "text", "text": "a", "\\ud800": 1}')
+
+
+@pytest.mark.parametrize("change", [{"sample_rate": "\ud800"}, {"channels": {"\ud800": 1}}, {"\ud800": 1}])
+def test_lone_surrogates_of_a_worker_violate_the_protocol(change: dict[str, object]) -> None:
+    ready = {"type": "ready", "protocol": 1, "session": "a", "sample_rate": 24_000, "voice": "b"}
+    assert isinstance(json_codec.parse_worker_message(json.dumps(ready)), ReadyMessage)
+    with pytest.raises(json_codec.ProtocolError):
+        json_codec.parse_worker_message(json.dumps({**ready, **change}))
 
 
 def test_names_of_other_programs_are_escaped() -> None:
