@@ -16,7 +16,7 @@ from dataclasses import replace
 from tts_worker.client.arguments import check_reason, check_text, whole_samples
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.link import Link, RemoteConfig
-from tts_worker.client.remote_utterance import RemoteUtterance
+from tts_worker.client.remote_utterance import RemotePhase, RemoteUtterance
 from tts_worker.errors import (
     DeadlineExceeded,
     ErrorInfo,
@@ -167,7 +167,7 @@ class RemoteSession:
             self._live[0].report_played(played_samples)
         self._stop(reason)
         # The worker reports stopped utterances in their order: those stopped by now are reported before later ones.
-        waiting = {u.key for u in self._by_context.values() if u.stop_reason is not None and not u.is_terminated}
+        waiting = {u.key for u in self._by_context.values() if u.phase is RemotePhase.STOPPING}
         self._unconfirmed_stops.append((acknowledged, waiting))
         self._confirm_stops()
         self._notify()
@@ -177,7 +177,7 @@ class RemoteSession:
         samples = whole_samples(samples)
         if self._live:
             self._live[0].report_played(samples)
-            if not self._live[0].worker_ended:
+            if self._live[0].is_expecting_audio:
                 self._link.send(PlayedMessage(samples=max(0, samples)))
 
     def configure(self, params: SynthesisParams) -> None:
@@ -204,7 +204,7 @@ class RemoteSession:
             raise SessionClosed(disconnected if self._is_disconnected else "the session is closed")
 
     def _open_utterance(self) -> RemoteUtterance | None:
-        if self._live and not self._live[-1].text_ended and not self._live[-1].worker_ended:
+        if self._live and self._live[-1].phase is RemotePhase.OPEN:
             return self._live[-1]
         return None
 
@@ -221,15 +221,16 @@ class RemoteSession:
 
     def _stop(self, reason: str) -> None:
         """Drop all audio. An utterance that the worker has not ended keeps waiting for the worker's report."""
-        if any(not utterance.worker_ended for utterance in self._live):
+        if any(utterance.is_expecting_audio for utterance in self._live):
             head = self._live[0]
             played_samples = head.delivered_samples if head.played_samples is None else head.played_samples
             # Audio dropped here was not played. If the worker has ended the head, it is already on the next utterance.
-            self._send_stop(reason, 0 if head.worker_ended else played_samples)
+            self._send_stop(reason, played_samples if head.is_expecting_audio else 0)
         self._drop_audio()
         for utterance in self._live:
-            utterance.stop_reason = reason
-            if utterance.worker_ended:
+            if utterance.is_expecting_audio:
+                utterance.stop(reason)
+            else:
                 self._terminate(utterance, Outcome.STOPPED, reason)
         self._live.clear()
         self._paused = False
@@ -248,19 +249,19 @@ class RemoteSession:
         self, utterance: RemoteUtterance, outcome: Outcome, reason: str, error: ErrorInfo | None = None
     ) -> None:
         """Emit the terminal event from client-side state, ahead of queued audio."""
-        if not utterance.is_terminated:
-            utterance.is_terminated = True
+        if utterance.phase is not RemotePhase.TERMINATED:
+            utterance.phase = RemotePhase.TERMINATED
             self._notices.append(utterance.ended_event(outcome, reason, error))
             self._confirm_stops(utterance.key)
 
     def _fail(self, error: ErrorInfo) -> None:
         """End all utterances with an error. Received audio of the playing utterance is still delivered."""
         for utterance in self._live:
-            if utterance.worker_ended and not self._paused:
+            if not utterance.is_expecting_audio and not self._paused:
                 continue
             if utterance.delivered_samples == 0 or self._paused:
                 self._drop_audio(utterance)
-            utterance.worker_ended = True
+            utterance.phase = RemotePhase.ENDED
             utterance.failure = error
             self._queue.append(utterance.ended_event(Outcome.ERROR, error.code.value, error))
         self._paused = False
@@ -296,7 +297,7 @@ class RemoteSession:
         """Whether the worker has the complete text of an utterance and no audio is buffered here."""
         if self._paused or self._queued_samples:
             return False
-        return any(utterance.text_ended and not utterance.worker_ended for utterance in self._live)
+        return any(utterance.phase is RemotePhase.COMPLETE for utterance in self._live)
 
     def _on_deadline(self) -> None:
         self._healthy = False
@@ -316,7 +317,7 @@ class RemoteSession:
             or self._unacknowledged
             or self._paused
             or self._closed
-            or any(utterance.stop_reason for utterance in self._by_context.values())
+            or any(utterance.phase is RemotePhase.STOPPING for utterance in self._by_context.values())
         ):
             self._capacity_changed.clear()
             await self._capacity_changed.wait()
@@ -342,12 +343,11 @@ class RemoteSession:
     def _on_started(self, context: str, params: SynthesisParams) -> None:
         """Assign the audio and words that follow to this utterance. Contexts of earlier sessions are ignored."""
         self._receiving = utterance = self._by_context.get(context)
-        if utterance is not None and not utterance.is_terminated:
-            started = Started(utterance.key, params)
-            if utterance.stop_reason is not None:
-                self._notices.append(started)
-            elif not utterance.worker_ended:
-                self._queue.append(started)
+        if utterance is not None:
+            if utterance.phase is RemotePhase.STOPPING:
+                self._notices.append(Started(utterance.key, params))
+            elif utterance.is_expecting_audio:
+                self._queue.append(Started(utterance.key, params))
             self._notify()
 
     def _on_words(self, words: tuple[Word, ...]) -> None:
@@ -372,7 +372,7 @@ class RemoteSession:
     def _active_utterance(self) -> RemoteUtterance | None:
         self._deadline.touch()
         utterance = self._receiving
-        if utterance is None or utterance.worker_ended or utterance.is_terminated or utterance.stop_reason is not None:
+        if utterance is None or not utterance.is_expecting_audio:
             return None  # sent before the worker received the STOP
         return utterance
 
@@ -388,15 +388,15 @@ class RemoteSession:
     def _on_ended(self, message: ReportMessage) -> None:
         """Terminal message of the worker for an utterance."""
         utterance = self._by_context.pop(message.context or "", None)
-        receipt = message.receipt
-        if utterance is not None and not utterance.is_terminated and not utterance.worker_ended:
-            if utterance.stop_reason is not None:
-                receipt = utterance.adjust_receipt(replace(receipt, reason=utterance.stop_reason), dropped=True)
-                utterance.is_terminated = True
+        if utterance is not None:
+            if utterance.phase is RemotePhase.STOPPING:
+                reported = replace(message.receipt, reason=utterance.stop_reason)
+                receipt = utterance.adjust_receipt(reported, dropped=True)
+                utterance.phase = RemotePhase.TERMINATED
                 self._notices.append(Ended(utterance.key, Outcome.STOPPED, receipt))
                 self._confirm_stops(utterance.key)
-            else:
-                self._end(utterance, message.outcome, receipt, message.error)
+            elif utterance.is_expecting_audio:
+                self._end(utterance, message.outcome, message.receipt, message.error)
             self._deadline.touch()
         self._release_link()
         self._notify()
@@ -405,10 +405,9 @@ class RemoteSession:
         # Stopped by the worker (pause timeout, drain), or failed before any audio was delivered: emitted at once.
         dropped = outcome is Outcome.STOPPED or (outcome is Outcome.ERROR and utterance.delivered_samples == 0)
         ended = Ended(utterance.key, outcome, utterance.adjust_receipt(receipt, dropped=dropped), error)
-        utterance.worker_ended = True
+        utterance.phase = RemotePhase.TERMINATED if dropped else RemotePhase.ENDED
         if dropped:
             self._drop_audio(utterance)
-            utterance.is_terminated = True
             self._notices.append(ended)
             self._live.remove(utterance)
             self._paused = self._paused and bool(self._live)
@@ -431,7 +430,7 @@ class RemoteSession:
         self._closed = self._is_disconnected = True
         self._deadline.cancel()
         for utterance in self._by_context.values():
-            if utterance.stop_reason is not None:
+            if utterance.phase is RemotePhase.STOPPING:
                 self._terminate(utterance, Outcome.STOPPED, utterance.stop_reason)
         self._by_context.clear()
         self._unacknowledged.clear()
@@ -454,7 +453,7 @@ class RemoteSession:
                 self._deadline.touch()
         elif isinstance(item, Ended):
             utterance = self._live.popleft()
-            utterance.is_terminated = True
+            utterance.phase = RemotePhase.TERMINATED
             self._paused = self._paused and bool(self._live)
             if utterance.failure is not None:  # audio was delivered since the failure
                 return utterance.ended_event(Outcome.ERROR, utterance.failure.code.value, utterance.failure)

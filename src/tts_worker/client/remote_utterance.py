@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from tts_worker.errors import ErrorInfo
 from tts_worker.text.decoding import TextDecoder
@@ -20,6 +21,16 @@ from tts_worker.types import (
 )
 
 
+class RemotePhase(Enum):
+    """How far an utterance is: OPEN -> COMPLETE -> ENDED -> TERMINATED, or STOPPING -> TERMINATED after a STOP."""
+
+    OPEN = "more text may follow"
+    COMPLETE = "the worker has all text and may send audio"
+    ENDED = "the worker sends no more, or is not waited for: received audio is still delivered"
+    STOPPING = "received audio is dropped, the worker's report of the STOP is awaited"
+    TERMINATED = "the terminal event was emitted to the caller"
+
+
 @dataclass(slots=True, eq=False)
 class RemoteUtterance:
     """An utterance of a remote session.
@@ -28,11 +39,9 @@ class RemoteUtterance:
         key: Identifies it to the caller.
         context: Identifies it on the wire.
         decoder: Joins characters that are split between deltas.
+        phase: How far it is.
         text_parts: Text sent so far.
-        text_ended: The text is complete.
-        stop_reason: Reason of a STOP that the worker has not confirmed yet.
-        worker_ended: The worker's terminal message has arrived, or its absence was noticed.
-        is_terminated: The terminal event was emitted to the caller.
+        stop_reason: Reason of the STOP; "" if none was sent.
         failure: Error noticed on this side, emitted after the received audio.
         received_samples: Samples received from the worker.
         delivered_samples: Samples handed to the caller.
@@ -44,17 +53,20 @@ class RemoteUtterance:
     key: UtteranceKey
     context: str
     decoder: TextDecoder = field(default_factory=TextDecoder)
+    phase: RemotePhase = RemotePhase.OPEN
     text_parts: list[str] = field(default_factory=list)
-    text_ended: bool = False
-    stop_reason: str | None = None
-    worker_ended: bool = False
-    is_terminated: bool = False
+    stop_reason: str = ""
     failure: ErrorInfo | None = None
     received_samples: int = 0
     delivered_samples: int = 0
     played_samples: int | None = None
     frame_count: int = 0
     words: list[Word] = field(default_factory=list)
+
+    @property
+    def is_expecting_audio(self) -> bool:
+        """Whether the worker may send audio that the caller shall hear."""
+        return self.phase in (RemotePhase.OPEN, RemotePhase.COMPLETE)
 
     def write(self, text: str | bytes) -> str:
         """Append text and return its complete characters."""
@@ -63,11 +75,14 @@ class RemoteUtterance:
         return complete
 
     def end_text(self) -> str:
-        """Mark the text as complete; return what an incomplete last character decodes to."""
-        self.text_ended = True
-        rest = self.decoder.end()
-        self.text_parts.append(rest)
-        return rest
+        """Complete the text; return what an incomplete last character decodes to."""
+        self.phase = RemotePhase.COMPLETE
+        return self._end_decoding()
+
+    def stop(self, reason: str) -> None:
+        """Wait only for the worker's report of a STOP."""
+        self.phase = RemotePhase.STOPPING
+        self.stop_reason = reason
 
     def frame(self, pcm: bytes, samples: int) -> PcmFrame:
         """Build the next frame, of ``samples``. Its text range is the last word that begins before the frame ends."""
@@ -91,11 +106,16 @@ class RemoteUtterance:
         """Record the caller's playback position; it never decreases and never exceeds the delivered samples."""
         self.played_samples = max(self.played_samples or 0, min(max(samples, 0), self.delivered_samples))
 
+    def _end_decoding(self) -> str:
+        rest = self.decoder.end()
+        self.text_parts.append(rest)
+        return rest
+
     # -- playback report ----------------------------------------------------------------------------------------------
 
     def local_receipt(self, reason: str) -> Receipt:
         """Build the playback report from client-side state, for a worker that cannot send one."""
-        self.end_text()
+        self._end_decoding()
         whole = Receipt(
             reason=reason,
             samples_generated=self.received_samples,
@@ -115,7 +135,7 @@ class RemoteUtterance:
         was received but not delivered.
         """
         known = len(receipt.text_spoken) + len(receipt.text_remaining)
-        self.end_text()
+        self._end_decoding()
         late = "".join(self.text_parts)[known:]
         receipt = replace(receipt, text_remaining=receipt.text_remaining + late)
         if not dropped or self.delivered_samples >= receipt.samples_sent:

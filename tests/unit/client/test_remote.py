@@ -196,9 +196,7 @@ def test_loss_at_any_moment_ends_each_utterance_once(actions: list[tuple[str, in
         scenario = Scenario()
         for name, size in actions:
             scenario.act(name, size)
-        stopped = {
-            utterance.key for utterance in scenario.session._by_context.values() if utterance.stop_reason is not None
-        }
+        stopped = {utterance.key for utterance in scenario.session._by_context.values() if utterance.stop_reason}
         paused = scenario.session.state is State.PAUSED
         logged = len(scenario.recorder.log)
         scenario.session.on_lost(ConnectionLost("cut").info)
