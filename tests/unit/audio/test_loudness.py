@@ -239,16 +239,19 @@ from tts_worker.audio.limiter import Limiter
 
 pcm = np.random.default_rng(0).normal(0, 8000, 12_000).astype("<i2").tobytes()
 limiter = Limiter(2.0, 24_000)
-limiter.process(pcm)  # threads of BLAS that begin with the process take time of their own
-thread_s, process_s = -time.thread_time(), -time.process_time()
-for _ in range(300):
-    limiter.process(pcm)
-print((process_s + time.process_time()) / (thread_s + time.thread_time()))
+ratios = []
+for _ in range(20):
+    thread_s, process_s = -time.thread_time(), -time.process_time()
+    for _ in range(50):
+        limiter.process(pcm)
+    ratios.append((process_s + time.process_time()) / (thread_s + time.thread_time()))
+print(min(ratios))
 """
 
 
 def test_limiter_takes_no_time_of_other_threads() -> None:
-    # The tests run with one thread of BLAS; a worker does not.
+    # The tests run with one thread of BLAS; a worker does not. Its threads look for work for a while after they begin,
+    # whatever the limiter does; hence the minimum of several runs. Threads that work for the limiter do so in every run.
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-c", _LIMIT_BESIDE_CALLS]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
