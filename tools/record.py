@@ -9,9 +9,11 @@ The last line of its output must be one JSON object; ``--json`` is added to the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,13 +25,15 @@ RESULTS = Path(__file__).parents[1] / "bench" / "results"
 
 
 def hardware() -> str:
-    """Return CPU model, number of cores and memory."""
+    """Return CPU model, number of cores and memory.
+
+    Clouds name several generations of processors alike, so the family and model numbers are added.
+    """
     model = platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+    with contextlib.suppress(OSError, KeyError):
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        fields = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in first.splitlines() if ":" in line)
+        model = f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"{os.cpu_count()} cores, {model}, {memory_gib:.0f} GiB"
 

@@ -47,7 +47,7 @@ class AlwaysSpeaking(ABC):
         delay_s: When to begin, so that calls do not begin together.
 
     Attributes:
-        playing_until_s: When all received audio of the utterance is played; None before its first audio.
+        playing_until_s: When all received audio is played, that of earlier utterances included.
     """
 
     def __init__(self, address: str, seed: int, calls: Calls, delay_s: float = 0.0) -> None:
@@ -55,7 +55,8 @@ class AlwaysSpeaking(ABC):
         self._calls = calls
         self._delay_s = delay_s
         self._sent_at_s = 0.0
-        self.playing_until_s: float | None = None
+        self._awaits_first_audio = True  # of the utterance; silence before it is no underrun
+        self.playing_until_s = 0.0
 
     async def run(self) -> None:
         """Speak until the task is cancelled. Raises EngineFault if the server ends the connection."""
@@ -70,16 +71,17 @@ class AlwaysSpeaking(ABC):
         """Take a message of ``/v1/stream``; send the next text at its start and after each utterance."""
         if message["type"] in ("ready", "done", "truncated", "error"):
             self._calls.errors += message["type"] == "error"
-            self.playing_until_s = None
+            self._awaits_first_audio = True
             self._sent_at_s = monotonic()
             socket.send({"type": "text", "text": paragraph(self._rng, 4), "end": True})
 
     def _on_audio(self, at_s: float, seconds: float) -> None:
-        if self.playing_until_s is None:
+        if self._awaits_first_audio:
+            self._awaits_first_audio = False
             self._calls.first_audio_s.append(at_s - self._sent_at_s)
         elif at_s > self.playing_until_s + _UNDERRUN_S:
             self._calls.underruns.append((at_s, at_s - self.playing_until_s))
-        self.playing_until_s = max(at_s, self.playing_until_s or 0.0) + seconds
+        self.playing_until_s = max(at_s, self.playing_until_s) + seconds
         self._calls.frames += 1
         self._calls.audio_s += seconds
 

@@ -71,7 +71,7 @@ class TelephoneCall(AlwaysSpeaking):
             payload = cast(_Media, message["media"])["payload"]
             self._on_audio(at_s, len(base64.b64decode(payload)) / _RATE_HZ)
         elif message["event"] == "mark":
-            self._loop.call_at(self.playing_until_s or at_s, self._return_mark, message["mark"])
+            self._loop.call_at(max(at_s, self.playing_until_s), self._return_mark, message["mark"])
 
     def _return_mark(self, mark: object) -> None:
         if not self._provider.closed.done():

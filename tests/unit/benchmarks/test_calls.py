@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -77,6 +77,53 @@ async def test_call_speaks_until_it_is_cancelled(kind: Callable[[str, int, Calls
     assert len(calls.first_audio_s) == 2
     assert min(calls.first_audio_s) > 0
     assert not calls.errors
+
+
+class _RecordedCall(AlwaysSpeaking):
+    """A call whose audio and events are given by the test, in frames of 20 ms."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__("127.0.0.1:1", 0, calls)
+        self._socket = _DeafSocket("127.0.0.1:1", lambda at_s, message: None)
+
+    async def _speak(self) -> None:
+        raise NotImplementedError
+
+    def receive(self, *times_ms: float) -> None:
+        for time_ms in times_ms:
+            self._on_audio(time_ms / 1000, 0.02)
+
+    def end(self) -> None:
+        self._on_event(self._socket, {"type": "done"})
+        self._socket.close()
+
+
+class _DeafSocket(TimedWebSocket):
+    def send(self, message: Mapping[str, object]) -> None:
+        return
+
+
+async def test_utterance_plays_after_the_rest_of_the_one_before() -> None:
+    calls = Calls()
+    call = _RecordedCall(calls)
+    call.receive(0, 0, 20)  # plays until 60 ms
+    call.end()
+    call.receive(40, 66)  # plays from 60 to 80 ms, and on
+    assert calls.underruns == []
+    call.receive(107)
+    assert calls.underruns == [(0.107, pytest.approx(0.007))]
+    assert len(calls.first_audio_s) == 2
+
+
+async def test_silence_before_an_utterance_is_no_underrun() -> None:
+    calls = Calls()
+    call = _RecordedCall(calls)
+    call.receive(0, 20)
+    call.end()
+    call.receive(500, 505)
+    assert calls.underruns == []
+    call.receive(550)
+    assert calls.underruns == [(0.55, pytest.approx(0.01))]
 
 
 async def test_telephone_call_returns_marks_when_they_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
