@@ -251,7 +251,7 @@ print(min(ratios))
 
 def test_limiter_takes_no_time_of_other_threads() -> None:
     # The tests run with one thread of BLAS; a worker does not. Such threads look for work for a while after they begin,
-    # whatever the limiter does, but for the limiter they work in every run: hence the minimum.
+    # whatever the limiter does, but for the limiter they work in every run: so the minimum.
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-c", _LIMIT_BESIDE_CALLS]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
