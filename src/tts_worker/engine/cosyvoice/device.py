@@ -1,4 +1,4 @@
-"""Facts about the device of an engine, for the metrics of the server."""
+"""Facts about the device of an engine, for the metrics of the server and the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 
 import torch
 
+from tts_worker.engine.cosyvoice.models.linear import products_library
 from tts_worker.gpus import visible_uuid
 
 
-def gpu_facts(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Return the UUID of a CUDA device as ``gpu``; nothing for other devices, or where PyTorch does not tell."""
+def device_facts(device: torch.device) -> tuple[tuple[str, str], ...]:
+    """Return the UUID of a CUDA device as ``gpu``, if PyTorch tells it; of a CPU, what computes its ``products``."""
+    if device.type == "cpu":
+        return (("products", products_library()),)
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError, AssertionError, AttributeError):  # metrics never prevent a start
             index = torch.cuda.current_device() if device.index is None else device.index

@@ -18,7 +18,7 @@ import numpy as np
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.config import V1
-from tts_worker.engine.cosyvoice.device import gpu_facts
+from tts_worker.engine.cosyvoice.device import device_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_responds, fault_kind
@@ -95,7 +95,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                 extra=(
                     ("family", config.family),
                     ("text_mode", settings.text_mode.value),
-                    *gpu_facts(device),
+                    *device_facts(device),
                 ),
             )
         )

@@ -15,6 +15,7 @@ from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
+from tts_worker.engine.cosyvoice.models.linear import arrange_for_onednn
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.models.source_filter import new_hift
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
@@ -117,9 +118,13 @@ class Networks:
         lm = _fill(lm, weights("llm", lm_dtype), "the language model", device)
         if isinstance(lm, SpeechLM):
             lm.prepare().tie()
+        else:
+            arrange_for_onednn(lm)
         flow = _fill(flow, weights("flow"), "the flow", device)
         hift = _fill(hift, weights("hift"), "the vocoder", device)
-        networks = cls(config, lm, flow.prepare(config.flow.chunk_tokens), hift.prepare(), fingerprints)
+        flow.prepare(config.flow.chunk_tokens)
+        arrange_for_onednn(flow)
+        networks = cls(config, lm, flow, hift.prepare(), fingerprints)
         networks.check()
         return networks
 

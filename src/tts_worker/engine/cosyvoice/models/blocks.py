@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, pack_conv
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
+from tts_worker.engine.cosyvoice.models.attention import attention
 from tts_worker.engine.cosyvoice.models.dims import LookaheadDims
-from tts_worker.engine.cosyvoice.models.fuse import fuse_linear
+from tts_worker.engine.cosyvoice.models.linear import Linear, by_columns, fuse_linear, linear
 
 MISH_LINEAR = 20.0  # from here on Mish is the identity in float32
 
@@ -66,7 +67,7 @@ def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tenso
         return memory.attend(site, qkv, None)
     qkv = qkv.permute(2, 0, 3, 1, 4)  # [3, N, H, T, d], a view
     k, v = memory.keys_values(site, qkv[1:])  # [N, H, L, d]
-    return F.scaled_dot_product_attention(qkv[0], k, v, mask).transpose(1, 2).flatten(2)
+    return attention(qkv[0], k, v, mask)
 
 
 class Estimator(nn.Module, ABC):
@@ -139,10 +140,10 @@ def use_product_dtype(network: nn.Module, dtype: torch.dtype) -> None:
 class FusedAttention(nn.Module):
     """Attention whose query, key and value projections are separate in the file and fused by ``prepare``."""
 
-    to_q: nn.Linear
-    to_k: nn.Linear
-    to_v: nn.Linear
-    to_qkv: nn.Linear
+    to_q: Linear
+    to_k: Linear
+    to_v: Linear
+    to_qkv: Linear
 
     def prepare(self) -> None:
         self.to_qkv = fuse_linear(self.to_q, self.to_k, self.to_v)
@@ -184,7 +185,7 @@ class CausalConv(nn.Conv1d):
         Convolutions in groups stay what they are.
         """
         if self.groups == 1 and not self.weight.is_cuda:
-            self.matrix = self.weight.detach().permute(0, 2, 1).flatten(1)
+            self.matrix = by_columns(self.weight.detach().permute(0, 2, 1).flatten(1))
 
     def pack(self) -> None:
         """Store the weights in the order of the fused operators, as well."""
@@ -200,7 +201,7 @@ class CausalConv(nn.Conv1d):
         width = self.kernel_size[0]
         shape = count, length - width + 1, width * channels
         windows = rows.as_strided(shape, (length * channels, channels, 1))  # the last k inputs of each output
-        return F.linear(windows, self.matrix, self.bias).transpose(1, 2)
+        return linear(windows, self.matrix, self.bias).transpose(1, 2)
 
     def fused(self, x: Tensor, memory: PagedView, has_mish: bool = False) -> Tensor:
         """Like ``forward`` over ``x [N, T, C]``, with Mish on request: ``[N, T, C']``."""

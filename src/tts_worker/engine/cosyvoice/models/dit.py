@@ -26,6 +26,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     sinusoid,
 )
 from tts_worker.engine.cosyvoice.models.dims import DitDims
+from tts_worker.engine.cosyvoice.models.linear import Linear
 
 # Fixed in the reference.
 TIME_SINUSOIDS = 256
@@ -39,7 +40,7 @@ NORM_EPS = 1e-6
 class TimeEmbed(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.time_mlp = nn.Sequential(nn.Linear(TIME_SINUSOIDS, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.time_mlp = nn.Sequential(Linear(TIME_SINUSOIDS, dim), nn.SiLU(), Linear(dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
         return self.time_mlp(sinusoid(t, TIME_SINUSOIDS).to(next(self.parameters()).dtype))
@@ -65,7 +66,7 @@ class ConvPosition(nn.Module):
 class InputEmbed(nn.Module):
     def __init__(self, dims: DitDims, sites: Sites) -> None:
         super().__init__()
-        self.proj = nn.Linear(2 * dims.mel + dims.mu + dims.spk, dims.dim)
+        self.proj = Linear(2 * dims.mel + dims.mu + dims.spk, dims.dim)
         self.conv_pos_embed = ConvPosition(dims.dim, sites)
 
     def forward(self, inputs: Tensor, memory: Memory) -> Tensor:  # [N, T, I] -> [N, T, D]
@@ -123,10 +124,10 @@ class SelfAttention(FusedAttention):
         inner = dims.heads * dims.head_dim
         self.heads = dims.heads
         self.site = sites.attention()
-        self.to_q = nn.Linear(dims.dim, inner)
-        self.to_k = nn.Linear(dims.dim, inner)
-        self.to_v = nn.Linear(dims.dim, inner)
-        self.to_out = nn.ModuleList([nn.Linear(inner, dims.dim)])
+        self.to_q = Linear(dims.dim, inner)
+        self.to_k = Linear(dims.dim, inner)
+        self.to_v = Linear(dims.dim, inner)
+        self.to_out = nn.ModuleList([Linear(inner, dims.dim)])
 
     def forward(self, x: Tensor, rotations: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, D]
         qkv = rotate(self.to_qkv(x).unflatten(-1, (3, self.heads, -1)), rotations)  # [N, T, 3, H, d]
@@ -155,14 +156,14 @@ class FeedForward(nn.Module):
     def __init__(self, dims: DitDims) -> None:
         super().__init__()
         inner = int(dims.dim * dims.ff_mult)
-        first = nn.Sequential(nn.Linear(dims.dim, inner), Gelu())
-        self.ff = nn.Sequential(first, nn.Identity(), nn.Linear(inner, dims.dim))
+        first = nn.Sequential(Linear(dims.dim, inner), Gelu())
+        self.ff = nn.Sequential(first, nn.Identity(), Linear(inner, dims.dim))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ff(x)
 
     def fused(self, x: Tensor) -> Tensor:
-        first = cast("nn.Linear", self.ff.get_submodule("0.0"))
+        first = cast("Linear", self.ff.get_submodule("0.0"))
         return self.ff[2](linear_gelu(x, first.weight, first.bias, True))
 
 
@@ -171,7 +172,7 @@ class AdaLNModulation(nn.Module):
 
     def __init__(self, dim: int, parts: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(dim, parts * dim)
+        self.linear = Linear(dim, parts * dim)
         self.parts = parts
 
     def forward(self, time: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ class Dit(Estimator):
         self.transformer_blocks = nn.ModuleList(Block(dims, self.sites) for _ in range(dims.depth))
         self.norm_out = AdaLNModulation(dims.dim, 2)
         self.norm = AdaLayerNorm(dims.dim)
-        self.proj_out = nn.Linear(dims.dim, dims.mel)
+        self.proj_out = Linear(dims.dim, dims.mel)
 
     def time_embedding(self, t: Tensor) -> Tensor:  # [S] -> [S, D]
         return self.time_embed(t)

@@ -31,6 +31,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, UnetDims
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.flow_encoder import Encoder, EncoderPast
+from tts_worker.engine.cosyvoice.models.linear import Linear
 from tts_worker.engine.cosyvoice.models.unet import Unet
 
 NOISE_FRAMES = 15_000  # 300 s; the reference stops there, this implementation wraps around
@@ -93,11 +94,11 @@ class Flow(nn.Module):
         super().__init__()
         self.dims = dims
         self.input_embedding = embedding(dims.vocab, dims.input_size)
-        self.spk_embed_affine_layer = nn.Linear(dims.spk_embed, dims.mel)
+        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.mel)
         self.front_sites = Sites()
         if dims.encoder is not None:
             self.encoder = Encoder(dims.encoder)
-            self.encoder_proj = nn.Linear(dims.encoder.output_size, dims.mel)
+            self.encoder_proj = Linear(dims.encoder.output_size, dims.mel)
         if dims.lookahead is not None:
             self.pre_lookahead_layer = Lookahead(dims.lookahead, self.front_sites)
         estimator_dims = dims.unet or dims.dit

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tts_worker.engine.cosyvoice.kv_cache import Memory
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Lookahead, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, EncoderDims
+from tts_worker.engine.cosyvoice.models.linear import Linear
 
 
 class RelativeAttention(nn.Module):
@@ -26,11 +27,11 @@ class RelativeAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.site = site
-        self.linear_q = nn.Linear(dim, dim)
-        self.linear_k = nn.Linear(dim, dim)
-        self.linear_v = nn.Linear(dim, dim)
-        self.linear_out = nn.Linear(dim, dim)
-        self.linear_pos = nn.Linear(dim, dim, bias=False)
+        self.linear_q = Linear(dim, dim)
+        self.linear_k = Linear(dim, dim)
+        self.linear_v = Linear(dim, dim)
+        self.linear_out = Linear(dim, dim)
+        self.linear_pos = Linear(dim, dim, bias=False)
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, dim // heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, dim // heads))
         self.positions = torch.zeros(0)  # [H, d, 2M-1]: linear_pos of distances M-1 .. -(M-1)
@@ -60,8 +61,8 @@ class RelativeAttention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, dim: int, inner: int) -> None:
         super().__init__()
-        self.w_1 = nn.Linear(dim, inner)
-        self.w_2 = nn.Linear(inner, dim)
+        self.w_1 = Linear(dim, inner)
+        self.w_2 = Linear(inner, dim)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, D] -> [B, T, D]
         return self.w_2(F.silu(self.w_1(x)))
@@ -85,7 +86,7 @@ class Embed(nn.Module):
 
     def __init__(self, in_size: int, dim: int) -> None:
         super().__init__()
-        self.out = nn.Sequential(nn.Linear(in_size, dim), nn.LayerNorm(dim, eps=1e-5))
+        self.out = nn.Sequential(Linear(in_size, dim), nn.LayerNorm(dim, eps=1e-5))
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, C] -> [B, T, D]
         x = self.out(x)

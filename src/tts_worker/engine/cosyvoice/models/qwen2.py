@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
 from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import LmDims
-from tts_worker.engine.cosyvoice.models.fuse import fuse_linear, store_by_columns
+from tts_worker.engine.cosyvoice.models.linear import Linear, fuse_linear, linear, store_by_columns
 
 
 class Attention(nn.Module):
@@ -84,9 +84,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, step: _Pass) -> Tensor:
         """Take what the layer before adds to the residual, ``[N, D]``, and return what this one adds."""
         input_norm, qkv, qkv_bias, out, post_norm, gate_up, down = self._weights
-        x = step.attend(self.layer, F.linear(step.add_norm(x, input_norm), qkv, qkv_bias))
-        x = F.linear(x, out)
-        return F.linear(step.gate(step.add_norm(x, post_norm), gate_up), down)
+        x = step.attend(self.layer, linear(step.add_norm(x, input_norm), qkv, qkv_bias))
+        x = linear(x, out)
+        return linear(step.gate(step.add_norm(x, post_norm), gate_up), down)
 
 
 class _Pass(Protocol):
@@ -156,7 +156,7 @@ class _BatchPass:
         return out.reshape(batch * span, -1)
 
     def gate(self, x: Tensor, weight: Tensor) -> Tensor:
-        return silu_mul(F.linear(x, weight))
+        return silu_mul(linear(x, weight))
 
 
 class _SinglePass:
@@ -186,7 +186,7 @@ class _SinglePass:
         self._merged = (span, cfg.heads * cfg.head_dim)
         self._residual: Tensor | None = None  # [T, D]
         self._column: Tensor  # its transpose, [D, T]
-        self._gate_up = like.new_empty(span, 2 * cfg.intermediate_size)
+        self._gate_up = like.new_empty(1, 2 * cfg.intermediate_size)  # of a single vector
         self._gate, self._up = self._gate_up.chunk(2, dim=-1)
         heads = like.new_empty(1, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
         self._rotated = heads.unflatten(3, (2, -1))  # [1, T, H+2*Hkv, 2, d/2]
@@ -230,6 +230,8 @@ class _SinglePass:
         return out.reshape(self._merged)
 
     def gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._span > 1:
+            return silu_mul(linear(x, weight))
         F.linear(x, weight, out=self._gate_up)  # type: ignore[call-arg]
         return F.silu(self._gate).mul_(self._up)
 
@@ -256,7 +258,7 @@ class SpeechLM(nn.Module):
         head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)  # unused, but part of the official file
         self.llm = nn.ModuleDict({"model": nn.ModuleDict({"model": Qwen2(cfg), "lm_head": head})})
         self.tie()
-        self.llm_decoder = nn.Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
+        self.llm_decoder = Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
         self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
         if cfg.separate_special_rows:
             self.llm_embedding = embedding(2, cfg.hidden_size)

@@ -19,6 +19,7 @@ from tts_worker.engine.cosyvoice.kv_cache import AttentionMemory, SlotPool
 from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, FeedForward, RelativeAttention, relative_sinusoids
+from tts_worker.engine.cosyvoice.models.linear import Linear
 
 
 class CausalAttention(RelativeAttention):
@@ -185,12 +186,12 @@ class TransformerLm(nn.Module):
         self.dims = dims
         self.text_embedding = embedding(dims.text_vocab, dims.text_size)
         self.text_encoder = TextEncoder(dims)
-        self.text_encoder_affine_layer = nn.Linear(dims.hidden_size, dims.hidden_size)
+        self.text_encoder_affine_layer = Linear(dims.hidden_size, dims.hidden_size)
         self.llm_embedding = embedding(2, dims.hidden_size)  # start, task
         self.llm = SpeechDecoder(dims)
-        self.llm_decoder = nn.Linear(dims.hidden_size, dims.speech_tokens + 1)
+        self.llm_decoder = Linear(dims.hidden_size, dims.speech_tokens + 1)
         self.speech_embedding = embedding(dims.speech_tokens, dims.hidden_size)
-        self.spk_embed_affine_layer = nn.Linear(dims.spk_embed, dims.hidden_size)
+        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.hidden_size)
         self.speech_table = torch.zeros(0)  # [speech_tokens + 1, D], set by ``prepare``
 
     def prepare(self, tokens: int) -> None:

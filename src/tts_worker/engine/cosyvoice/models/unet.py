@@ -31,6 +31,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     sinusoid,
 )
 from tts_worker.engine.cosyvoice.models.dims import UnetDims, V1UnetDims
+from tts_worker.engine.cosyvoice.models.linear import Linear, linear
 
 
 class CausalBlock(nn.Module):
@@ -64,7 +65,7 @@ class Residual(nn.Module):
 
     def __init__(self, sites: Sites, in_channels: int, out_channels: int, time_channels: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Mish(), nn.Linear(time_channels, out_channels))
+        self.mlp = nn.Sequential(nn.Mish(), Linear(time_channels, out_channels))
         self.block1 = CausalBlock(sites, in_channels, out_channels)
         self.block2 = CausalBlock(sites, out_channels, out_channels)
         self.res_conv = nn.Conv1d(in_channels, out_channels, 1)
@@ -81,7 +82,7 @@ class Residual(nn.Module):
             The residual stream and its norm, ``[N, T, C']`` each.
         """
         y = self.block1.fused(x, time, memory)
-        shortcut = F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
+        shortcut = linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
         return conv_norm_mish_add_norm(*self.block2.arguments(y, memory), shortcut, following.weight, following.bias)
 
 
@@ -91,10 +92,10 @@ class SelfAttention(FusedAttention):
         inner = dims.heads * dims.head_dim
         self.heads = dims.heads
         self.site = sites.attention()
-        self.to_q = nn.Linear(dims.channels, inner, bias=False)
-        self.to_k = nn.Linear(dims.channels, inner, bias=False)
-        self.to_v = nn.Linear(dims.channels, inner, bias=False)
-        self.to_out = nn.ModuleList([nn.Linear(inner, dims.channels)])
+        self.to_q = Linear(dims.channels, inner, bias=False)
+        self.to_k = Linear(dims.channels, inner, bias=False)
+        self.to_v = Linear(dims.channels, inner, bias=False)
+        self.to_out = nn.ModuleList([Linear(inner, dims.channels)])
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory) -> Tensor:  # [N, T, C] -> [N, T, C]
         qkv = self.to_qkv(x).unflatten(-1, (3, self.heads, -1))  # [N, T, 3, H, d]
@@ -108,14 +109,14 @@ class SelfAttention(FusedAttention):
 class FeedForward(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        first = nn.Sequential(OrderedDict(proj=nn.Linear(dim, 4 * dim)))  # nested as in the official weights
-        self.net = nn.Sequential(first, nn.GELU(), nn.Linear(4 * dim, dim))
+        first = nn.Sequential(OrderedDict(proj=Linear(dim, 4 * dim)))  # nested as in the official weights
+        self.net = nn.Sequential(first, nn.GELU(), Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:  # [N, T, C] -> [N, T, C]
         return self.net(x)
 
     def fused(self, x: Tensor) -> Tensor:
-        first = cast("nn.Linear", self.net.get_submodule("0.proj"))
+        first = cast("Linear", self.net.get_submodule("0.proj"))
         return self.net[2](linear_gelu(x, first.weight, first.bias, False))
 
 
@@ -151,8 +152,8 @@ class TransformerBlock(nn.Module):
 class TimeMlp(nn.Module):
     def __init__(self, in_size: int, out_size: int) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(in_size, out_size)
-        self.linear_2 = nn.Linear(out_size, out_size)
+        self.linear_1 = Linear(in_size, out_size)
+        self.linear_2 = Linear(out_size, out_size)
 
     def forward(self, t: Tensor) -> Tensor:  # [S, in] -> [S, out]
         return self.linear_2(F.silu(self.linear_1(t)))
@@ -236,4 +237,4 @@ class Unet(Estimator):
             for conv in sampler:
                 x = conv.fused(x, past)
         x = self.final_block.fused(x, None, past)
-        return F.linear(x, self.final_proj.weight[:, :, 0], self.final_proj.bias)
+        return linear(x, self.final_proj.weight[:, :, 0], self.final_proj.bias)

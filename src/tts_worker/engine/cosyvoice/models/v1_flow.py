@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.models.blocks import FusedAttention, embedding,
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import initial_noise, solver_times
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, Layer, prepare_layers
+from tts_worker.engine.cosyvoice.models.linear import Linear
 from tts_worker.engine.cosyvoice.models.v1_unet import V1Unet
 
 
@@ -88,9 +89,9 @@ class V1Flow(nn.Module):
         super().__init__()
         self.dims = dims
         self.input_embedding = embedding(dims.vocab, dims.input_size)
-        self.spk_embed_affine_layer = nn.Linear(dims.spk_embed, dims.mel)
+        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.mel)
         self.encoder = TokenEncoder(dims.encoder)
-        self.encoder_proj = nn.Linear(dims.encoder.output_size, dims.mel)
+        self.encoder_proj = Linear(dims.encoder.output_size, dims.mel)
         self.length_regulator = LengthRegulator(dims.mel, dims.regulator_layers)
         self.decoder = _Decoder(V1Unet(dims.unet))
         self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.models.blocks import Sites, sinusoid
 from tts_worker.engine.cosyvoice.models.dims import V1UnetDims
+from tts_worker.engine.cosyvoice.models.linear import Linear
 from tts_worker.engine.cosyvoice.models.unet import TimeMlp, TransformerBlock
 
 GROUPS = 8
@@ -44,7 +45,7 @@ class Residual(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, time_channels: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Mish(), nn.Linear(time_channels, out_channels))
+        self.mlp = nn.Sequential(nn.Mish(), Linear(time_channels, out_channels))
         self.block1 = Block(in_channels, out_channels)
         self.block2 = Block(out_channels, out_channels)
         self.res_conv = nn.Conv1d(in_channels, out_channels, 1)
