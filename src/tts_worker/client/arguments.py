@@ -1,9 +1,10 @@
-"""Checks of what a caller gives a client: a wrong type is refused before anything has changed."""
+"""What a caller gives a client: a wrong type, or a file that cannot be read, is refused before anything has changed."""
 
 from __future__ import annotations
 
 import math
 import operator
+from pathlib import Path
 
 from tts_worker.errors import InvalidRequest
 
@@ -14,16 +15,10 @@ def check_text(text: object) -> None:
         raise InvalidRequest(f"the text must be str or bytes, not {type(text).__name__}")
 
 
-def check_reason(reason: object) -> None:
-    """Refuse a reason that is no text. Raises InvalidRequest."""
-    if not isinstance(reason, str):
-        raise InvalidRequest(f"reason must be str, not {type(reason).__name__}")
-
-
-def check_voice_name(voice: object) -> None:
-    """Refuse a name of a voice that is no text. Raises InvalidRequest."""
-    if not isinstance(voice, str):
-        raise InvalidRequest(f"the name of a voice must be str, not {type(voice).__name__}")
+def check_str(value: object, name: str) -> None:
+    """Refuse a value that is no text. Raises InvalidRequest."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be str, not {type(value).__name__}")
 
 
 def check_seconds(seconds: object, name: str, *, or_zero: bool = False) -> None:
@@ -42,3 +37,13 @@ def whole_samples(samples: object) -> int:
         return operator.index(samples)  # type: ignore[arg-type]
     except TypeError:
         raise InvalidRequest(f"a number of samples must be an int, not {type(samples).__name__}") from None
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file; blocks. Raises InvalidRequest."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL character
+        raise InvalidRequest(f"the path cannot be read: {error}") from None

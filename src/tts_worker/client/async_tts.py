@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
@@ -199,9 +198,7 @@ class AsyncTTS:
     async def __aenter__(self) -> AsyncTTS:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -380,9 +377,7 @@ class AsyncLiveSpeech:
     async def __aenter__(self) -> AsyncLiveSpeech:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

@@ -17,10 +17,11 @@ from uuid import uuid4
 
 import msgspec
 
-from tts_worker.client.arguments import check_seconds
+from tts_worker.client.arguments import check_seconds, check_str
 from tts_worker.client.base import ClientSettings
-from tts_worker.client.http_api import HttpApi, connection_error, error_of_json, error_of_response, read_parts
+from tts_worker.client.http_api import HttpApi, connection_error, error_of_response, read_parts
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
+from tts_worker.protocol.messages import parse_error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -204,12 +205,12 @@ class WorkerBatches:
 
     async def get(self, batch: str) -> BatchProgress:
         """Return the progress of a batch. Raises UnknownBatch, and as ``list`` does."""
-        _check_id(batch)
+        check_str(batch, "the id of a batch")
         return await (await self._access()).get(batch)
 
     async def cancel(self, batch: str) -> None:
         """Cancel a batch and delete its results. Raises UnknownBatch, and as ``list`` does."""
-        _check_id(batch)
+        check_str(batch, "the id of a batch")
         await (await self._access()).cancel(batch)
 
     async def results(self, batch: str, *, start: int = 0, retry_s: float = 60.0) -> AsyncGenerator[BatchResult, None]:
@@ -227,7 +228,7 @@ class WorkerBatches:
             InvalidRequest: An argument is unsuitable.
             ConnectionLost, DeadlineExceeded, ...: The worker cannot be reached; ``start`` continues later.
         """
-        _check_id(batch)
+        check_str(batch, "the id of a batch")
         if not isinstance(start, int) or start < 0:
             raise InvalidRequest("start must be the number of an item, 0 or more")
         check_seconds(retry_s, "retry_s", or_zero=True)
@@ -290,11 +291,6 @@ def _time_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _check_id(batch: object) -> None:
-    if not isinstance(batch, str):
-        raise InvalidRequest(f"the id of a batch must be str, not {type(batch).__name__}")
-
-
 def _item(text: str | BatchText) -> dict[str, Any]:
     if isinstance(text, str):
         return {"input": text}
@@ -354,7 +350,7 @@ def _parse(data: object, kind: type[T]) -> T:
 def _error(kind: type, data: Any) -> TTSWorkerError:
     if kind is not TTSWorkerError:
         raise NotImplementedError  # how a hook tells msgspec that it does not know a type
-    return as_exception(error_of_json(dict(data)))
+    return as_exception(parse_error(dict(data)))
 
 
 def _next_result(response: HTTPResponse) -> BatchResult | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.http11 import Response
 
 from tts_worker.client.base import ClientSettings
+from tts_worker.client.http_api import error_of_response
 from tts_worker.client.link import RemoteConfig, check_format
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.stream import MessageStream
@@ -35,7 +33,6 @@ from tts_worker.protocol.messages import (
     RejectedMessage,
     StartMessage,
     WorkerMessage,
-    parse_error,
 )
 from tts_worker.types import Encoding, SessionOptions, SynthesisParams
 
@@ -77,7 +74,10 @@ async def dial(
             close_timeout=0.2,  # unread audio may delay the closing handshake
         )
     except InvalidStatus as error:
-        raise _handshake_error(error.response) from None
+        answer = error.response
+        raise error_of_response(
+            bytes(answer.body or b""), answer.status_code, answer.headers.get("Retry-After")
+        ) from None
     except (OSError, InvalidHandshake, EOFError) as error:
         raise unreachable(error) from None
     try:
@@ -92,16 +92,6 @@ async def dial(
     except BaseException:
         socket.transport.abort()
         raise
-
-
-def _handshake_error(response: Response) -> TTSWorkerError:
-    """Convert an HTTP response to the handshake into a typed error."""
-    try:
-        info = parse_error(json.loads(response.body or b"")["error"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return ConnectionLost(f"the server at this URL is no tts-worker (HTTP status {response.status_code})")
-    after = response.headers.get("Retry-After", "")
-    return as_exception(replace(info, retry_after_s=float(after) if after.isdigit() else info.retry_after_s))
 
 
 def _check_ready(ready: ReadyMessage) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlencode
 
+from tts_worker.client.arguments import read_file
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, read_parts
 from tts_worker.client.iteration import iterate
@@ -83,7 +84,7 @@ class AsyncConversion:
         live_rate_hz: int | None,
     ) -> AsyncGenerator[bytes, None]:
         if isinstance(source, str | os.PathLike):
-            source = await asyncio.to_thread(_read, Path(source))
+            source = await asyncio.to_thread(read_file, Path(source))
         audio = source if isinstance(source, bytes) else _live_parts(source)
         parts = (await access()).convert(SourceAudio(audio, live_rate_hz), options)
         try:
@@ -116,15 +117,6 @@ async def _live_parts(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIt
             if not isinstance(part, bytes | bytearray | memoryview):
                 raise InvalidRequest(f"each part of live audio must be bytes, not {type(part).__name__}")
             yield bytes(part)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL character
-        raise InvalidRequest(f"the path cannot be read: {error}") from None
 
 
 class HttpConversion:

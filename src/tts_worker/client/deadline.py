@@ -14,8 +14,8 @@ class AudioDeadline:
 
     def __init__(self, timeout_s: float, is_due: Callable[[], bool], on_expired: Callable[[], None]) -> None:
         self.timeout_s = timeout_s
-        self._owed = is_due
-        self._expired = on_expired
+        self._is_due = is_due
+        self._on_expired = on_expired
         self._loop = asyncio.get_running_loop()
         self._touched_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -23,7 +23,7 @@ class AudioDeadline:
     def touch(self) -> None:
         """Restart the timeout: audio has arrived, or has just become due."""
         self._touched_at_s = self._loop.time()
-        if self._timer is None and self._owed():
+        if self._timer is None and self._is_due():
             self._timer = self._loop.call_later(self.timeout_s, self._on_timer)
 
     def cancel(self) -> None:
@@ -33,10 +33,10 @@ class AudioDeadline:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if not self._owed():
+        if not self._is_due():
             return
         remaining_s = self._touched_at_s + self.timeout_s - self._loop.time()
         if remaining_s > 0:
             self._timer = self._loop.call_later(remaining_s, self._on_timer)
         else:
-            self._expired()
+            self._on_expired()

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TypeVar, cast
 from urllib.error import HTTPError
@@ -16,7 +17,8 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_stream import StreamedRequest
 from tts_worker.client.unreachable import unreachable
-from tts_worker.errors import ConnectionLost, DeadlineExceeded, ErrorCode, ErrorInfo, TTSWorkerError, as_exception
+from tts_worker.errors import ConnectionLost, DeadlineExceeded, TTSWorkerError, as_exception
+from tts_worker.protocol.messages import parse_error
 
 T = TypeVar("T")
 
@@ -37,19 +39,11 @@ class _NoRedirect(HTTPRedirectHandler):
 def error_of_response(body: bytes, status: int, retry_after: str | None) -> TTSWorkerError:
     """Return the error of a worker's HTTP response. Raises ConnectionLost if no worker answered."""
     error = _json(body, status).get("error")
-    fields = error if isinstance(error, dict) else {}
-    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
-    return as_exception(error_of_json(fields, retry_after_s))
-
-
-def error_of_json(fields: dict[str, Any], retry_after_s: float | None = None) -> ErrorInfo:
-    """Return the error of a JSON object; an unknown code is INTERNAL."""
-    try:
-        code = ErrorCode(fields.get("code"))
-    except ValueError:
-        code = ErrorCode.INTERNAL
-    message = str(fields.get("message", "the worker refused the request"))
-    return ErrorInfo(code, message, bool(fields.get("retryable", False)), retry_after_s)
+    if not isinstance(error, dict):
+        raise _no_worker(status)
+    info = parse_error(error)
+    after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else info.retry_after_s
+    return as_exception(replace(info, retry_after_s=after_s))
 
 
 class HttpApi:
@@ -217,5 +211,9 @@ def _json(raw: bytes, status: int) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ConnectionLost(f"the server at this URL is no tts-worker (HTTP status {status})")
+        raise _no_worker(status)
     return answer
+
+
+def _no_worker(status: int) -> ConnectionLost:
+    return ConnectionLost(f"the server at this URL is no tts-worker (HTTP status {status})")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.client.arguments import check_reason, check_text, whole_samples
+from tts_worker.client.arguments import check_str, check_text, whole_samples
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
@@ -200,7 +200,7 @@ class DeadlineSession:
         return acknowledged
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
-        check_reason(reason)
+        check_str(reason, "reason")
         if played_samples is not None:
             played_samples = whole_samples(played_samples)
         self._audio_due.clear()
@@ -215,7 +215,7 @@ class DeadlineSession:
         self._configure(params)
 
     def close(self, reason: str = "closed") -> None:
-        check_reason(reason)
+        check_str(reason, "reason")
         self._session.close(reason)
         self._audio_due.clear()
         self._deadline.cancel()

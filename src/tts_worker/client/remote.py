@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tts_worker.client.arguments import check_reason, check_text, whole_samples
+from tts_worker.client.arguments import check_str, check_text, whole_samples
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.link import Link, RemoteConfig
 from tts_worker.client.remote_utterance import RemotePhase, RemoteUtterance
@@ -159,7 +159,7 @@ class RemoteSession:
 
     def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
         self._require_open()
-        check_reason(reason)
+        check_str(reason, "reason")
         if played_samples is not None:
             played_samples = whole_samples(played_samples)
         acknowledged = self._result(ControlName.STOP, applied=bool(self._live))
@@ -186,13 +186,13 @@ class RemoteSession:
         self._params = params
 
     def close(self, reason: str = "closed") -> None:
-        check_reason(reason)
+        check_str(reason, "reason")
         if self._closed:
             return
         self._stop(reason)
         self._closed = True
         for utterance in self._by_context.values():  # reports of the worker are no longer awaited
-            self._terminate(utterance, Outcome.STOPPED, utterance.stop_reason or reason)
+            self._terminate(utterance, utterance.stop_reason or reason)
         self._release_link()
         self._notify()
 
@@ -231,7 +231,7 @@ class RemoteSession:
             if utterance.is_expecting_audio:
                 utterance.stop(reason)
             else:
-                self._terminate(utterance, Outcome.STOPPED, reason)
+                self._terminate(utterance, reason)
         self._live.clear()
         self._paused = False
 
@@ -245,13 +245,11 @@ class RemoteSession:
         self._queue = deque(item for item in self._queue if utterance is not None and item.key != utterance.key)
         self._queued_samples = sum(item.samples for item in self._queue if isinstance(item, PcmFrame))
 
-    def _terminate(
-        self, utterance: RemoteUtterance, outcome: Outcome, reason: str, error: ErrorInfo | None = None
-    ) -> None:
-        """Emit the terminal event from client-side state, ahead of queued audio."""
+    def _terminate(self, utterance: RemoteUtterance, reason: str) -> None:
+        """End a stopped utterance from client-side state, ahead of queued audio."""
         if utterance.phase is not RemotePhase.TERMINATED:
             utterance.phase = RemotePhase.TERMINATED
-            self._notices.append(utterance.ended_event(outcome, reason, error))
+            self._notices.append(utterance.ended_event(Outcome.STOPPED, reason))
             self._confirm_stops(utterance.key)
 
     def _fail(self, error: ErrorInfo) -> None:
@@ -431,7 +429,7 @@ class RemoteSession:
         self._deadline.cancel()
         for utterance in self._by_context.values():
             if utterance.phase is RemotePhase.STOPPING:
-                self._terminate(utterance, Outcome.STOPPED, utterance.stop_reason)
+                self._terminate(utterance, utterance.stop_reason)
         self._by_context.clear()
         self._unacknowledged.clear()
         self._fail(error)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from tts_worker.client.arguments import check_voice_name
+from tts_worker.client.arguments import check_str, read_file
 from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi
 from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
@@ -43,7 +43,7 @@ class WorkerVoices:
 
     async def get(self, voice: str) -> VoiceInfo:
         """Return a voice. Raises UnknownVoice, and as ``list`` does."""
-        check_voice_name(voice)
+        check_str(voice, "the name of a voice")
         return await (await self._access()).get(voice)
 
     async def add(self, name: str, audio: bytes | str | os.PathLike[str], **fields: Any) -> VoiceInfo:
@@ -63,7 +63,7 @@ class WorkerVoices:
         if not isinstance(audio, bytes | str | os.PathLike):
             raise InvalidRequest(f"a recording must be bytes or a path, not {type(audio).__name__}")
         upload = _upload(name, fields)
-        content = audio if isinstance(audio, bytes) else await asyncio.to_thread(_read, Path(audio))
+        content = audio if isinstance(audio, bytes) else await asyncio.to_thread(read_file, Path(audio))
         return await (await self._access()).add(upload, content)
 
     async def mix(self, name: str, weights: Mapping[str, float], **fields: Any) -> VoiceInfo:
@@ -78,17 +78,8 @@ class WorkerVoices:
             IllegalCommand: The voice belongs to its engine.
             Forbidden: Another API key added it.
         """
-        check_voice_name(voice)
+        check_str(voice, "the name of a voice")
         await (await self._access()).delete(voice)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL character
-        raise InvalidRequest(f"the path cannot be read: {error}") from None
 
 
 def _upload(name: str, fields: Mapping[str, Any]) -> VoiceUpload:

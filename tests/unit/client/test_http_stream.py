@@ -163,6 +163,12 @@ async def test_endless_refusal_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyP
             await received(api)
 
 
+@pytest.mark.parametrize("body", [b'{"detail": "Not Found"}', b'{"error": "not found"}', b"[]", b"<html>"])
+async def test_refusal_without_an_error_is_no_workers(body: bytes) -> None:
+    with pytest.raises(ConnectionLost, match="no tts-worker"):
+        await answered(b"HTTP/1.1 404 Not Found\r\n\r\n" + body)
+
+
 @pytest.mark.parametrize("key", ["secret\n", "secret\r\nX-Admin: 1", "sécret"])
 def test_key_that_no_header_can_hold_is_refused(key: str) -> None:
     with pytest.raises(InvalidRequest, match="api_key"):
