@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
@@ -52,11 +50,6 @@ from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voicepack.voice_pack import InstalledPack, read_voicepacks
 from tts_worker.voices import VoiceCatalog
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger(__name__)
 
 _RETIRE_S = 600.0
 """Time limit for utterances on an engine that was replaced."""
@@ -227,12 +220,12 @@ class Worker:
 
     async def _vacate_engine(self, name: str) -> None:
         """Let the utterances on an engine end within ``server.drain_s``, and stop it."""
-        await self.hub.end_sessions(self.hub.withdraw_engine(name), "reload", self.settings.server.drain_s)
+        await self.hub.end_sessions(self.hub.withdraw_engine(name), self.settings.server.drain_s)
         await self._unload(name)
 
     async def _retire(self, engine: EngineLoop, sessions: Iterable[LocalSession]) -> None:
         try:
-            await self.hub.end_sessions(sessions, "reload", _RETIRE_S)
+            await self.hub.end_sessions(sessions, _RETIRE_S)
         finally:
             await engine.stop()
 

@@ -17,7 +17,16 @@ from tests.integration.test_websocket import dial
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.engine.factory import model_version
 from tts_worker.engine.loop import EngineState
-from tts_worker.errors import BundleError, Draining, IllegalCommand, NotReady, OutOfMemory
+from tts_worker.errors import (
+    BundleError,
+    Draining,
+    ErrorCode,
+    IllegalCommand,
+    NotReady,
+    OutOfMemory,
+    TTSWorkerError,
+)
+from tts_worker.server.compat.rendering import synthesize
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import Outcome, SessionOptions, State
 from tts_worker.worker import EngineFactory, running_worker
@@ -51,6 +60,16 @@ async def test_calls_finish_on_the_old_model() -> None:
         assert isinstance(idle.close_error, Draining), "an idle session is told to open another"
         assert talking.state is State.CLOSED
         assert later.state is State.IDLE
+
+
+async def test_speech_cut_off_by_a_reload_may_be_retried() -> None:
+    async with running_worker(tone_settings(server={"drain_s": 0.05})) as worker:
+        speech = synthesize(worker.hub, SessionOptions(), "Hello there, my friend. " * 50)
+        await anext(speech)
+        await worker.models.reload("tone", free_first=True)
+        with pytest.raises(TTSWorkerError, match="the model was replaced") as cut:
+            _ = [item async for item in speech]
+        assert (cut.value.code, cut.value.retryable) == (ErrorCode.DRAINING, True)
 
 
 async def test_cosyvoice_is_freed_before_it_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,18 +198,18 @@ class SessionHub:
         if self._loudness is not None:
             self._loudness.forget(name)
 
-    async def end_sessions(self, sessions: Iterable[LocalSession], reason: str, timeout_s: float) -> None:
-        """Let the utterances of sessions end, then close them; after ``timeout_s`` close all."""
+    async def end_sessions(self, sessions: Iterable[LocalSession], timeout_s: float) -> None:
+        """Let the utterances of sessions on a replaced engine end, then close them; after ``timeout_s`` close all."""
         error = Draining("the model of this session was replaced; open another session", retry_after_s=RETRY_AFTER_S)
         remaining = list(sessions)
         with anyio.move_on_after(timeout_s):
             while remaining := [session for session in remaining if session.id in self._sessions]:
                 for session in remaining:
                     if session.state is State.IDLE:
-                        session.close(reason, error)
+                        session.close("reload", error)
                 await asyncio.sleep(_DRAIN_CHECK_S)
         for session in remaining:
-            session.close(reason, error)
+            session.close("reload", error)
 
     def remove_engine(self, name: str) -> None:
         """Accept no more sessions for an engine; its voices stay known. An unknown name is ignored.

@@ -11,6 +11,12 @@ from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 
+_ENDED_BY_WORKER = {
+    "drain": "the worker is shutting down; use another one",
+    "reload": "the model was replaced before the end; try again",
+}
+"""Reasons for which the worker stops an utterance that another session can speak."""
+
 
 async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
@@ -30,10 +36,7 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
             if isinstance(item, PcmFrame | Words):
                 yield item
             elif isinstance(item, Ended):
-                if (error := failure(item)) is not None:
-                    raise RemoteError(error)
-                if item.receipt.reason == "nothing_to_speak":
-                    raise UnspeakableText("the text has nothing that can be spoken")
+                check_spoken(item)
                 break
     finally:
         session.close("disconnected")
@@ -71,6 +74,19 @@ async def converted(
         yield data
 
 
+def check_spoken(ended: Ended) -> None:
+    """Check the end of a whole text.
+
+    Raises:
+        UnspeakableText: The text contains nothing to speak.
+        TTSWorkerError: The error of ``failure``.
+    """
+    if (error := failure(ended)) is not None:
+        raise RemoteError(error)
+    if ended.receipt.reason == "nothing_to_speak":
+        raise UnspeakableText("the text has nothing that can be spoken")
+
+
 def failure(ended: Ended) -> ErrorInfo | None:
     """Return the error of an utterance that the client did not stop, or None if it is complete.
 
@@ -78,8 +94,8 @@ def failure(ended: Ended) -> ErrorInfo | None:
     """
     if ended.error is not None:
         return ended.error
-    if ended.receipt.reason == "drain":
-        return Draining("the worker is shutting down; use another one").info
+    if (reason := _ENDED_BY_WORKER.get(ended.receipt.reason)) is not None:
+        return Draining(reason).info
     if ended.outcome is Outcome.STOPPED:
         return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
     return None

@@ -6,23 +6,15 @@ needs an engine that enrols voices. Cancelling the call acts as STOP.
 
 from __future__ import annotations
 
-import io
-import wave
-
-from tts_worker.errors import (
-    Draining,
-    InvalidRequest,
-    TextTooLong,
-    TTSWorkerError,
-    UnspeakableText,
-    as_exception,
-)
+from tts_worker.audio.encoders import wav_file
+from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.server.compat.cosyvoice import speech_options
+from tts_worker.server.compat.rendering import check_spoken
 from tts_worker.server.grpc import cosyvoice_pb2 as pb
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
+from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000
 MIN_PROMPT_S = 1.0
@@ -51,7 +43,7 @@ class CosyVoiceService:
                 if isinstance(item, PcmFrame):
                     await writer.write(pb.Response(tts_audio=item.pcm))
                 elif isinstance(item, Ended):
-                    _raise_on_failure(item)
+                    check_spoken(item)
                     break
         except Exception as error:
             await abort_with(context, error)
@@ -93,24 +85,4 @@ class CosyVoiceService:
             raise InvalidRequest(
                 f"prompt_audio must be PCM16LE mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
             )
-        return await self._hub.enrol(_wav_file(pcm), transcript)
-
-
-def _wav_file(pcm: bytes) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(PROMPT_RATE_HZ)
-        writer.writeframes(pcm)
-    return file.getvalue()
-
-
-def _raise_on_failure(ended: Ended) -> None:
-    """Raise an error for incomplete audio: a byte stream has no other way to report it."""
-    if ended.error is not None:
-        raise as_exception(ended.error)
-    if ended.receipt.reason == "nothing_to_speak":
-        raise UnspeakableText("the text contains nothing that can be spoken")
-    if ended.outcome is Outcome.STOPPED:
-        raise Draining("the worker is shutting down; use another one")
+        return await self._hub.enrol(wav_file(pcm, PROMPT_RATE_HZ), transcript)
