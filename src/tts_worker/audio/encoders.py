@@ -39,6 +39,11 @@ class AudioFormat(str, Enum):
         """The usual extension of its files, without a dot."""
         return "ulaw" if self is AudioFormat.MULAW else self.value
 
+    @property
+    def default_rate_hz(self) -> int:
+        """Sample rate of requests that choose none."""
+        return 8_000 if self in (AudioFormat.MULAW, AudioFormat.ALAW) else SAMPLE_RATE_HZ
+
 
 class Encoder(Protocol):
     """Encodes mono s16le; the concatenated output is one complete stream, even with no samples.

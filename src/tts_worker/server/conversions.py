@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -14,12 +13,12 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.server.compat.rendering import converted
 from tts_worker.server.compat.uploads import live_rate_hz, read_body
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream, Upload
+from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+from tts_worker.types import SessionOptions
 
 PATH = "/v1/audio/conversions"
 SOURCE_FIELD = "audio"
@@ -32,7 +31,7 @@ class ConversionRequest(BaseModel):
 
     voice: str | None = Field(None, max_length=128)
     model: str | None = Field(None, max_length=128)
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm", "mulaw", "alaw"] = "mp3"
+    response_format: AudioFormat = AudioFormat.MP3
     speed: float = 1.0
     seed: int = 0
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
@@ -53,9 +52,7 @@ class ConversionRequest(BaseModel):
 
     @property
     def sample_rate_hz(self) -> int:
-        if self.sample_rate is not None:
-            return self.sample_rate
-        return 8_000 if self.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
+        return self.sample_rate or self.response_format.default_rate_hz
 
 
 _BODY = partial(
@@ -72,14 +69,9 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     routes = Routes()
 
     def answer(conversion: ConversionRequest, source: Source, upload: Upload | None = None) -> Response:
-        encoder = open_encoder(AudioFormat(conversion.response_format), conversion.sample_rate_hz)
-        return LiveStream(
-            converted(hub, conversion.options(), source, encoder),
-            encoder.content_type,
-            {"x-sample-rate": str(conversion.sample_rate_hz), "x-synthetic": "true"},
-            send_timeout_s=limits.send_timeout_s,
-            upload=upload,
-        )
+        encoder = open_encoder(conversion.response_format, conversion.sample_rate_hz)
+        speech = converted(hub, conversion.options(), source, encoder)
+        return speech_stream(speech, encoder.content_type, limits, rate_hz=conversion.sample_rate_hz, upload=upload)
 
     @routes.post(
         PATH,

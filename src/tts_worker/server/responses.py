@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime, timezone
+from types import MappingProxyType
 
 import anyio
 from starlette.responses import JSONResponse, Response
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tts_worker.audio.prompt import NOT_CHECKED
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
+from tts_worker.server.limits import ApiLimits
 from tts_worker.voicepack.voice_details import VoiceDetails
 from tts_worker.voices import Voice
 
@@ -197,6 +199,30 @@ class LiveStream(Response):
                 await send(message)
         except TimeoutError:
             raise SendTimeout(f"the client read nothing for {self._send_timeout_s:g} s") from None
+
+
+def speech_stream(
+    body: AsyncGenerator[bytes, None],
+    media_type: str,
+    limits: ApiLimits,
+    *,
+    rate_hz: int | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    upload: Upload | None = None,
+) -> LiveStream:
+    """Stream generated speech, which is marked as synthetic.
+
+    Args:
+        body: See ``LiveStream``, as for ``media_type``, ``headers`` and ``upload``.
+        media_type: Content type.
+        limits: Limits of the API.
+        rate_hz: Sample rate that the headers state; None for none.
+        headers: Additional headers.
+        upload: Takes the body of the request.
+    """
+    rate = {} if rate_hz is None else {"x-sample-rate": str(rate_hz)}
+    marked = {**headers, **rate, "x-synthetic": "true"}
+    return LiveStream(body, media_type, marked, send_timeout_s=limits.send_timeout_s, upload=upload)
 
 
 async def _wait_for_disconnect(receive: Receive, upload: Upload | None) -> None:

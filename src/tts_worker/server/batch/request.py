@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.settings import BatchSettings
-from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+from tts_worker.types import SessionOptions
 
 
 class BatchItem(BaseModel):
@@ -64,9 +64,7 @@ class BatchRequest(BaseModel):
     @property
     def rate_hz(self) -> int:
         """The sample rate of the audio."""
-        if self.sample_rate is not None:
-            return self.sample_rate
-        return 8_000 if self.response_format in (AudioFormat.MULAW, AudioFormat.ALAW) else SAMPLE_RATE_HZ
+        return self.sample_rate or self.response_format.default_rate_hz
 
     @property
     def chars(self) -> int:

@@ -25,7 +25,7 @@ from tts_worker.server.batch.runner import Batch, BatchRunner
 from tts_worker.server.batch.store import ItemResult
 from tts_worker.server.checksums import SHA256, checksum_field
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream, SafeJSONResponse
+from tts_worker.server.responses import SafeJSONResponse, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 
@@ -110,7 +110,7 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
             headers = {"content-disposition": f'attachment; filename="{name}.zip"'}
         else:
             body, media_type, headers = _lines(batches, batch, query), "application/jsonl", {}
-        return LiveStream(body, media_type, {**headers, "x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
+        return speech_stream(body, media_type, limits, headers=headers)
 
     return routes
 

@@ -28,7 +28,7 @@ from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
 from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream
+from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
@@ -279,12 +279,8 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
     async def speech(request: Request) -> Response:
         generation = await read(request)
         encoder = generation.output_format.open_encoder()
-        return LiveStream(
-            download(hub, generation.options(), generation.transcript, encoder),
-            encoder.content_type,
-            {"x-sample-rate": str(generation.output_format.sample_rate), "x-synthetic": "true"},
-            send_timeout_s=limits.send_timeout_s,
-        )
+        audio = download(hub, generation.options(), generation.transcript, encoder)
+        return speech_stream(audio, encoder.content_type, limits, rate_hz=generation.output_format.sample_rate)
 
     @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps", openapi_extra=_BODY)
     async def events(request: Request) -> Response:
@@ -297,12 +293,7 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
             timestamps=bool(generation.add_timestamps),
             checksums=wants_checksums(request.query_params),
         )
-        return LiveStream(
-            _events(hub, generation, encoder),
-            "text/event-stream",
-            {"x-synthetic": "true"},
-            send_timeout_s=limits.send_timeout_s,
-        )
+        return speech_stream(_events(hub, generation, encoder), "text/event-stream", limits)
 
 
 def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:

@@ -25,7 +25,7 @@ from tts_worker.models.routing import INSTRUCT
 from tts_worker.server.compat.rendering import converted, download
 from tts_worker.server.compat.uploads import Body, live_rate_hz, read_body
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream, Upload
+from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
@@ -33,7 +33,6 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
-_HEADERS = {"x-sample-rate": str(SAMPLE_RATE_HZ), "x-synthetic": "true"}
 _MEDIA_TYPES = (MULTIPART, "application/x-www-form-urlencoded", "application/json")
 
 
@@ -203,7 +202,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
             options = speech_options(
                 await _voice(hub, fields, body), fields.value("instruct"), fields.value("speed", 1.0)
             )
-            return _response(hub, options, fields, limits.send_timeout_s)
+            return _response(hub, options, fields, limits)
 
         add(path, kind, speech)
 
@@ -223,13 +222,8 @@ def _conversion(hub: SessionHub, limits: ApiLimits) -> Callable[[Request], Await
     """Return the handler of voice conversions."""
 
     def converted_to(voice: str, speed: float, source: Source, upload: Upload | None = None) -> Response:
-        return LiveStream(
-            converted(hub, speech_options(voice, speed=speed), source, open_encoder(AudioFormat.PCM)),
-            _TYPES["pcm"],
-            _HEADERS,
-            send_timeout_s=limits.send_timeout_s,
-            upload=upload,
-        )
+        speech = converted(hub, speech_options(voice, speed=speed), source, open_encoder(AudioFormat.PCM))
+        return speech_stream(speech, _TYPES["pcm"], limits, rate_hz=SAMPLE_RATE_HZ, upload=upload)
 
     async def conversion(request: Request) -> Response:
         if (rate_hz := live_rate_hz(request)) is not None:
@@ -270,19 +264,15 @@ def speech_options(voice: str | None, instruct: str | None = None, speed: float 
     )
 
 
-def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, send_timeout_s: float) -> Response:
+def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:
     audio_format = fields.value("response_format", "pcm")
     stream = fields.value("stream", True)
     # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
     as_wav = audio_format == "wav" and not stream
     encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(audio_format))
     audio = download(hub, options, fields.text, encoder)
-    return LiveStream(
-        audio if stream else _collect(audio, as_wav=as_wav),
-        _TYPES[audio_format],
-        _HEADERS,
-        send_timeout_s=send_timeout_s,
-    )
+    body = audio if stream else _collect(audio, as_wav=as_wav)
+    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ)
 
 
 async def _collect(audio: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:

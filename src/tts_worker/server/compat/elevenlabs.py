@@ -29,7 +29,7 @@ from tts_worker.server.compat.context_socket import ContextSocket, Message, Spee
 from tts_worker.server.compat.rendering import converted, download, failure, synthesize
 from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream
+from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, request_body, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
@@ -372,7 +372,7 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_BODY)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
-        return _streamed(download(hub, options, text, encoder), encoder.content_type, limits)
+        return speech_stream(download(hub, options, text, encoder), encoder.content_type, limits)
 
     @routes.post(
         f"{_SPEECH_PATH}/with-timestamps",
@@ -381,7 +381,7 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     )
     async def speech_with_times(request: Request, voice: str) -> Response:
         audio = _timed_audio(hub, *await read(request, voice))
-        return _streamed(_as_document(audio), "application/json", limits)
+        return speech_stream(_as_document(audio), "application/json", limits)
 
     @routes.post(
         f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
@@ -389,7 +389,7 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def stream_with_times(request: Request, voice: str) -> Response:
         checksums = wants_checksums(request.query_params)
         lines = _as_lines(_timed_audio(hub, *await read(request, voice)), checksums=checksums)
-        return _streamed(lines, "application/x-ndjson", limits)
+        return speech_stream(lines, "application/x-ndjson", limits)
 
 
 def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
@@ -404,7 +404,7 @@ def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
             audio = wav_file(audio[: len(audio) // 2 * 2], vendor.RAW_PCM_RATE_HZ)
         encoder = query.open_encoder()
         options = replace(query.options(voice, form.settings()), language=None)
-        return _streamed(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type, limits)
+        return speech_stream(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type, limits)
 
     conversion_body = partial(upload_body, vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"})
     for path in CONVERSION_PATHS:
@@ -416,10 +416,6 @@ def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
                 summary="Voice conversion for ElevenLabs clients, streamed",
                 openapi_extra=conversion_body,
             )
-
-
-def _streamed(chunks: AsyncGenerator[bytes, None], content_type: str, limits: ApiLimits) -> Response:
-    return LiveStream(chunks, content_type, {"x-synthetic": "true"}, send_timeout_s=limits.send_timeout_s)
 
 
 def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:

@@ -30,11 +30,11 @@ from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, wants_checksums
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.responses import LiveStream
+from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+from tts_worker.types import SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that OpenAI's clients send by default. They select nothing: the voice determines the engine."""
@@ -68,7 +68,7 @@ class SpeechRequest(BaseModel):
     model: str = Field("tts-1", max_length=128)
     input: str
     voice: str | VoiceId | None = None
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm", "mulaw", "alaw"] = "mp3"
+    response_format: AudioFormat = AudioFormat.MP3
     speed: float = 1.0
     instructions: str | None = Field(None, max_length=4_096)
     stream_format: Literal["audio", "sse"] = "audio"
@@ -99,16 +99,16 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         _check_model(speech_request, hub)
-        rate_hz = _rate_hz(speech_request)
-        encoder = open_encoder(AudioFormat(speech_request.response_format), rate_hz)
+        rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
+        encoder = open_encoder(speech_request.response_format, rate_hz)
         checksums = wants_checksums(request.query_params)
         audio = download(hub, _options(speech_request, rate_hz), speech_request.input, encoder)
         use_sse = speech_request.stream_format == "sse"
-        return LiveStream(
+        return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
-            {"x-sample-rate": str(rate_hz), "x-synthetic": "true"},
-            send_timeout_s=limits.send_timeout_s,
+            limits,
+            rate_hz=rate_hz,
         )
 
     return routes
@@ -145,12 +145,6 @@ def _check_model(request: SpeechRequest, hub: SessionHub) -> None:
     voice = hub.voices.get(request.voice_name)
     if voice.engine != request.model:
         raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {request.model}")
-
-
-def _rate_hz(request: SpeechRequest) -> int:
-    if request.sample_rate is not None:
-        return request.sample_rate
-    return 8_000 if request.response_format in ("mulaw", "alaw") else SAMPLE_RATE_HZ
 
 
 def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
