@@ -71,7 +71,7 @@ def _pull(args: argparse.Namespace) -> int:
     out: Path = args.out or Path(model.folder)
     with Bar(unit="bytes") as bar:
         report = pull(
-            model.name,
+            model,
             out,
             args.source,
             rl=args.rl,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tts_worker.errors import BundleError, ConfigError
-from tts_worker.voicepack.manifest import ModelFile, Need, PublishedModel, Verdict, published
+from tts_worker.voicepack.manifest import ModelFile, Need, PublishedModel, Verdict
 from tts_worker.voicepack.report import Problem, Report
 
 SOURCES = ("huggingface", "modelscope")
@@ -49,7 +49,7 @@ Listener = Callable[[Progress], None]
 
 
 def pull(
-    name: str,
+    model: PublishedModel,
     dest: Path,
     source: str = "huggingface",
     *,
@@ -57,10 +57,10 @@ def pull(
     base_url: str | None = None,
     progress: Listener | None = None,
 ) -> Report:
-    """Download the published model ``name`` to ``dest``. Verified files are kept; a repeated call resumes.
+    """Download a published model to ``dest``. Verified files are kept; a repeated call resumes.
 
     Args:
-        name: Published model.
+        model: The published model.
         dest: Target directory.
         source: Key of the model's URLs.
         rl: Also download the reinforcement-tuned language model.
@@ -71,23 +71,9 @@ def pull(
         A report that notes files without a matching recorded hash.
 
     Raises:
-        UnknownModel: There is no such model.
         ConfigError: The source or URL is invalid.
         BundleError: A file cannot be downloaded or written, or differs from the published one.
     """
-    return pull_model(published(name), dest, source, rl=rl, base_url=base_url, progress=progress)
-
-
-def pull_model(
-    model: PublishedModel,
-    dest: Path,
-    source: str = "huggingface",
-    *,
-    rl: bool = False,
-    base_url: str | None = None,
-    progress: Listener | None = None,
-) -> Report:
-    """``pull`` for a manifest entry."""
     if base_url is None and source not in model.urls:
         raise ConfigError(f"source: there is no {source[:64]!r}; choose one of: {', '.join(model.urls)}")
     template = model.urls[source] if base_url is None else f"{base_url.rstrip('/')}/{{path}}"

@@ -19,7 +19,7 @@ import pytest
 from tts_worker.errors import BundleError, ConfigError, UnknownModel
 from tts_worker.voicepack import pull as pull_module
 from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
-from tts_worker.voicepack.pull import SOURCES, Progress, pull, pull_model
+from tts_worker.voicepack.pull import SOURCES, Progress, pull
 
 BODIES = {
     "model.yaml": b"rate: 24000\n",
@@ -107,7 +107,7 @@ def answer(handler: BaseHTTPRequestHandler, body: bytes | None, start: int, sent
 def test_complete_directory_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     seen: list[Progress] = []
 
-    report = pull_model(model(), tmp_path / "x", base_url=server.url + "/", progress=seen.append)
+    report = pull(model(), tmp_path / "x", base_url=server.url + "/", progress=seen.append)
 
     assert report.ok
     assert report.problems == ()
@@ -115,12 +115,12 @@ def test_complete_directory_is_not_downloaded_again(server: Server, tmp_path: Pa
     assert got == {path: body for path, body in BODIES.items() if path != "llm.rl.pt"}
     assert [p for p in seen if p.file == "flow.pt"][-1] == Progress("flow.pt", 256_000, 256_000)
     before = len(server.requests)
-    pull_model(model(), tmp_path / "x", base_url=server.url)
+    pull(model(), tmp_path / "x", base_url=server.url)
     assert len(server.requests) == before
 
 
 def test_rl_model_is_downloaded_on_request(server: Server, tmp_path: Path) -> None:
-    pull_model(model(), tmp_path, base_url=server.url, rl=True)
+    pull(model(), tmp_path, base_url=server.url, rl=True)
 
     assert (tmp_path / "llm.rl.pt").read_bytes() == BODIES["llm.rl.pt"]
 
@@ -134,7 +134,7 @@ def test_lost_connection_is_resumed(server: Server, tmp_path: Path) -> None:
 
     server.behave = breaks
 
-    report = pull_model(model(), tmp_path, base_url=server.url)
+    report = pull(model(), tmp_path, base_url=server.url)
 
     assert report.ok
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
@@ -151,14 +151,14 @@ def test_second_call_resumes_the_first(server: Server, tmp_path: Path) -> None:
 
     server.behave = dies
     with pytest.raises(BundleError, match="pull again to resume"):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
     assert not (tmp_path / "flow.pt").exists()
     assert (tmp_path / "flow.pt.part").read_bytes() == BODIES["flow.pt"][:100_000]
     assert len(server.asked("flow.pt")) == 1 + pull_module.MAX_FAILED_ATTEMPTS
 
     server.behave = lambda handler, path, start: False
     server.requests.clear()
-    pull_model(model(), tmp_path, base_url=server.url)
+    pull(model(), tmp_path, base_url=server.url)
 
     assert server.asked("flow.pt") == ["bytes=100000-"]
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
@@ -172,7 +172,7 @@ def test_server_without_ranges_restarts_the_file(server: Server, tmp_path: Path)
     server.behave = ignores_ranges
     (tmp_path / "flow.pt.part").write_bytes(b"what came yesterday")
 
-    pull_model(model(), tmp_path, base_url=server.url)
+    pull(model(), tmp_path, base_url=server.url)
 
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
 
@@ -181,7 +181,7 @@ def test_server_without_ranges_restarts_the_file(server: Server, tmp_path: Path)
 def test_wrong_partial_file_is_downloaded_again(server: Server, tmp_path: Path, left_over: bytes) -> None:
     (tmp_path / "flow.pt.part").write_bytes(left_over)
 
-    pull_model(model(), tmp_path, base_url=server.url)
+    pull(model(), tmp_path, base_url=server.url)
 
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
 
@@ -190,7 +190,7 @@ def test_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
     (tmp_path / "flow.pt").write_bytes(BODIES["flow.pt"][:-1] + b"?")
     (tmp_path / "model.yaml").write_bytes(b"cut")
 
-    pull_model(model(), tmp_path, base_url=server.url)
+    pull(model(), tmp_path, base_url=server.url)
 
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
     assert (tmp_path / "model.yaml").read_bytes() == BODIES["model.yaml"]
@@ -210,7 +210,7 @@ def test_unpublished_content_is_refused(server: Server, tmp_path: Path, path: st
     server.bodies[path] = body
 
     with pytest.raises(BundleError, match=complaint):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
 
     assert not (tmp_path / path).exists()
 
@@ -220,7 +220,7 @@ def test_other_revision_and_unrecorded_hash_are_noted(server: Server, tmp_path: 
     unknown = model(flow__pt={"sha256": None})
 
     for _ in range(2):  # also when they lie there already
-        report = pull_model(unknown, tmp_path, base_url=server.url)
+        report = pull(unknown, tmp_path, base_url=server.url)
         noted = [problem.file for problem in report.problems]
         assert noted == ["model.yaml", "flow.pt"]
         assert report.ok
@@ -238,13 +238,13 @@ def test_size_of_the_server_counts_without_a_recorded_one(server: Server, tmp_pa
         return True
 
     server.behave = breaks
-    report = pull_model(unknown, tmp_path, base_url=server.url, progress=seen.append)
+    report = pull(unknown, tmp_path, base_url=server.url, progress=seen.append)
 
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
     assert [problem.file for problem in report.problems] == ["flow.pt"]
     assert [p for p in seen if p.file == "flow.pt"][-1] == Progress("flow.pt", 256_000, 256_000)
     before = len(server.requests)
-    pull_model(unknown, tmp_path, base_url=server.url)
+    pull(unknown, tmp_path, base_url=server.url)
     assert len(server.requests) == before
 
 
@@ -266,7 +266,7 @@ def test_size_that_cannot_be_asked_for_is_reported(
 ) -> None:
     server.behave = refusing(status)
     with pytest.raises(BundleError, match=complaint):
-        pull_model(model(model__yaml={"size_bytes": None}), tmp_path, base_url=server.url)
+        pull(model(model__yaml={"size_bytes": None}), tmp_path, base_url=server.url)
     assert len(server.requests) == tries
     assert list(tmp_path.iterdir()) == []
 
@@ -276,10 +276,10 @@ def test_file_that_is_published_elsewhere_has_its_own_address(server: Server, tm
     changed = model(flow__pt={"url": f"{server.url}/elsewhere"})
     changed = replace(changed, urls={"huggingface": f"{server.url}/{{path}}"})
 
-    assert pull_model(changed, tmp_path).ok
+    assert pull(changed, tmp_path).ok
     assert (tmp_path / "flow.pt").read_bytes() == BODIES["flow.pt"]
     with pytest.raises(BundleError, match="answers 404"):  # a mirror has all files under its own address
-        pull_model(changed, tmp_path / "other", base_url=server.url)
+        pull(changed, tmp_path / "other", base_url=server.url)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_only_transient_http_errors_are_retried(
     server.behave = refusing(status)
 
     with pytest.raises(BundleError, match=complaint):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
 
     assert len(server.requests) == tries
 
@@ -308,7 +308,7 @@ def test_redirect_cannot_read_a_local_file(server: Server, tmp_path: Path, targe
     server.behave = redirects
 
     with pytest.raises(BundleError, match=r"302|unknown url type"):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -327,7 +327,7 @@ def test_redirect_to_another_address_is_followed(server: Server, tmp_path: Path)
     server.behave = redirects
     (tmp_path / "flow.pt.part").write_bytes(BODIES["flow.pt"][:1000])
 
-    assert pull_model(model(), tmp_path, base_url=server.url).ok
+    assert pull(model(), tmp_path, base_url=server.url).ok
     assert server.asked("cdn/flow.pt") == ["bytes=1000-"]
 
 
@@ -348,14 +348,14 @@ def test_endless_response_does_not_fill_the_disk(server: Server, tmp_path: Path)
     server.behave = endless
 
     with pytest.raises(BundleError, match="the size of the file"):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
 
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) == 0
 
 
 def test_unreachable_server_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"refused|pull again"):
-        pull_model(model(), tmp_path, base_url="http://127.0.0.1:1")
+        pull(model(), tmp_path, base_url="http://127.0.0.1:1")
 
 
 class FullDisk:
@@ -382,7 +382,7 @@ def test_full_disk_is_reported(server: Server, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(BundleError, match=r"No space left on device.*free disk space and pull again"):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
     monkeypatch.undo()
 
     assert not (tmp_path / "flow.pt").exists()
@@ -391,7 +391,7 @@ def test_full_disk_is_reported(server: Server, tmp_path: Path, monkeypatch: pyte
 
 def test_too_little_disk_space_is_reported_before_download(server: Server, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"needs 1000000.0 GB more"):
-        pull_model(model(flow__pt={"size_bytes": 10**15}), tmp_path, base_url=server.url)
+        pull(model(flow__pt={"size_bytes": 10**15}), tmp_path, base_url=server.url)
 
     assert server.requests == []
 
@@ -400,16 +400,16 @@ def test_file_in_place_of_the_directory_is_refused(server: Server, tmp_path: Pat
     (tmp_path / "x").write_bytes(b"")
 
     with pytest.raises(BundleError, match="cannot be written"):
-        pull_model(model(), tmp_path / "x", base_url=server.url)
+        pull(model(), tmp_path / "x", base_url=server.url)
 
 
 def test_wrong_pull_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"there are: cosyvoice2-0\.5b, .*, cosyvoice-300m-instruct"):
-        pull("cosyvoice9", tmp_path)
+        published("cosyvoice9")
     with pytest.raises(ConfigError, match="source"):
-        pull("cosyvoice2-0.5b", tmp_path, "elsewhere")
+        pull(published("cosyvoice2-0.5b"), tmp_path, "elsewhere")
     with pytest.raises(ConfigError, match="base_url"):
-        pull("cosyvoice2-0.5b", tmp_path, base_url="file:///etc")
+        pull(published("cosyvoice2-0.5b"), tmp_path, base_url="file:///etc")
 
 
 @pytest.mark.parametrize("published_model", PUBLISHED, ids=lambda m: m.name)
@@ -463,7 +463,7 @@ def test_server_text_is_sanitized(server: Server, tmp_path: Path, status: int) -
 
     server.behave = escapes
     with pytest.raises(BundleError, match=str(status)) as refused:
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
     assert refused.value.message.isprintable()
 
 
@@ -475,7 +475,7 @@ def test_garbled_status_line_is_sanitized(server: Server, tmp_path: Path) -> Non
 
     server.behave = garbles
     with pytest.raises(BundleError) as refused:
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
     assert refused.value.message.isprintable()
 
 
@@ -491,7 +491,7 @@ def test_url_password_is_sent_and_not_printed(server: Server, tmp_path: Path) ->
 
     server.behave = refuses
     with pytest.raises(BundleError, match="answers 403") as refused:
-        pull_model(model(), tmp_path, base_url=with_password(server) + "?token=hidden")
+        pull(model(), tmp_path, base_url=with_password(server) + "?token=hidden")
     assert sent == [f"Basic {base64.b64encode(b'me:a-secret@word').decode()}"]
     for secret in ("secret", "me:", "hidden"):
         assert secret not in refused.value.message
@@ -512,7 +512,7 @@ def test_redirect_does_not_forward_the_password(server: Server, tmp_path: Path) 
         return True
 
     server.behave = redirects
-    pull_model(model(), tmp_path, base_url=with_password(server).rstrip("/"))
+    pull(model(), tmp_path, base_url=with_password(server).rstrip("/"))
     assert set(sent) == {None}
 
 
@@ -542,9 +542,7 @@ def test_slow_server_is_given_up(server: Server, tmp_path: Path) -> None:
 
     server.behave = drips
     with pytest.raises(BundleError, match="less than 4096 bytes per second"):
-        pull_model(
-            model(flow__pt={"size_bytes": 10**6}, model__yaml={"size_bytes": 10**6}), tmp_path, base_url=server.url
-        )
+        pull(model(flow__pt={"size_bytes": 10**6}, model__yaml={"size_bytes": 10**6}), tmp_path, base_url=server.url)
     hung_up.set()
     assert len(server.requests) == 3
 
@@ -558,7 +556,7 @@ def test_one_byte_per_connection_is_given_up(server: Server, tmp_path: Path) -> 
 
     server.behave = one_byte
     with pytest.raises(BundleError, match="pull again"):
-        pull_model(model(), tmp_path, base_url=server.url)
+        pull(model(), tmp_path, base_url=server.url)
     assert len(server.requests) == 3
 
 
@@ -580,6 +578,6 @@ def test_slow_response_header_is_given_up(server: Server, tmp_path: Path, monkey
     server.behave = drips
     try:
         with pytest.raises(BundleError, match="no complete response header"):
-            pull_model(model(), tmp_path, base_url=server.url)
+            pull(model(), tmp_path, base_url=server.url)
     finally:
         done.set()
