@@ -42,7 +42,28 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ServerSettings(Section):
+class TlsSection(Section):
+    """TLS of a server.
+
+    Attributes:
+        tls_certificate: PEM file of the certificate and its chain; the server then speaks TLS only.
+        tls_key: PEM file of the private key; None if it is in the certificate file.
+        tls_client_ca: PEM file of the authorities of clients: every client then needs a certificate from one.
+    """
+
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> TlsSection:
+        for name in ("tls_key", "tls_client_ca"):
+            if self.tls_certificate is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} requires tls_certificate")
+        return self
+
+
+class ServerSettings(TlsSection):
     """The HTTP server: address, authentication and limits. Sizes are checked before a request is processed.
 
     Attributes:
@@ -52,9 +73,6 @@ class ServerSettings(Section):
         max_connections: Limit of connections; lower if the process may not open as many file descriptors.
         header_timeout_s: Time limit for the head of a request.
         body_timeout_s: Time limit for the body of a request; for what follows of it once the response has begun.
-        tls_certificate: PEM file of the certificate and its chain; the server then speaks HTTPS only.
-        tls_key: PEM file of the private key; None if it is in the certificate file.
-        tls_client_ca: PEM file of the authorities of clients: every client then needs a certificate from one.
     """
 
     host: str = "127.0.0.1"
@@ -75,9 +93,6 @@ class ServerSettings(Section):
     heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
 
     @field_validator("allowed_origins")
     @classmethod
@@ -90,10 +105,6 @@ class ServerSettings(Section):
 
     @model_validator(mode="after")
     def _guard(self) -> ServerSettings:
-        if self.tls_key is not None and self.tls_certificate is None:
-            raise ValueError("tls_key requires tls_certificate")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca requires tls_certificate")
         if not self.needs_key and not self.allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} is reachable from outside: set api_keys or key_file, or allow_unauthenticated: true "
@@ -193,14 +204,11 @@ class GrpcModelSettings(Section):
     languages: tuple[str, ...] = ()
 
 
-class GrpcSettings(Section):
+class GrpcSettings(TlsSection):
     """The gRPC servers. API keys are those of ``server``.
 
     Attributes:
         cosyvoice_port: Port of the service of CosyVoice's own gRPC clients, which default to 50000; None disables it.
-        tls_certificate: PEM file, as in ``server``.
-        tls_key: PEM file, as in ``server``.
-        tls_client_ca: PEM file, as in ``server``.
         sample_rate_hz: Default sample rate.
         frame_ms: Default frame size.
         max_connections: TCP connections of each port; fewer if the process may not open as many file descriptors.
@@ -213,23 +221,12 @@ class GrpcSettings(Section):
     host: str = "127.0.0.1"
     port: int = Field(7002, ge=0, le=65_535)
     cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     max_connections: int = Field(1_024, ge=2, le=1_000_000)
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check_tls(self) -> GrpcSettings:
-        if self.tls_key is not None and self.tls_certificate is None:
-            raise ValueError("tls_key requires tls_certificate")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca requires tls_certificate")
-        return self
 
     @model_validator(mode="after")
     def _check_frame(self) -> GrpcSettings:
