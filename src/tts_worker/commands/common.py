@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, find_config, load_settings, parse_yaml
 
@@ -21,7 +22,7 @@ ENGINES = {
     "tone": {"tone": {"kind": "tone"}},
 }
 """Engines that ``--engine`` selects without a config file."""
-GIVE_OUT = "Give --out FILE to save the speech instead"
+_GIVE_OUT = "Give --out FILE to save the speech instead"
 """Advice of a command that plays."""
 OFFLINE_ENGINE = "cosyvoice"
 """Engine that ``say`` runs without a worker."""
@@ -85,9 +86,33 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
     flags[path[-1]] = parsed
 
 
-def quiet_logs(level: int = logging.WARNING) -> None:
+def given_text(args: argparse.Namespace) -> str | None:
+    """Return the text of the arguments or of ``--file``; None if it is on standard input. Raises InvalidRequest."""
+    if args.text:
+        return " ".join(args.text)
+    if args.file is None or str(args.file) == "-":
+        return None
+    try:
+        text: str = args.file.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+    return text
+
+
+async def open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
+    """Open what ``--out`` names, the player without it, or a file where there is no player; return its name, too."""
+    if args.out == "-":
+        return StdoutSink(), "standard output"
+    if args.out is not None:
+        return FileSink(Path(args.out)), args.out
+    if (player := find_player()) is not None:
+        return await PlayerSink.open(player, advice=_GIVE_OUT), player
+    return FileSink(Path("speech.wav")), "speech.wav (no audio player found; use --out FILE)"
+
+
+def quiet_logs() -> None:
     """Log warnings and errors only, for commands with output for a terminal."""
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
 def run_event_loop(coroutine: Coroutine[object, object, None]) -> None:

@@ -14,22 +14,24 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from tts_worker.adapter import SpeechChunk, SpeechStream
-from tts_worker.client.async_tts import AsyncTTS, SpeechOptions
-from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
+from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS
+from tts_worker.client.playback import PlayerSink, Sink
+from tts_worker.client.speech import Speech
 from tts_worker.commands import speak_converted, speak_offline
 from tts_worker.commands.common import (
-    GIVE_OUT,
     OFFLINE_ENGINE,
     add_settings_arguments,
+    given_text,
+    open_sink,
     quiet_logs,
     run_event_loop,
     settings_from,
@@ -38,7 +40,7 @@ from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
-from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions, Word
 from tts_worker.worker import running_adapter
 
 _LONG_TEXT_CHARS = 400
@@ -81,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     quiet_logs()
     if args.text and args.file is not None:
         raise InvalidRequest("give the text or --file, not both")
+    if args.json and args.out == "-":
+        raise InvalidRequest("--json and --out - both use standard output; choose one")
     if args.bundle is not None or args.engine == OFFLINE_ENGINE:
         return speak_offline.run(args)
     if args.mode == speak_offline.CONVERSION or args.source is not None:
         if args.url is None:
             raise InvalidRequest("--mode vc needs a worker (--url) or a model directory (--bundle) that converts")
         return speak_converted.run(args)
-    if args.json and args.out == "-":
-        raise InvalidRequest("--json and --out - both use standard output; choose one")
     if args.url is not None and (args.config is not None or args.engine is not None or args.set):
         raise InvalidRequest("--url uses a running worker, whose settings --config, --engine and --set cannot change")
     source = _Source.of(args)
@@ -120,14 +122,7 @@ class _Source:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Source:
-        if args.text:
-            return cls(" ".join(args.text))
-        if args.file is None or str(args.file) == "-":
-            return cls(None)
-        try:
-            return cls(args.file.read_bytes().decode("utf-8", errors="replace"))
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
+        return cls(given_text(args))
 
     def remaining_chars(self, report: Receipt) -> int:
         """Return the characters that were not spoken, including text that was not sent to the session yet."""
@@ -149,54 +144,111 @@ class _Source:
 # -- speaking ---------------------------------------------------------------------------------------------------------
 
 
-async def _open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
-    if args.out == "-":
-        return StdoutSink(), "standard output"
-    if args.out is not None:
-        return FileSink(Path(args.out)), args.out
-    player = find_player()
-    if player is not None:
-        return await PlayerSink.open(player, advice=GIVE_OUT), player
-    return FileSink(Path("speech.wav")), "speech.wav (no audio player found; use --out FILE)"
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a session and a client have."""
+    return {
+        "voice": args.voice,
+        "speed": args.speed,
+        "seed": args.seed,
+        "language": args.language,
+        "instruct": args.instruct,
+        "lexicon": read_yaml(args.lexicon) if args.lexicon is not None else None,
+        "markdown": False if args.plain else None,
+        "flush_after_ms": args.flush_after_ms,
+    }
 
 
 async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) -> int:
-    options = SessionOptions(
-        voice=args.voice,
-        speed=args.speed,
-        seed=args.seed,
-        language=args.language,
-        instruct=args.instruct,
-        lexicon=read_yaml(args.lexicon) if args.lexicon is not None else None,
-        markdown=False if args.plain else None,
-        realtime=False,
-        raw_chunks=True,
-        flush_after_ms=args.flush_after_ms,
-    )
+    """Speak in this process."""
+    options = SessionOptions(**_options(args), realtime=False, raw_chunks=True)
     called_at_s = perf_counter()
     async with AsyncExitStack() as stack:
         with Bar(shown=sys.stderr.isatty() and not (args.quiet or args.json)) as bar:
             bar.update("starting the engine")
             adapter = await stack.enter_async_context(running_adapter(settings))
-        started_at_s = perf_counter()
+        engine_start_s = perf_counter() - called_at_s
         stream = adapter.synthesize_chunks(source.portions(), options)
-        sink, target = await _open_sink(args)
-        if source.is_interactive and not args.quiet:
-            print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
-        with _stop_on_interrupt(partial(adapter.control, "STOP"), sink):
-            chunks, first_at_s = await _play(stream, sink, _Progress(source, args.quiet or args.json))
+        chunks: list[SpeechChunk] = []
+
+        def note(chunk: SpeechChunk) -> int:
+            chunks.append(replace(chunk, pcm=b""))
+            return chunk.text_end
+
+        target, times = await _play(args, source, stream, partial(adapter.control, "STOP"), note)
+    assert stream.receipt is not None
+    words = [word for chunk in chunks for word in chunk.words]
+    spoken = _Spoken(stream.receipt, stream.outcome, words, chunks[-1].end_sample if chunks else 0)
+    summary = {"voice": stream.session.params.voice, **_summary(spoken, source, times)}
+    audio_s = spoken.samples / SAMPLE_RATE_HZ
+    summary["rtf"] = round(sum(chunk.wall_ms for chunk in chunks) / 1000 / audio_s, 4) if audio_s else None
+    summary["chunks"] = [
+        {key: value for key, value in asdict(chunk).items() if key not in ("pcm", "words")} for chunk in chunks
+    ]
+    summary["engine_start_s"] = round(engine_start_s, 3)
+    return _report(args, spoken, summary, target)
+
+
+async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
+    """Speak with the worker at ``--url``."""
+    samples = 0
+    url = re.sub("^http", "ws", args.url)
+    async with (
+        AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
+        tts.stream(source.portions()) as live,
+    ):
+        await live.start()  # a refusal leaves no file
+
+        async def stop(played_samples: int | None) -> None:
+            live.stop(played_samples)
+
+        def note(part: Speech) -> int:
+            nonlocal samples
+            samples += len(part.pcm) // BYTES_PER_SAMPLE
+            return live.words[-1].end_char if live.words else 0
+
+        target, times = await _play(args, source, live, stop, note)
+    assert live.report is not None
+    spoken = _Spoken(live.report, live.outcome, live.words, samples)
+    return _report(args, spoken, _summary(spoken, source, times), target)
+
+
+async def _play(
+    args: argparse.Namespace,
+    source: _Source,
+    live: SpeechStream | AsyncLiveSpeech,
+    stop: Callable[[int | None], Awaitable[object]],
+    note: Callable[[Any], int],
+) -> tuple[str, tuple[float, float]]:
+    """Write all parts where ``--out`` says.
+
+    Args:
+        args: The arguments.
+        source: The text.
+        live: The speech.
+        stop: See ``_stop_on_interrupt``.
+        note: Takes a part; returns the characters spoken so far.
+
+    Returns:
+        Where the speech went, and when the first part arrived and the last was written.
+    """
+    first_at_s: float | None = None
+    sink, target = await open_sink(args)
+    if source.is_interactive and not args.quiet:
+        print("Type text; each sentence is spoken as you finish it. Ctrl-D ends, Ctrl-C stops.", file=sys.stderr)
+    total = source.total_chars or 0
+    shown = total > _LONG_TEXT_CHARS and sys.stderr.isatty() and not (args.quiet or args.json)
+    with _stop_on_interrupt(stop, sink), Bar(shown=shown, unit=f"of {total} characters") as bar:
+        try:
+            async for part in live:
+                first_at_s = first_at_s or perf_counter()
+                await sink.write(part.pcm)
+                bar.update("speaking", note(part), total)
+        except BaseException:
+            await sink.abort()
+            raise
+        await (sink.abort() if live.outcome is Outcome.STOPPED else sink.close())
     ended_at_s = perf_counter()
-    stopped = stream.outcome is Outcome.STOPPED
-    began_at_s = source.first_at_s or ended_at_s
-    summary = _summary(stream, source, chunks, (first_at_s or ended_at_s) - began_at_s, ended_at_s - began_at_s)
-    summary["engine_start_s"] = round(started_at_s - called_at_s, 3)
-    if args.json:
-        print(json.dumps(summary, ensure_ascii=False))
-    elif not args.quiet:
-        _print_summary(summary, target)
-    if stopped:
-        return _INTERRUPTED
-    return 0 if chunks else 1
+    return target, (first_at_s or ended_at_s, ended_at_s)
 
 
 @contextlib.contextmanager
@@ -228,121 +280,42 @@ def _stop_on_interrupt(stop: Callable[[int | None], Awaitable[object]], sink: Si
             loop.remove_signal_handler(signal.SIGINT)
 
 
-async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
-    """Speak with the worker at ``--url``."""
-    options = SpeechOptions(
-        voice=args.voice,
-        speed=args.speed,
-        seed=args.seed,
-        language=args.language,
-        instruct=args.instruct,
-        lexicon=read_yaml(args.lexicon) if args.lexicon is not None else None,
-        markdown=False if args.plain else None,
-        flush_after_ms=args.flush_after_ms,
-    )
-    samples = 0
-    first_at_s: float | None = None
-    async with (
-        AsyncTTS(re.sub("^http", "ws", args.url), api_key=os.environ.get("TTS_WORKER_API_KEY"), **options) as tts,
-        tts.stream(source.portions()) as live,
-    ):
-        await live.start()
-        sink, target = await _open_sink(args)
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """What was spoken."""
 
-        async def stop(played_samples: int | None) -> None:
-            live.stop(played_samples)
+    report: Receipt
+    outcome: Outcome | None
+    words: Sequence[Word]
+    samples: int
 
-        try:
-            with _stop_on_interrupt(stop, sink):
-                async for part in live:
-                    first_at_s = first_at_s or perf_counter()
-                    samples += len(part.pcm) // BYTES_PER_SAMPLE
-                    await sink.write(part.pcm)
-        except BaseException:
-            await sink.abort()
-            raise
-        await (sink.abort() if live.outcome is Outcome.STOPPED else sink.close())
-    ended_at_s = perf_counter()
+
+def _summary(spoken: _Spoken, source: _Source, times: tuple[float, float]) -> dict[str, Any]:
+    assert spoken.outcome is not None
+    first_at_s, ended_at_s = times
     began_at_s = source.first_at_s or ended_at_s
-    assert live.report is not None
-    assert live.outcome is not None
-    summary = {
-        "outcome": live.outcome.value,
-        "reason": live.report.reason,
-        "audio_s": round(samples / SAMPLE_RATE_HZ, 3),
-        "first_audio_ms": round(1000 * ((first_at_s or ended_at_s) - began_at_s), 1),
+    return {
+        "outcome": spoken.outcome.value,
+        "reason": spoken.report.reason,
+        "audio_s": round(spoken.samples / SAMPLE_RATE_HZ, 3),
+        "first_audio_ms": round(1000 * (first_at_s - began_at_s), 1),
         "wall_s": round(ended_at_s - began_at_s, 3),
-        "chars_spoken": len(live.report.text_spoken),
-        "chars_remaining": source.remaining_chars(live.report),
-        "alignment": live.report.alignment.value,
-        "words": [asdict(word) for word in live.words],
+        "chars_spoken": len(spoken.report.text_spoken),
+        "chars_remaining": source.remaining_chars(spoken.report),
+        "alignment": spoken.report.alignment.value,
+        "words": [asdict(word) for word in spoken.words],
     }
+
+
+def _report(args: argparse.Namespace, spoken: _Spoken, summary: dict[str, Any], target: str) -> int:
+    """Print the summary and return the exit code."""
     if args.json:
         print(json.dumps(summary, ensure_ascii=False))
     elif not args.quiet:
         _print_summary(summary, target)
-    if live.outcome is Outcome.STOPPED:
+    if spoken.outcome is Outcome.STOPPED:
         return _INTERRUPTED
-    return 0 if samples else 1
-
-
-async def _play(stream: SpeechStream, sink: Sink, progress: _Progress) -> tuple[list[SpeechChunk], float | None]:
-    """Write all chunks to the sink; return them without their audio, and when the first one arrived."""
-    chunks: list[SpeechChunk] = []
-    first_at_s: float | None = None
-    try:
-        with progress:
-            async for chunk in stream:
-                first_at_s = first_at_s or perf_counter()
-                await sink.write(chunk.pcm)
-                progress.update(chunk)
-                chunks.append(_without_audio(chunk))
-    except BaseException:
-        await sink.abort()
-        raise
-    if stream.outcome is Outcome.STOPPED:
-        await sink.abort()
-    else:
-        await sink.close()
-    return chunks, first_at_s
-
-
-def _without_audio(chunk: SpeechChunk) -> SpeechChunk:
-    return SpeechChunk(
-        chunk.index,
-        b"",
-        chunk.text_start,
-        chunk.text_end,
-        chunk.start_sample,
-        chunk.end_sample,
-        chunk.wall_ms,
-        chunk.words,
-    )
-
-
-def _summary(
-    stream: SpeechStream, source: _Source, chunks: list[SpeechChunk], first_s: float, wall_s: float
-) -> dict[str, Any]:
-    assert stream.receipt is not None
-    assert stream.outcome is not None
-    audio_s = chunks[-1].end_sample / SAMPLE_RATE_HZ if chunks else 0.0
-    engine_s = sum(chunk.wall_ms for chunk in chunks) / 1000
-    return {
-        "voice": stream.session.params.voice,
-        "outcome": stream.outcome.value,
-        "reason": stream.receipt.reason,
-        "audio_s": round(audio_s, 3),
-        "first_audio_ms": round(1000 * first_s, 1),
-        "wall_s": round(wall_s, 3),
-        "rtf": round(engine_s / audio_s, 4) if audio_s else None,
-        "chars_spoken": len(stream.receipt.text_spoken),
-        "chars_remaining": source.remaining_chars(stream.receipt),
-        "alignment": stream.receipt.alignment.value,
-        "words": [asdict(word) for chunk in chunks for word in chunk.words],
-        "chunks": [
-            {key: value for key, value in asdict(chunk).items() if key not in ("pcm", "words")} for chunk in chunks
-        ],
-    }
+    return 0 if spoken.samples else 1
 
 
 def _print_summary(summary: dict[str, Any], target: str) -> None:
@@ -358,37 +331,3 @@ def _print_summary(summary: dict[str, Any], target: str) -> None:
     if summary["outcome"] in ("stopped", "truncated"):
         remaining = summary["chars_remaining"]
         print(f"{summary['outcome']} ({summary['reason']}): {remaining} characters were not spoken", file=sys.stderr)
-
-
-class _Progress:
-    """A progress bar over the characters of a long text, on a terminal only."""
-
-    def __init__(self, source: _Source, quiet: bool) -> None:
-        self._total = source.total_chars
-        shown = not quiet and sys.stderr.isatty() and (self._total or 0) > _LONG_TEXT_CHARS
-        self._bar = self._task = None
-        if shown:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("speaking"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %  {task.fields[audio_s]:.0f} s of speech"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("speaking", total=self._total, audio_s=0.0)
-
-    def __enter__(self) -> None:
-        if self._bar is not None:
-            self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, chunk: SpeechChunk) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=chunk.text_end, audio_s=chunk.end_sample / SAMPLE_RATE_HZ)

@@ -11,7 +11,8 @@ import sys
 from time import perf_counter
 
 from tts_worker.client.async_tts import AsyncTTS
-from tts_worker.commands.speak_offline import check_conversion, open_sink
+from tts_worker.commands.common import open_sink
+from tts_worker.commands.speak_offline import check_conversion
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.types import BYTES_PER_SAMPLE
 

@@ -21,8 +21,7 @@ from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
 from tts_worker.audio.source import recording_windows
-from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
-from tts_worker.commands.common import GIVE_OUT
+from tts_worker.commands.common import given_text, open_sink
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
@@ -104,8 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 def check_conversion(args: argparse.Namespace) -> None:
     """Raise InvalidRequest for arguments that contradict each other."""
-    if args.json and args.out == "-":
-        raise InvalidRequest("--json and --out - both write to standard output")
     if (args.mode == CONVERSION) != (args.source is not None):
         raise InvalidRequest("--mode vc and --source FILE must be used together")
     if args.source is not None and (args.text or args.file):
@@ -359,28 +356,12 @@ def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, spe
 
 def _text(args: argparse.Namespace) -> str:
     """Read the text. Raises InvalidRequest if it cannot be read or is too long."""
-    if args.text:
-        text = " ".join(args.text)
-    elif args.file is None or str(args.file) == "-":
+    text = given_text(args)
+    if text is None:
         text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    else:
-        try:
-            text = args.file.read_bytes().decode("utf-8", errors="replace")
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {args.file}: {error.strerror}") from None
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidRequest(f"the text has {len(text)} characters; at most {MAX_TEXT_CHARS} are spoken offline")
     return text
-
-
-async def open_sink(args: argparse.Namespace) -> tuple[Sink, str]:
-    """Open what ``--out`` names, the player without it, or a file where there is no player."""
-    if args.out == "-":
-        return StdoutSink(), "standard output"
-    if args.out is None and (player := find_player()) is not None:
-        return await PlayerSink.open(player, advice=GIVE_OUT), player
-    out = args.out or "speech.wav"
-    return FileSink(Path(out)), out
 
 
 @dataclass
