@@ -16,21 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import math
-import os
-import platform
 import random
 import shutil
-import subprocess
-import sysconfig
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,8 +34,12 @@ from torch.autograd.profiler_util import FunctionEventAvg
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_attention import Sizes, measure_attention
+from tts_worker.benchmarks.gpu_counts import EngineCounts, computations_of, fallbacks_of, stage_times_of
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
-from tts_worker.benchmarks.measure_stages import LIVE, measure_stage_times, speak_together
+from tts_worker.benchmarks.gpu_machine import describe_machine
+from tts_worker.benchmarks.gpu_outputs import Outputs, compare_outputs, draw_ids, scores_after
+from tts_worker.benchmarks.gpu_plan import Figures, Plan, Results, Section
+from tts_worker.benchmarks.measure_stages import measure_stage_times, speak_together
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
@@ -50,24 +47,16 @@ from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import BUDGET_S
 from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, captured_rows
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
-from tts_worker.engine.cosyvoice.decoder import DecodeRow
-from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import CUDA_UTTERANCES, LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import DeviceLost
-from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
+from tts_worker.types import Boundary, Segment, Span, UtteranceKey
 
 log = logging.getLogger(__name__)
 
-Figures = dict[str, Any]
-
-PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "tensorrt", "onnxruntime", "onnxruntime-gpu", "numpy")
 PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
 DRAWN_IDS = 64
@@ -78,103 +67,6 @@ ENGINE_S = 45.0
 """What building and warming up an engine is expected to take before one has been built."""
 
 LOAD_VARIANT_SHARE = 0.5  # of the time of a load
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure.
-
-    Attributes:
-        options: How the engine is loaded; its bundle has the family and size to measure.
-        loads: Mean numbers of live calls, in the order of measurement.
-        load_seconds: Measured time of each load.
-        call_s: Shortest and longest call of a load, in seconds.
-        texts: Number of different texts for the first-audio latency.
-        speed_seconds: Audio length for the real-time factor.
-        growth_seconds: Length of the long turn.
-        correct_tokens: Lengths of the utterances that are compared with the CPU.
-        stage_batches: Numbers of utterances for the stage times.
-        stage_live: Calls for the stage times; None for none.
-        cancels: Utterances to cancel.
-        budget_s: A section starts only while the time it is expected to take is left.
-        sections: Names of the sections to run; empty for all.
-    """
-
-    options: LoadOptions
-    loads: tuple[int, ...] = (64, 128, 16, 32, 96, 192)
-    load_seconds: float = 40.0
-    call_s: tuple[float, float] = (4.0, 12.0)
-    texts: int = 200
-    speed_seconds: float = 20.0
-    growth_seconds: float = 60.0
-    correct_tokens: tuple[int, ...] = (40, 110, 250)
-    stage_batches: tuple[int, ...] = (1, 4, 16)
-    stage_live: Arrivals | None = LIVE
-    cancels: int = 500
-    budget_s: float = 1500.0
-    sections: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the run.
-
-    Attributes:
-        name: Its key in the results.
-        run: Measures and returns the figures.
-        expected_s: Time that the measurement is expected to take, with the engine at hand.
-        options: The engine that it needs; None: it takes care of that itself.
-        engines: Further engines that it builds.
-        needs_cuda: Whether it makes sense only on a CUDA device.
-        excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
-    """
-
-    name: str
-    run: Callable[[GpuBench], Figures]
-    expected_s: float
-    options: LoadOptions | None = None
-    engines: int = 0
-    needs_cuda: bool = False
-    excludes_v1: bool = False
-
-
-@dataclass
-class Results:
-    """Figures by section, written to a file after each one.
-
-    Attributes:
-        path: The file; None writes nothing.
-        figures: What has been measured so far.
-    """
-
-    path: Path | None
-    figures: Figures = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Results:
-        """Return the results in a file."""
-        return cls(path, json.loads(path.read_text("utf-8")))
-
-    @property
-    def running(self) -> str | None:
-        """The section that had begun when the file was written."""
-        return next((name for name, figures in self.figures.items() if "running" in figures), None)
-
-    def begin(self, section: str) -> None:
-        """Note that a section begins, so that the file tells what the process was lost in."""
-        self.add(section, {"running": True})
-
-    def add(self, section: str, figures: Figures) -> None:
-        """Add the figures of a section and replace the file."""
-        self.figures[section] = figures
-        self.write()
-
-    def write(self) -> None:
-        """Replace the file, so that it is complete at any time."""
-        if self.path is not None:
-            new = self.path.with_name(f"{self.path.name}.part")
-            new.write_text(json.dumps(self.figures, indent=2) + "\n", "utf-8")
-            os.replace(new, self.path)
 
 
 Watch = Callable[[float], AbstractContextManager[None]]
@@ -451,31 +343,7 @@ class GpuBench:
 
     def machine(self) -> Figures:
         """Describe hardware, driver and packages."""
-        figures: Figures = {
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-            "load_average": round(os.getloadavg()[0], 2),
-            "packages": dict(_versions()),
-            "device": str(self._device),
-            # Triton builds its launchers with them; without, no kernel runs (``triton`` says so).
-            "c_compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
-            "python_headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
-        }
-        if self.on_cuda:
-            properties = torch.cuda.get_device_properties(self._device)
-            free, total = torch.cuda.mem_get_info(self._device)
-            figures |= {
-                "gpu": properties.name,
-                "capability": f"{properties.major}.{properties.minor}",
-                "multiprocessors": properties.multi_processor_count,
-                "memory_gb": round(total / 1e9, 1),
-                "free_gb": round(free / 1e9, 1),
-                "cuda": torch.version.cuda,
-                "cudnn": torch.backends.cudnn.version(),
-                "nvidia_smi": _nvidia_smi(),
-                "triton": kernels.triton_problem() or "works",
-            }
-        return figures
+        return describe_machine(self._device)
 
     def start(self) -> Figures:
         """Load and warm up the engine; list what was captured."""
@@ -486,14 +354,14 @@ class GpuBench:
             figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
         figures["pages"] = bench.engine.settings.pages
         figures["parts_s"] = {part: round(s, 2) for part, s in bench.engine.components.start_s.items()}
-        figures["computations"] = _computations(bench.engine)
-        return {**figures, **_fallbacks(bench.engine)}
+        figures["computations"] = computations_of(bench.engine)
+        return {**figures, **fallbacks_of(bench.engine)}
 
     def first_audio(self) -> Figures:
         """Measure the first-audio latency of one call at a time, every text of another length."""
         bench = self.bench
         rng = random.Random(5)
-        before = _Counts.of(bench.engine)
+        before = EngineCounts.of(bench.engine)
         firsts_ms = []
         slowest: list[tuple[float, int, int]] = []
         for words in _text_lengths(self._plan.texts, rng):
@@ -576,7 +444,7 @@ class GpuBench:
 
     def growth(self) -> Figures:
         """Measure how the cost of a second grows within a turn and within one sentence."""
-        before = _Counts.of(self.bench.engine)
+        before = EngineCounts.of(self.bench.engine)
         return {
             **self.bench.growth(self._plan.growth_seconds, 2),
             **self.bench.unbroken(self._plan.speed_seconds, 2),
@@ -594,17 +462,17 @@ class GpuBench:
             "bfloat16_graphs": replace(alone, half=True),
         }
         for name, options in variants.items():
-            figures[name] = _compare(reference, self._measure_outputs(options))
+            figures[name] = compare_outputs(reference, self._measure_outputs(options))
             figures[name]["degraded"] = list(self.bench.engine.info.degraded)
         return figures
 
-    def _measure_outputs(self, options: LoadOptions) -> _Outputs:
+    def _measure_outputs(self, options: LoadOptions) -> Outputs:
         bench = self.load_engine(options)
         engine = bench.engine
         audio = [bench.speak(forced_tokens(count, count)).pcm for count in self._plan.correct_tokens]
-        return _Outputs(
-            [_scores(engine, length) for length in SCORE_LENGTHS],
-            _drawn_ids(engine, DRAWN_IDS),
+        return Outputs(
+            [scores_after(engine, length) for length in SCORE_LENGTHS],
+            draw_ids(engine, DRAWN_IDS),
             [np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768) for pcm in audio],
         )
 
@@ -636,14 +504,14 @@ class GpuBench:
         """Measure random arrivals with ``calls`` live calls on average, with other settings of the scheduler."""
         with self._other_settings(settings), self._other_tokens() as bench:
             engine = bench.engine
-            before = _Counts.of(engine)
+            before = EngineCounts.of(engine)
             tokens: dict[UtteranceKey, CallScript] = {}
             bench.tokens_of = lambda key, run: forced_tokens(tokens[key].tokens[run], run).tolist()
             figures = asyncio.run(
                 measure_arrivals(
                     engine,
                     Arrivals(calls, seconds, self._plan.call_s, VOICE, self._config.token_rate_hz, seed=calls),
-                    stages=lambda: _stage_times(engine),
+                    stages=lambda: stage_times_of(engine),
                     announce=tokens.__setitem__,
                 )
             )
@@ -675,7 +543,7 @@ class GpuBench:
         with self._other_settings(settings):
             bench = self.bench
             figures = {**options, **settings, **bench.first_audio(10), **bench.speed(self._plan.speed_seconds / 2, 2)}
-            return figures | _fallbacks(bench.engine)
+            return figures | fallbacks_of(bench.engine)
 
     def other_family(self) -> Figures:
         """Measure start, first audio and speed of another model family with random weights of the same size."""
@@ -686,7 +554,7 @@ class GpuBench:
         write_random_bundle(path / family, family, bundle_size(bundle))
         bench = self.load_engine(replace(_alone(self._plan.options), bundle=path / family))
         figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
-        return figures | _fallbacks(bench.engine)
+        return figures | fallbacks_of(bench.engine)
 
 
 def bundle_size(bundle: Bundle) -> str:
@@ -695,93 +563,7 @@ def bundle_size(bundle: Bundle) -> str:
     return "tiny" if hidden < 128 else "mid" if hidden < 512 else "full"
 
 
-# -- outputs to compare -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    scores: list[np.ndarray[Any, np.dtype[np.float32]]]  # [V] for each length
-    ids: list[int]
-    audio: list[np.ndarray[Any, np.dtype[np.float32]]]
-
-
-def _sequence(length: int, engine: CosyVoiceEngine) -> list[Item]:
-    rng = random.Random(length)
-    dims = engine.components.networks.config.lm
-    text = [(Kind.TEXT, rng.randrange(200)) for _ in range(max(1, length // 4))]
-    speech = [(Kind.SPEECH, rng.randrange(dims.speech_tokens)) for _ in range(length - len(text) - 2)]
-    return [(Kind.SOS, 0), *text, (Kind.TASK, 0), *speech]
-
-
-@torch.inference_mode()
-def _scores(engine: CosyVoiceEngine, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the scores ``[V]`` after ``length`` speech tokens."""
-    lm = engine.components.networks.lm
-    dims = engine.components.networks.config.lm
-    weight = lm.llm_decoder.weight
-    pool = SlotPool(
-        dims.cache_layers, 1, dims.kv_heads, length, dims.head_dim, dtype=weight.dtype, device=weight.device
-    )
-    one = torch.ones(1, dtype=torch.long, device=weight.device)
-    ids = torch.from_numpy(forced_tokens(length, length)).long().to(weight.device)[None] % dims.speech_tokens
-    kinds = torch.full_like(ids, KINDS[Kind.SPEECH])
-    logits = lm.score_items(ids, kinds, one * length, one * 0, pool, length)[0]
-    scores: np.ndarray[Any, np.dtype[np.float32]] = logits.float().log_softmax(0).cpu().numpy()
-    return scores
-
-
-def _drawn_ids(engine: CosyVoiceEngine, count: int) -> list[int]:
-    """Return ids drawn without forcing, with a fixed seed."""
-    decoder = engine.components.decoder
-    dims = engine.components.networks.config.lm
-    slot = decoder.acquire()
-    try:
-        items = decoder.start(slot, 7, _sequence(40, engine))
-        ids = decoder.prefill([DecodeRow(slot, dims.eos_id, count + 1, count + 1)], [items]).wait()[0].tolist()
-        while len(ids) < count and ids[-1] >= 0:
-            burst = decoder.burst([DecodeRow(slot, dims.eos_id, count + 1, count + 1)], 8).wait()[:, 0].tolist()
-            ids += decoder.record_burst(slot, burst, ids[-1])
-        return [int(token) for token in ids[:count]]
-    finally:
-        decoder.release(slot)
-
-
-def _compare(reference: _Outputs, measured: _Outputs) -> Figures:
-    """Return the deviation of ``measured``."""
-    equal = next(
-        (n for n, (a, b) in enumerate(zip(reference.ids, measured.ids, strict=False)) if a != b), len(reference.ids)
-    )
-    return {
-        "scores_rms_error": [_relative_rms(a, b) for a, b in zip(reference.scores, measured.scores, strict=True)],
-        "scores_same_best": [
-            int(a.argmax()) == int(b.argmax()) for a, b in zip(reference.scores, measured.scores, strict=True)
-        ],
-        "equal_drawn_ids": equal,
-        "drawn_ids": len(reference.ids),
-        "same_length": [len(a) == len(b) for a, b in zip(reference.audio, measured.audio, strict=True)],
-        "waveform_rms_error": [_relative_rms(a, b) for a, b in zip(reference.audio, measured.audio, strict=True)],
-        "mel_error": [_mel_error(a, b) for a, b in zip(reference.audio, measured.audio, strict=True)],
-    }
-
-
-def _relative_rms(reference: np.ndarray[Any, Any], measured: np.ndarray[Any, Any]) -> float | None:
-    if reference.shape != measured.shape:
-        return None
-    scale = float(np.sqrt(np.mean(np.square(reference, dtype=np.float64))))
-    error = float(np.sqrt(np.mean(np.square(reference - measured, dtype=np.float64))))
-    return float(f"{error / max(scale, 1e-12):.3g}")
-
-
-def _mel_error(reference: np.ndarray[Any, Any], measured: np.ndarray[Any, Any]) -> float | None:
-    """Return the mean difference of log-mel spectra in units of their deviation."""
-    if reference.shape != measured.shape:
-        return None
-    mel = MelSpectrogram(SAMPLE_RATE_HZ, 1920, 1920, 480, 80, 0.0, 8000.0)
-    a, b = (mel(torch.from_numpy(np.array(audio))[None]) for audio in (reference, measured))
-    return float(f"{float((a - b).abs().mean() / a.std()):.3g}")
-
-
-# -- texts, counters, versions ----------------------------------------------------------------------------------------
+# -- texts and profiles -----------------------------------------------------------------------------------------------
 
 
 def _text_lengths(count: int, rng: random.Random) -> list[int]:
@@ -802,74 +584,6 @@ def _one_segment(text: str) -> Segment:
     return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
 
 
-def _stage_times(engine: CosyVoiceEngine) -> dict[str, float]:
-    timings = engine.timings
-    return {
-        "prefill_ms": timings.prefill_ms,
-        "decode_ms": timings.decode_ms,
-        "flow_ms": timings.flow_ms,
-        "vocoder_ms": timings.vocoder_ms,
-    }
-
-
-def _computations(engine: CosyVoiceEngine) -> dict[str, dict[str, int]]:
-    """Return replays, eager calls and graphs of each computation, by name."""
-    return {
-        counts.name: {
-            "captured": counts.captured,
-            "refused": counts.refused,
-            "replays": counts.replays,
-            "eager_calls": counts.eager_calls,
-        }
-        for counts in engine.components.computations
-    }
-
-
-def _fallbacks(engine: CosyVoiceEngine) -> Figures:
-    """Return what the engine does not use as asked, with the reasons, and how many shapes are compiled."""
-    parts = engine.components
-    compiler = parts.compiler
-    runners = [runner for runner in parts.runners if isinstance(runner, CapturingRunner)]
-    return {
-        "degraded": list(engine.info.degraded),
-        "refused_graphs": {" ".join(map(str, key)): why for runner in runners for key, why in runner.refused.items()},
-        "unused_kernels": dict(parts.kernel_faults),
-        "compiled_shapes": {} if compiler is None else dict(compiler.shapes),
-        "not_compiled": {} if compiler is None else dict(compiler.faults),
-    }
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """What an engine has computed until now.
-
-    Attributes:
-        computations: Replays and eager calls, by name.
-        eager_keys: Calls without a graph, by computation and shape.
-    """
-
-    computations: dict[str, dict[str, int]]
-    eager_keys: Counter[str]
-
-    @classmethod
-    def of(cls, engine: CosyVoiceEngine) -> _Counts:
-        return cls(_computations(engine), Counter(engine.components.eager_keys))
-
-    def since(self, engine: CosyVoiceEngine) -> Figures:
-        """Return what ``engine`` has computed since then."""
-        now = _Counts.of(engine)
-        return {
-            "computations": {
-                name: {
-                    kind: counts[kind] - self.computations.get(name, {}).get(kind, 0)
-                    for kind in ("replays", "eager_calls")
-                }
-                for name, counts in now.computations.items()
-            },
-            "without_graph": dict((now.eager_keys - self.eager_keys).most_common()),
-        }
-
-
 def kernel_times(events: Iterable[FunctionEventAvg], device: str) -> list[tuple[float, int, str]]:
     """Return milliseconds, calls and name of what a profile recorded on ``device``, the longest first.
 
@@ -882,30 +596,6 @@ def kernel_times(events: Iterable[FunctionEventAvg], device: str) -> list[tuple[
             if total_us:
                 rows.append((total_us / 1000, event.count, str(event.key)))
     return sorted(rows, reverse=True)
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in PACKAGES:
-        try:
-            yield package, metadata.version(package)
-        except metadata.PackageNotFoundError:
-            yield package, "not installed"
-
-
-def _nvidia_smi() -> str | None:
-    """Return driver, clocks, power limit and MIG mode, or None."""
-    query = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,mig.mode.current"
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _rounded(value: float | None) -> float | None:

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from tts_worker.benchmarks.gpu import Figures, Plan, Results, run_sections, sections
+from tts_worker.benchmarks.gpu import run_sections, sections
+from tts_worker.benchmarks.gpu_plan import Figures, Plan, Results
 
 log = logging.getLogger(__name__)
 

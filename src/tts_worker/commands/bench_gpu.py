@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tts_worker.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
-    from tts_worker.benchmarks.gpu import Plan
+    from tts_worker.benchmarks.gpu_plan import Plan
 
 # The modules that need torch are imported late: the help does not need it.
 FAMILIES = ("cosyvoice1", "cosyvoice2", "cosyvoice3")
@@ -74,7 +74,8 @@ def plan_from(args: argparse.Namespace) -> Plan:
         BundleError: The model directory cannot be read.
     """
     from tts_worker.benchmarks.engine import MAX_LENGTH_S
-    from tts_worker.benchmarks.gpu import Plan, sections
+    from tts_worker.benchmarks.gpu import sections
+    from tts_worker.benchmarks.gpu_plan import Plan
     from tts_worker.engine.cosyvoice.bundle import Bundle
     from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 

@@ -18,8 +18,11 @@ from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
 from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.benchmarks import gpu, gpu_load, gpu_process
-from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, Section, run_sections, sections
+from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
+from tts_worker.benchmarks.gpu_counts import fallbacks_of
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
+from tts_worker.benchmarks.gpu_outputs import draw_ids, scores_after
+from tts_worker.benchmarks.gpu_plan import Figures, Plan, Results, Section
 from tts_worker.benchmarks.gpu_process import run_isolated
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
@@ -88,8 +91,8 @@ def test_cosyvoice_300m_is_measured(plan: Plan, tmp_path: Path) -> None:
         ]
         figures = bench.first_audio()
         engine = bench.bench.engine
-        scores = gpu._scores(engine, 8)
-        ids = gpu._drawn_ids(engine, 4)
+        scores = scores_after(engine, 8)
+        ids = draw_ids(engine, 4)
 
     assert refused == ["stages", "attention", "variant_stride_2"]  # the other ones need CUDA
     assert figures["texts"] == 2
@@ -173,7 +176,7 @@ def test_profile_counts_every_kernel_once() -> None:
 
 
 def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(bench: GpuBench) -> gpu.Figures:
+    def fail(bench: GpuBench) -> Figures:
         raise RuntimeError("out of memory in this section")
 
     broken = Section("broken", fail, 0.0)
@@ -254,7 +257,7 @@ def test_fallbacks_are_listed_with_their_reasons() -> None:
         info=SimpleNamespace(degraded=("draw_ids: the kernel is not used",)), components=parts
     )
 
-    figures = gpu._fallbacks(engine)
+    figures = fallbacks_of(engine)
 
     assert figures == {
         "degraded": ["draw_ids: the kernel is not used"],
@@ -435,7 +438,7 @@ def test_later_processes_have_what_is_left_of_the_budget(plan: Plan, tmp_path: P
 def test_device_that_is_lost_ends_the_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section has its error, and the others are for the next process."""
 
-    def fail(bench: GpuBench) -> gpu.Figures:
+    def fail(bench: GpuBench) -> Figures:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
 
     def lose(bench: GpuBench) -> None:

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.benchmarks.gpu import Plan, sections
+from tts_worker.benchmarks.gpu import sections
+from tts_worker.benchmarks.gpu_plan import Plan
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "gpu-half-hour"

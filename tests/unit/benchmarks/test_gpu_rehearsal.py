@@ -14,7 +14,8 @@ import torch
 from tests.unit.cosyvoice.networks import load_shallow
 from tests.unit.streaming.simulated_cuda import SimulatedDevice, simulated_cuda
 from tts_worker.benchmarks import gpu
-from tts_worker.benchmarks.gpu import GpuBench, Plan, Results, run_sections
+from tts_worker.benchmarks.gpu import GpuBench, run_sections
+from tts_worker.benchmarks.gpu_plan import Plan, Results
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.components import Components
