@@ -164,9 +164,9 @@ def measure_stage_times(
     return stage_times(bench.engine, together, None if live is None else record_load(bench, live)[1])
 
 
-def record_batches(bench: Bench, batches: Sequence[int], repeats: int, tokens: int = 110) -> PassRecorder:
-    """Let as many utterances as each of ``batches`` speak ``tokens`` speech tokens, as fast as they can."""
-    bench.tokens_of = lambda key, run: forced_tokens(tokens, key.generation).tolist()
+def record_batches(bench: Bench, batches: Sequence[int], repeats: int) -> PassRecorder:
+    """Let as many utterances as each of ``batches`` speak 110 speech tokens, as fast as they can."""
+    bench.tokens_of = lambda key, run: forced_tokens(110, key.generation).tolist()
     with _recording(bench.engine) as recorder:
         for _ in range(repeats):
             for count in batches:

@@ -12,7 +12,6 @@ import csv
 import hashlib
 import importlib.metadata
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,10 +48,10 @@ class Build:
         return f"{self.name} {self.version}"
 
 
-def installed_builds(names: Iterable[str] = BUILDS) -> list[Build]:
+def installed_builds() -> list[Build]:
     """Return the installed builds. A distribution without files in the package folder is not a build."""
     builds = []
-    for name in names:
+    for name in BUILDS:
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -143,9 +142,9 @@ def _and_gpu(builds: list[Build]) -> str:
     return f" && {gpu_command()}" if any(build.name == GPU_BUILD for build in builds) else ""
 
 
-def gpu_command(target: Path | None = None) -> str:
+def gpu_command() -> str:
     """Return the commands that install the GPU build next to the other one, in a folder of its own."""
-    folder = target or Path(sys.prefix) / GPU_BUILD
+    folder = Path(sys.prefix) / GPU_BUILD
     return (
         f'pip install --no-deps --target "{folder}" {GPU_BUILD}, '
         f'then start the worker with PYTHONPATH="{folder}" in the environment'

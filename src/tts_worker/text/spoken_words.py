@@ -1,7 +1,7 @@
 """Maps spoken text to original text and samples.
 
-``spoken_words`` finds the original words of a segment, ``estimate_timings`` estimates their times, and ``split_spoken``
-finds where a playback report splits the text. Pure functions over strings and integers.
+``spoken_words`` finds the original words of a segment, and ``split_spoken`` finds where a playback report splits the
+text. Pure functions over strings and integers.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tts_worker.text.characters import cluster_end, is_closer, is_opener, is_spoken
-from tts_worker.text.rewrite_alignment import breaks_before, source_ranges, word_weight
+from tts_worker.text.characters import cluster_end, is_opener, is_spoken
+from tts_worker.text.rewrite_alignment import breaks_before, source_ranges
 from tts_worker.types import Segment, WordTiming
 
-__all__ = ["SpokenWord", "estimate_timings", "source_ranges", "split_spoken", "spoken_words"]
-
-# Pauses after a word, in units of ``spoken_weight`` (about 1/15 s).
-_CLAUSE_PAUSE = 2
-_SENTENCE_PAUSE = 5
+__all__ = ["SpokenWord", "source_ranges", "split_spoken", "spoken_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,40 +131,7 @@ def _parts(segment: Segment) -> Iterator[_Run]:
         offset += len(span.text)
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
-def estimate_timings(words: Sequence[SpokenWord], start_sample: int, end_sample: int) -> tuple[WordTiming, ...]:
-    """Estimate word times within ``[start_sample, end_sample)``, for engines without durations.
-
-    Time is shared by spoken weight: a letter counts one; digits, symbols and ideographs count more; commas and stops
-    add a pause after the word (except after the last word, where engines trim it). The result is monotonic and fills
-    the range. Report it as ``Alignment.ESTIMATED``.
-    """
-    end_sample = max(start_sample, end_sample)
-    shares = [(word_weight(word.text) if word.text else 1 + word.spoken_end - word.spoken_start) for word in words]
-    pauses = [_pause(word.text) for word in words[:-1]] + [0]
-    total = sum(shares) + sum(pauses)
-    length = end_sample - start_sample
-    timings: list[WordTiming] = []
-    done = 0
-    for word, share, pause in zip(words, shares, pauses, strict=False):
-        begin = start_sample + length * done // total
-        finish = start_sample + length * (done + share) // total
-        timings.append(WordTiming(word.start_char, word.end_char, begin, finish))
-        done += share + pause
-    return tuple(timings)
-
-
-def _pause(text: str) -> int:
-    """Return the pause after a word from its closing punctuation, in units of ``spoken_weight``."""
-    end = len(text)
-    while end and is_closer(text[end - 1]):
-        end -= 1
-    last = text[end - 1 : end]
-    if last and last in ".!?…。！？।؟۔":
-        return _SENTENCE_PAUSE
-    return _CLAUSE_PAUSE if last and last in ",;:—–，、；：،؛-" else 0
+# -- playback reports -------------------------------------------------------------------------------------------------
 
 
 def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, fully_played: bool) -> int:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tts_worker.text.spoken_words import SpokenWord, estimate_timings, source_ranges, split_spoken, spoken_words
+from tts_worker.text.spoken_words import source_ranges, split_spoken, spoken_words
 from tts_worker.types import Boundary, Segment, Span, WordTiming
 
 
@@ -125,34 +125,6 @@ def test_span_with_phonemes_is_one_word() -> None:
     original = "New York, yes"
     segment = segment_of(Span("New York", 0, 8, phonemes="nuː jɔːk"), Span(", yes", 8, 13))
     assert words_of(segment, original) == [("New York,", "New York,"), ("yes", "yes")]
-
-
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
-def test_word_time_follows_spoken_weight() -> None:
-    timings = estimate_timings(spoken_words(plain("a extraordinary, 1984 b")), 1000, 25_000)
-    length = [timing.end_sample - timing.start_sample for timing in timings]
-    assert timings[0].start_sample == 1000
-    assert timings[-1].end_sample == 25_000
-    assert length[0] < length[1]  # more letters take longer
-    assert length[2] > 4 * length[0]  # four digits are four words
-    assert timings[2].start_sample > timings[1].end_sample  # the comma is a pause
-
-
-def test_rewritten_word_takes_the_time_of_its_spoken_text() -> None:
-    segment = segment_of(Span("one hundred dollars", 0, 4), Span(" ok", 4, 7))
-    long, short = estimate_timings(spoken_words(segment), 0, 24_000)
-    assert long.end_sample - long.start_sample > 4 * (short.end_sample - short.start_sample)
-
-
-def test_words_without_text_share_time_by_length() -> None:
-    timings = estimate_timings([SpokenWord(0, 1, 0, 1), SpokenWord(2, 11, 2, 11)], 0, 1200)
-    assert [(t.start_sample, t.end_sample) for t in timings] == [(0, 200), (200, 1200)]
-
-
-def test_no_words_give_no_timings() -> None:
-    assert estimate_timings((), 0, 100) == ()
 
 
 # -- split -------------------------------------------------------------------------------------------------------------
