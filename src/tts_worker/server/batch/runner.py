@@ -229,7 +229,7 @@ class BatchRunner:
         await asyncio.to_thread(running.folder.delete)
         adopted = self._batches.get(batch.stored.id)  # maintenance took it over meanwhile, or it was submitted again
         if adopted is not None and await asyncio.to_thread(adopted.folder.is_lost):
-            await self.delete_lost(adopted)
+            self._forget(adopted)
         running.notify()
         batch.notify()
 
@@ -317,7 +317,7 @@ class BatchRunner:
                     break
                 await asyncio.sleep(error.retry_after_s or _RETRY_S)
             except FileNotFoundError:
-                await self.delete_lost(batch)
+                self._forget(batch)
                 return
             except OSError as error:
                 result = ItemResult(index, error=_storage_error(error))
@@ -329,7 +329,7 @@ class BatchRunner:
         try:
             await asyncio.to_thread(batch.folder.finish, result)
         except FileNotFoundError:
-            await self.delete_lost(batch)
+            self._forget(batch)
             return
         except OSError as error:  # it is not recorded: the next process tries again
             result = ItemResult(index, error=_storage_error(error))
@@ -396,7 +396,7 @@ class BatchRunner:
         if self._stored_bytes() + size > self.settings.max_bytes:
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
 
-    async def delete_lost(self, batch: Batch) -> None:
+    def _forget(self, batch: Batch) -> None:
         """Forget a batch whose folder another process has deleted."""
         batch.is_cancelled = True
         self._batches.pop(batch.stored.id, None)
@@ -436,7 +436,7 @@ class BatchRunner:
         if batch is None:
             return
         if await asyncio.to_thread(folder.is_lost):
-            await self.delete_lost(batch)
+            self._forget(batch)
         elif not batch.is_done:
             log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
             self._enqueue(batch)
