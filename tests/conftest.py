@@ -95,7 +95,9 @@ SLOW = (
     "unit/cosyvoice/",
     "unit/engine/test_process.py",
     "unit/streaming/",
+    "unit/test_compare_upstream.py",
     "unit/test_distribution.py",
+    "unit/test_fast_subset.py",
     "unit/train/",
     "unit/voicepack/",
 )
