@@ -13,12 +13,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
-from tts_worker.errors import OverCapacity
+from tts_worker.errors import Draining, OverCapacity
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch
 from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
@@ -112,6 +113,132 @@ async def test_unusable_batches_are_refused_whole() -> None:
             "parameters"
         ]
         assert {"format", "start", "wait"} <= {parameter["name"] for parameter in parameters}
+
+
+async def test_text_with_lone_surrogates_is_spoken() -> None:
+    body = json.dumps({**PCM, "items": items("On\ud800e.")})  # as JavaScript cuts an emoji in half
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        answer = await client.post("/v1/batch", content=body)
+        assert answer.status_code == 202, answer.text
+        (result,) = await lines(client, answer.headers["location"])
+        single = await client.post("/v1/audio/speech", content=json.dumps({**PCM, "input": "On\ud800e."}))
+        assert base64.b64decode(result["audio"]) == single.content
+
+
+@pytest.mark.parametrize("speed", ["NaN", "Infinity", "-Infinity"])
+async def test_speed_that_json_cannot_store_is_refused(speed: str) -> None:
+    """JSON stores it as null, and a batch without a speed would be lost at the next start."""
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        for body in (
+            f'{{"speed": {speed}, "items": [{{"input": "a"}}]}}',
+            f'{{"items": [{{"input": "a", "speed": {speed}}}]}}',
+        ):
+            answer = await client.post("/v1/batch", content=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+            assert "speed" in answer.json()["error"]["message"]
+
+
+async def test_messages_name_fields_in_the_words_of_json() -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+        for given, message in (
+            ([], "items: must have at least 1 item"),
+            (["a"], "items.0: must be an object"),
+            ([{"input": "a", "id": "x"}, {"input": "b"}, {"input": "c", "id": "x"}], "items.2: has the id of items.0"),
+        ):
+            answer = await client.post("/v1/batch", json={"items": given})
+            assert answer.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize("query", ["", "?format=zip"])
+async def test_deletion_cuts_off_a_download(query: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        # 20 items of 1.4 MB: more than the sockets of a client that does not read take.
+        batch = await submit(client, items(*["x" * 500] * 20))
+        await lines(client, batch)
+        async with client.stream("GET", f"{batch}/results{query}") as download:
+            parts = download.aiter_raw()
+            await anext(parts)
+            assert (await client.delete(batch)).status_code == 200
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in parts:
+                    pass
+        await until(lambda: "a response was cut off: the batch was deleted" in caplog.text)
+        assert "Traceback" not in caplog.text
+
+
+async def test_drain_ends_downloads_that_wait() -> None:
+    """Items that are not begun are synthesized by the next process."""
+    async with running_worker(tone_settings(batch={"parallel": 1})) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("x" * 15_000, "Two.")}))
+        await until(lambda: worker.hub.live_sessions == 1)
+        first, second = (asyncio.create_task(runner.wait(batch, index)) for index in range(2))
+        await worker.hub.drain(60)
+        assert (await first) is not None, "an item that is begun is finished"
+        with pytest.raises(Draining), anyio.fail_after(20):
+            await second
+
+
+async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lock is an open file, and batches are kept for a day."""
+    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.02)
+    settings = tone_settings(batch={"directory": str(tmp_path)})
+    async with running_worker(settings) as worker, running_worker(settings) as other:
+        assert worker.batches is not None
+        assert other.batches is not None
+        batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
+        await worker.batches.wait(batch, 0)
+        name = batch.stored.id
+        for runner in (worker.batches, other.batches):
+            await until(lambda runner=runner: name in runner._batches and runner._batches[name].folder._lock is None)
+        await worker.batches.delete(batch)
+        assert await other.batches.find(name) is None, "the other worker sees that it is deleted"
+        await until(lambda: name not in other.batches._batches)
+
+
+async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may delete an expired batch and accept its idempotency key again before this one looks."""
+    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 600.0)
+    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
+    settings = tone_settings(batch={"directory": str(tmp_path)})
+    async with running_worker(settings) as worker, running_worker(settings) as other:
+        assert worker.batches is not None
+        assert other.batches is not None
+        old = await worker.batches.submit(request, "key")
+        await worker.batches.wait(old, 0)
+        found = await other.batches.find(old.stored.id)
+        assert found is not None
+        await other.batches.delete(found)
+        new = await other.batches.submit(request, "key")
+        await worker.batches.delete(old)
+        assert await asyncio.to_thread(new.folder.path.exists), "only the old one is forgotten"
+        assert old.stored.id not in worker.batches._batches
+
+
+async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_kept": 2})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batches = []
+        for _ in range(4):
+            batches.append(await runner.submit(BatchRequest.model_validate({**PCM, "items": items("")})))
+            await runner.wait(batches[-1], 0)
+        assert {each.stored.id for each in await runner.list()} == {each.stored.id for each in batches[1:]}
+
+
+async def test_texts_count_in_the_storage(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batches = []
+        for _ in range(2):
+            unspeakable = {"input": "." * 5_000, "instructions": "x" * 4_000}
+            batches.append(await runner.submit(BatchRequest.model_validate({**PCM, "items": [unspeakable] * 2})))
+            await runner.wait(batches[-1], 1)
+        assert [each.stored.id for each in await runner.list()] == [batches[1].stored.id]
 
 
 async def test_batch_belongs_to_its_key_and_its_quota(tmp_path: Path) -> None:

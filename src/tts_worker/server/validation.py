@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from tts_worker.errors import InvalidRequest
 
@@ -32,8 +33,22 @@ def validate(kind: type[_Model], data: object) -> _Model:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         location = ".".join(str(part) for part in problem["loc"])
-        message = "must be a list" if problem["type"] == "tuple_type" else str(problem["msg"])  # JSON has no tuples
+        message = _message(problem)
         raise InvalidRequest(f"{location}: {message}" if location else message) from None
+
+
+def _message(problem: ErrorDetails) -> str:
+    """Describe a problem in the words of JSON; pydantic names types of Python."""
+    match problem["type"]:
+        case "tuple_type" | "list_type":
+            return "must be a list"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "must be an object"
+        case "too_short" if problem["ctx"]["min_length"] == 1:
+            return "must have at least 1 item"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+    return problem["msg"]
 
 
 def flag(params: Mapping[str, str], name: str) -> bool:

@@ -331,7 +331,8 @@ class BatchSettings(Section):
         max_items: Items of a batch.
         max_chars: Text of a batch.
         max_running: Unfinished batches.
-        max_bytes: Audio that is kept; beyond it the oldest finished batches are deleted.
+        max_kept: Finished batches that are kept; beyond it the oldest are deleted.
+        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches are deleted.
         keep_s: A batch is deleted after this time.
     """
 
@@ -341,6 +342,7 @@ class BatchSettings(Section):
     max_items: int = Field(1_000, ge=1, le=100_000)
     max_chars: int = Field(1_000_000, ge=1)
     max_running: int = Field(100, ge=1, le=10_000)
+    max_kept: int = Field(10_000, ge=1)
     max_bytes: int = Field(1_073_741_824, ge=1)
     keep_s: Seconds = 86_400.0
 

@@ -12,6 +12,11 @@ _REPLACEMENT = "\ufffd"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+def replace_surrogates(text: str) -> str:
+    """Join pairs of surrogates and replace unpaired ones."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 class TextDecoder:
     """Joins ``str`` and UTF-8 ``bytes`` deltas; an incomplete character waits for the next delta of the same kind."""
 
@@ -38,7 +43,7 @@ class TextDecoder:
             self._high_surrogate = text[-1]
             text = text[:-1]
         self.may_wait = self._high_surrogate != ""
-        return replaced + text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return replaced + replace_surrogates(text)
 
     def end(self) -> str:
         """Return the replacement of an incomplete last character, or an empty string."""

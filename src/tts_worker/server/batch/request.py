@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.settings import BatchSettings
+from tts_worker.text.decoding import replace_surrogates
 from tts_worker.types import SessionOptions
 
 
@@ -21,9 +24,9 @@ class BatchItem(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")
-    input: str
+    input: Annotated[str, AfterValidator(replace_surrogates)]
     voice: str | None = Field(None, max_length=128)
-    speed: float | None = None
+    speed: FiniteFloat | None = None
     seed: int | None = None
     language: str | None = Field(None, max_length=35)
     instructions: str | None = Field(None, max_length=4_096)
@@ -45,7 +48,7 @@ class BatchRequest(BaseModel):
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
     voice: str | None = Field(None, max_length=128)
     model: str | None = Field(None, max_length=128)
-    speed: float = 1.0
+    speed: FiniteFloat = 1.0
     seed: int = 0
     language: str | None = Field(None, max_length=35)
     instructions: str | None = Field(None, max_length=4_096)
@@ -56,8 +59,10 @@ class BatchRequest(BaseModel):
             item if item.id else item.model_copy(update={"id": f"{number:05}"})
             for number, item in enumerate(self.items, 1)
         ]
-        if len({item.id for item in items}) < len(items):
-            raise ValueError("two items have the same id")
+        first: dict[str, int] = {}
+        for index, item in enumerate(items):
+            if first.setdefault(item.id, index) != index:
+                raise ValueError(f"items.{index}: has the id of items.{first[item.id]}")
         object.__setattr__(self, "items", tuple(items))
         return self
 
@@ -69,6 +74,11 @@ class BatchRequest(BaseModel):
     @property
     def chars(self) -> int:
         return sum(len(item.input) for item in self.items)
+
+    @property
+    def text_bytes(self) -> int:
+        """Size of the texts and instructions."""
+        return sum(len(item.input.encode()) + len((item.instructions or "").encode()) for item in self.items)
 
     def check(self, limits: BatchSettings) -> None:
         """Check what concerns the whole batch.

@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -161,7 +161,19 @@ async def _finished(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> 
         if result is not None:
             yield result
         elif query.wait:
-            raise InvalidRequest("the batch was deleted")
+            raise _deleted()
+
+
+def _deleted() -> InvalidRequest:
+    return InvalidRequest("the batch was deleted")
+
+
+def _open_audio(batch: Batch, result: ItemResult) -> BinaryIO:
+    """Open the audio of an item. Blocks. Raises InvalidRequest once the batch is deleted."""
+    try:
+        return open(batch.folder.audio(result.index), "rb")
+    except FileNotFoundError:
+        raise _deleted() from None
 
 
 async def _lines(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> AsyncGenerator[bytes, None]:
@@ -174,7 +186,8 @@ def _line(batch: Batch, result: ItemResult, *, checksum: bool) -> bytes:
     """Return the JSON line of an item. Blocks: it reads the audio, and encodes what may be megabytes."""
     record = _record(batch, result)
     if result.error is None:
-        audio = batch.folder.audio(result.index).read_bytes()
+        with _open_audio(batch, result) as stream:
+            audio = stream.read()
         record["audio"] = base64.b64encode(audio).decode()
         record |= checksum_field(audio, wanted=checksum)
     return json.dumps(record).encode() + b"\n"
@@ -217,7 +230,7 @@ async def _zip(batches: BatchRunner, batch: Batch, query: ResultsQuery) -> Async
             record["file"] = f"{record['id']}.{batch.request.response_format.extension}"
             info = zipfile.ZipInfo(record["file"], (when[0], *when[1:]))
             info.external_attr = 0o644 << 16
-            stream = await asyncio.to_thread(open, batch.folder.audio(result.index), "rb")
+            stream = await asyncio.to_thread(_open_audio, batch, result)
             digest = hashlib.sha256()
             with stream, archive.open(info, "w") as entry:
                 while block := await asyncio.to_thread(stream.read, _READ_BYTES):

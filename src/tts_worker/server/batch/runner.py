@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ import anyio.lowlevel
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_header
 from tts_worker.callers import ApiScope, Caller, acting_as, current_caller
 from tts_worker.errors import (
+    Draining,
     ErrorCode,
     ErrorInfo,
     Forbidden,
@@ -56,12 +57,14 @@ _WAITS = frozenset(
 
 @dataclass(slots=True)
 class Batch:
-    """A batch of this process.
+    """A batch that this process runs, or a finished one.
 
     Attributes:
         stored: The accepted request.
-        folder: Its folder, claimed by this process.
-        results: Finished items by number.
+        folder: Its folder, claimed by this process until the batch is finished.
+        results: Finished items by number; added by ``add``.
+        size: Bytes of the texts and of the finished audio.
+        has_unrecorded: The result of an item could not be stored, so that no other process may claim the batch.
         is_cancelled: The batch was deleted.
         resumes_at_s: Time of the event loop until which its key, or the worker, has refused it.
         changed: Set and replaced whenever an item finishes.
@@ -70,10 +73,15 @@ class Batch:
     stored: StoredBatch
     folder: BatchFolder
     results: dict[int, ItemResult] = field(default_factory=dict)
+    has_unrecorded: bool = False
     is_cancelled: bool = False
     resumes_at_s: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[object]] = field(default_factory=set)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = self.request.text_bytes + sum(result.size for result in self.results.values())
 
     @property
     def request(self) -> BatchRequest:
@@ -83,13 +91,14 @@ class Batch:
     def is_done(self) -> bool:
         return len(self.results) == len(self.request.items)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the finished audio."""
-        return sum(result.size for result in self.results.values())
+    def add(self, result: ItemResult) -> None:
+        """Add a finished item and wake those who wait for it."""
+        self.results[result.index] = result
+        self.size += result.size
+        self.notify()
 
     def notify(self) -> None:
-        """Wake those who wait for a result."""
+        """Wake those who wait for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -160,9 +169,10 @@ class BatchRunner:
         running = sum(not batch.is_done for batch in self._batches.values())
         if running >= self.settings.max_running:
             raise OverCapacity(f"all {running} batches are running", retry_after_s=60.0)
-        await self._make_room()
-        if self._stored_bytes() >= self.settings.max_bytes:
-            raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0)
+        try:
+            await self._make_room(request.text_bytes)
+        except StorageFull:
+            raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0) from None
         stored = StoredBatch(id=name, owner=caller.key, created_at_s=_now_s(), request=request)
         folder = BatchFolder(await self._open_directory(), stored.id)
         batch = Batch(stored, folder)
@@ -183,6 +193,9 @@ class BatchRunner:
         One that another process runs is a copy of its state.
         """
         batch = self._batches.get(name)
+        if batch is not None and batch.is_done and await asyncio.to_thread(batch.folder.is_lost):
+            await self.delete_lost(batch)
+            batch = None
         if batch is None and is_id(name) and self._directory is not None:
             folder = BatchFolder(self._directory, name)
             if (content := await asyncio.to_thread(folder.read)) is not None:
@@ -202,15 +215,22 @@ class BatchRunner:
         return sorted(found, key=lambda batch: batch.stored.created_at_s, reverse=True)
 
     async def wait(self, batch: Batch, index: int) -> ItemResult | None:
-        """Wait until an item is finished; None if the batch is deleted before."""
+        """Wait until an item is finished; None if the batch is deleted before.
+
+        Raises:
+            Draining: The worker is shutting down and does not begin the item.
+        """
         while (result := batch.results.get(index)) is None and not batch.is_cancelled:
             running = self._batches.get(batch.stored.id)
+            if self._hub.draining and not (running is not None and running.tasks):
+                raise Draining("the worker is shutting down; the batch continues at its next start, or elsewhere")
             if running is batch:
-                await batch.changed.wait()
+                with anyio.move_on_after(_RETRY_S):  # a drain changes no batch
+                    await batch.changed.wait()
             elif running is not None:  # ``batch`` is a copy, and this process has taken over meanwhile
                 return await self.wait(running, index)
             elif (found := await asyncio.to_thread(batch.folder.result, index)) is not None:
-                batch.results[index] = found
+                batch.add(found)
             elif not await asyncio.to_thread(batch.folder.path.exists):
                 return None
             else:
@@ -226,7 +246,9 @@ class BatchRunner:
             task.cancel()
         if running.tasks:
             await asyncio.wait(running.tasks)
-        await asyncio.to_thread(running.folder.delete)
+        if not await asyncio.to_thread(running.folder.is_lost):  # the folder of that name may be another batch by now
+            await asyncio.to_thread(running.folder.delete)
+        running.folder.release()
         adopted = self._batches.get(batch.stored.id)  # maintenance took it over meanwhile, or it was submitted again
         if adopted is not None and await asyncio.to_thread(adopted.folder.is_lost):
             self._forget(adopted)
@@ -320,6 +342,7 @@ class BatchRunner:
                 self._forget(batch)
                 return
             except OSError as error:
+                log.error("batch %s, item %d cannot be stored: %s", batch.stored.id, index, error.strerror)
                 result = ItemResult(index, error=_storage_error(error))
                 break
             except Exception:
@@ -332,12 +355,15 @@ class BatchRunner:
             self._forget(batch)
             return
         except OSError as error:  # it is not recorded: the next process tries again
+            log.error("batch %s, item %d cannot be stored: %s", batch.stored.id, index, error.strerror)
             result = ItemResult(index, error=_storage_error(error))
-        batch.results[index] = result
-        batch.notify()
+            batch.has_unrecorded = True
+        batch.add(result)
         if batch.is_done:
             failed = sum(each.error is not None for each in batch.results.values())
             log.info("batch %s is done: %d items, %d failed", batch.stored.id, len(batch.results), failed)
+            if not batch.has_unrecorded:
+                batch.folder.release()
 
     def _caller(self, batch: Batch) -> Caller:
         """The caller of a batch with its quotas of today."""
@@ -385,14 +411,20 @@ class BatchRunner:
     def _stored_bytes(self) -> int:
         return sum(batch.size for batch in self._batches.values())
 
-    async def _make_room(self, size: int = 0) -> None:
+    def _finished(self) -> Sequence[Batch]:
+        """Return the finished batches, the oldest first."""
+        finished = [batch for batch in self._batches.values() if batch.is_done]
+        return sorted(finished, key=lambda batch: batch.stored.created_at_s)
+
+    async def _make_room(self, size: int) -> None:
         """Delete the oldest finished batches until ``size`` bytes fit. Raises OverCapacity if they cannot."""
-        for batch in sorted(self._batches.values(), key=lambda each: each.stored.created_at_s):
-            if self._stored_bytes() + size < self.settings.max_bytes:
+        kept = self._finished()
+        for position, batch in enumerate(kept):
+            has_room = self._stored_bytes() + size < self.settings.max_bytes
+            if has_room and len(kept) - position <= self.settings.max_kept:
                 return
-            if batch.is_done:
-                log.info("batch %s is deleted to make room for others", batch.stored.id)
-                await self.delete(batch)
+            log.info("batch %s is deleted to make room for others", batch.stored.id)
+            await self.delete(batch)
         if self._stored_bytes() + size > self.settings.max_bytes:
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
 
@@ -409,6 +441,9 @@ class BatchRunner:
         for batch in list(self._batches.values()):
             if now_s > self.expires_at_s(batch):
                 await self.delete(batch)
+        finished = self._finished()
+        for batch in await asyncio.to_thread(lambda: [each for each in finished if each.folder.is_lost()]):
+            await self.delete_lost(batch)
         if self.settings.directory is None:
             return
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
@@ -431,7 +466,7 @@ class BatchRunner:
         except OSError:
             return  # deleted meanwhile
         finally:
-            if batch is None:
+            if batch is None or batch.is_done:
                 folder.release()
         if batch is None:
             return

@@ -2,7 +2,7 @@
 
 An item's record is written last, and files appear by one rename, so what is finished is whole also after a crash. A
 process that runs a batch holds a lock on its folder; when the process ends, another one that shares the directory can
-claim the folder and continue. All functions block.
+claim the folder and continue. A finished batch needs no lock. All functions block.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class BatchFolder:
     def __init__(self, directory: Path, name: str) -> None:
         self.path = directory / name
         self._lock: BinaryIO | None = None
+        self._identity: tuple[int, int, int] | None = None  # of the file of the lock
 
     def create(self, batch: StoredBatch) -> None:
         """Write a new batch and claim it. Raises FileExistsError if there is one with this id."""
@@ -101,6 +102,7 @@ class BatchFolder:
             lock.close()
             return False
         self._lock = lock
+        self._identity = _identity(os.fstat(lock.fileno()))
         return True
 
     def release(self) -> None:
@@ -111,7 +113,12 @@ class BatchFolder:
 
     def is_lost(self) -> bool:
         """Whether the folder was deleted after it was claimed; another one may have its name by now."""
-        return self._lock is not None and os.fstat(self._lock.fileno()).st_nlink == 0
+        if self._identity is None:
+            return False
+        try:
+            return _identity((self.path / _LOCK).stat()) != self._identity
+        except FileNotFoundError:
+            return True
 
     def read(self) -> tuple[StoredBatch, dict[int, ItemResult]] | None:
         """Return the batch and its finished items; None if the folder holds none."""
@@ -169,6 +176,10 @@ class BatchFolder:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(self.path / name)
+
+
+def _identity(file: os.stat_result) -> tuple[int, int, int]:
+    return file.st_dev, file.st_ino, file.st_mtime_ns  # a new file may get the number of a deleted one
 
 
 def stored_ids(directory: Path) -> list[str]:
