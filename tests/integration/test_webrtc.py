@@ -265,6 +265,7 @@ async def test_invalid_offers_are_422_and_hold_no_session(address: str) -> None:
             "no fingerprint": "".join(line for line in lines if "fingerprint" not in line),
             "no ICE": "".join(line for line in lines if "ice-" not in line),
             "no data channel": audio_only,
+            "bundle with a missing section": sdp.replace("BUNDLE 0 1", "BUNDLE 5 1"),
             "sends but receives nothing": sdp.replace("a=recvonly", "a=sendonly"),
             "no Opus": sdp.replace("opus/48000/2", "speex/48000/2").replace("PCM", "XXX"),
             "shuffled": "".join(reversed(lines)),
@@ -273,6 +274,9 @@ async def test_invalid_offers_are_422_and_hold_no_session(address: str) -> None:
             answer = await post_offer(address, offer)
             assert answer.status_code == 422, name
             assert answer.json()["error"]["code"] == "invalid_request"
+        no_audio = sdp[: sdp.index("m=audio")] + sdp[sdp.index("m=application") :]
+        for offer in (no_audio, audio_only):  # what a page gets that forgets a half
+            assert "needs a data channel and audio" in (await post_offer(address, offer)).text
         assert await metric(address, "tts_sessions") == 0
         assert (await post_offer(address, sdp, voice="unknown")).status_code == 404
         assert (await post_offer(address, sdp, speed="fast")).status_code == 422

@@ -50,6 +50,8 @@ _MAX_PENDING_MESSAGES = 1_024
 
 _CHECK_INTERVAL_S = 0.5
 
+_INCOMPLETE = "the offer needs a data channel and audio to receive (recvonly or sendrecv)"
+
 
 class Peer:
     """A WebRTC connection with its session.
@@ -117,6 +119,8 @@ class Peer:
     async def _negotiate(self, sdp: str) -> str:
         if "a=fingerprint:" not in sdp or "a=ice-ufrag:" not in sdp:
             raise InvalidRequest("the SDP needs a DTLS fingerprint and ICE credentials")
+        if "m=audio" not in sdp or "m=application" not in sdp:
+            raise InvalidRequest(_INCOMPLETE)
         connection = self._connection
         audio = connection.addTransceiver(self._track, direction="sendonly")
         opus = [codec for codec in RTCRtpSender.getCapabilities("audio").codecs if codec.mimeType == "audio/opus"]
@@ -130,7 +134,7 @@ class Peer:
         except Exception:  # aiortc's SDP parser raises arbitrary exceptions
             raise InvalidRequest("the SDP cannot be parsed, or its audio is not Opus") from None
         if connection.sctp is None or audio.currentDirection != "sendonly":
-            raise InvalidRequest("the offer needs a data channel and audio to receive (recvonly or sendrecv)")
+            raise InvalidRequest(_INCOMPLETE)
         return str(connection.localDescription.sdp)
 
     def end(self) -> None:
@@ -181,6 +185,8 @@ class Peer:
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5.0):
                 await self._connection.close()
+        except Exception as error:  # aiortc's, if it has refused the offer half way
+            log.warning("session %s: closing the peer failed (%s)", self._dialogue.session.id, type(error).__name__)
         finally:
             self._on_end(self)
 
