@@ -247,7 +247,13 @@ async def test_hostile_streams_get_a_close_code_and_harm_no_call() -> None:
 
 @pytest.mark.parametrize(
     ("query", "status"),
-    [("?sample_rate=24000", 400), ("?realtime=false", 400), ("?voice=unknown", 404), ("?lead_ms=-1", 400)],
+    [
+        ("?sample_rate=24000", 400),
+        ("?realtime=false", 400),
+        ("?voice=unknown", 404),
+        ("?lead_ms=-1", 400),
+        ("?caller_audio=maybe", 400),
+    ],
 )
 async def test_agent_with_invalid_options_is_rejected(query: str, status: int) -> None:
     async with serving() as address:

@@ -77,6 +77,14 @@ def parse_start_query(params: Mapping[str, str]) -> StartMessage:
     return parse_strings({"type": "start", **params}, StartMessage)
 
 
+def parse_truth(text: str, name: str) -> bool:
+    """Parse a truth value in a URL. Raises InvalidRequest."""
+    value = _TRUTH.get(text.strip().lower())
+    if value is None:
+        raise InvalidRequest(f"{name} must be true or false")
+    return value
+
+
 def parse_strings(values: Mapping[str, str], kind: type[_M]) -> _M:
     """Parse a message whose fields are all strings. Raises InvalidRequest."""
     fields: dict[str, Any] = dict(values)

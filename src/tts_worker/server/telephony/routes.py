@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import HTTP_STATUS, Draining, OverCapacity, TTSWorkerError, Unauthenticated
-from tts_worker.protocol.json_codec import parse_start_query
+from tts_worker.protocol.json_codec import parse_start_query, parse_truth
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
@@ -23,7 +23,8 @@ from tts_worker.settings import TelephonySettings
 
 CALLS_PATH = "/v1/calls/"
 PATHS = ("/twilio", "/telnyx", CALLS_PATH)
-_TRUE = frozenset({"1", "true", "yes", "on"})
+CALLER_AUDIO = "caller_audio"
+"""Query parameter of an agent: send the caller's audio."""
 
 
 def own_auth_paths(settings: TelephonySettings) -> dict[str, bool]:
@@ -107,8 +108,8 @@ class _Telephony:
         try:
             check_identifier(call, "call")
             options = call_options(parse_start_query(params).options(), self.settings.lead_ms)
+            wants_audio = parse_truth(params.get(CALLER_AUDIO, "false"), CALLER_AUDIO)
             session = await self.hub.admit(options)
-            wants_audio = params.get("caller_audio", "").lower() in _TRUE
             connection = CallStream(
                 websocket,
                 self.hub,
