@@ -462,6 +462,22 @@ async def test_invalid_messages_are_rejected_and_the_session_lives() -> None:
             await client.open(SessionOptions(seed=2**70))
 
 
+async def test_fields_that_are_not_set_have_their_defaults() -> None:
+    async with running_grpc_worker() as server:
+        call = tts_worker_pb2_grpc.ConversationStub(server.channel).Converse()
+        await call.write(pb.ConverseRequest(start=pb.ConverseRequest.Start(protocol_version=1)))
+        assert (await call.read()).ready.voice == "tone"
+        voicing = pb.ConverseRequest.Voicing(voice="tone-high")
+        await call.write(pb.ConverseRequest(configure=voicing))
+        await call.write(pb.ConverseRequest(say=pb.ConverseRequest.Say(context="a", text="Hi.")))
+        started = (await call.read()).started
+        assert (started.voice, started.speed, started.seed) == ("tone-high", 1.0, 0)
+        await call.write(pb.ConverseRequest(configure=pb.ConverseRequest.Voicing(speed=0.0)))
+        while (response := await call.read()).WhichOneof("message") != "rejected":
+            pass
+        assert "speed" in response.rejected.error.message, "a speed of 0 is none that was not set"
+
+
 async def test_messages_of_a_conversation_are_limited() -> None:
     async with running_grpc_worker() as server:
         hub = server.worker.hub
