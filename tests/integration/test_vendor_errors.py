@@ -34,6 +34,7 @@ async def sdks(address: str, key: str = "any key") -> AsyncIterator[tuple[Any, A
 
 
 ELEVENLABS = {"xi-api-key": "any key"}
+WITHOUT_KEY = {"x-fern-sdk-name": "elevenlabs"}
 CARTESIA = {"cartesia-version": "2025-04-16"}
 
 
@@ -56,6 +57,8 @@ def error_format(body: dict[str, Any]) -> str:
         ("/v1/nothing", CARTESIA, "cartesia"),
         ("/v1/voices/unknown", {}, "openai"),
         ("/v1/voices/unknown", ELEVENLABS, "elevenlabs"),
+        ("/v1/voices/unknown", WITHOUT_KEY, "elevenlabs"),
+        ("/v1/voices/unknown", {"x-fern-sdk-name": "another"}, "openai"),
         ("/elevenlabs/v1/nothing", {}, "elevenlabs"),
         ("/v1/text-to-speech/tone/nothing", {}, "elevenlabs"),
         ("/v2/voices/nothing", {}, "elevenlabs"),
@@ -67,6 +70,16 @@ async def test_not_found_uses_the_clients_format(path: str, headers: dict[str, s
     async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
         answer = await http.get(path, headers=headers)
         assert (answer.status_code, error_format(answer.json())) == (404, expected)
+
+
+async def test_elevenlabs_sdk_without_a_key_gets_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ELEVENLABS_API_KEY", raising=False)
+    async with serving() as address, httpx.AsyncClient(timeout=60) as http:
+        client = elevenlabs_client.AsyncElevenLabs(base_url=f"http://{address}", httpx_client=http)
+        assert [model.model_id for model in await client.models.list()] == ["tone"]
+        with pytest.raises(elevenlabs_core.ApiError) as caught:
+            await client.voices.get("unknown")
+        assert caught.value.body["detail"]["status"] == "unknown_voice"
 
 
 async def test_wrong_key_uses_the_clients_format() -> None:

@@ -18,6 +18,7 @@ import pytest
 import soundfile
 
 from tests.conftest import until
+from tests.fakes.late import LateModule
 from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.threaded_worker import worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
@@ -36,6 +37,10 @@ from tts_worker.errors import (
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 from tts_worker.voicepack.voice_file import load_voice, save_voice
+
+elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
+elevenlabs_core = LateModule("elevenlabs.core")
+cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.timeout(300)
@@ -272,6 +277,31 @@ def test_vendor_shapes_add_and_delete_voices(served: Served) -> None:
     assert served.http.post("/voices/clone", data={"name": "C"}).status_code == 400
     assert served.http.delete(f"/voices/{cloned.json()['id']}").status_code == 204
     assert served.names() == []
+
+
+def test_elevenlabs_sdk_adds_and_deletes_voices(served: Served) -> None:
+    client = elevenlabs_client.ElevenLabs(api_key="studio-key-0123456789", base_url=f"http://{served.address}")
+    for labels in ({}, {"labels": {"accent": "british"}}):  # without labels the package sends null
+        added = client.voices.ivc.create(name="Mine", files=[GOOD], **labels)
+        assert [voice.voice_id for voice in client.voices.get_all().voices] == [added.voice_id]
+        with pytest.raises(elevenlabs_core.ApiError) as caught:
+            client.voices.ivc.create(name="Mine", files=[b"no recording"], **labels)
+        assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (400, "invalid_request")
+        assert client.voices.delete(added.voice_id).status == "ok"
+    with pytest.raises(elevenlabs_core.ApiError) as caught:
+        client.voices.delete(added.voice_id)
+    assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (404, "unknown_voice")
+
+
+def test_cartesia_sdk_adds_and_deletes_voices(served: Served) -> None:
+    client = cartesia_sdk.Cartesia(api_key="studio-key-0123456789", base_url=f"http://{served.address}", max_retries=0)
+    added = client.voices.clone(clip=GOOD, name="Mine", language="en")
+    assert [voice.id for voice in client.voices.list()] == [added.id]
+    client.voices.delete(added.id)
+    with pytest.raises(cartesia_sdk.NotFoundError):
+        client.voices.delete(added.id)
+    with pytest.raises(cartesia_sdk.BadRequestError):
+        client.voices.clone(clip=b"no recording", name="Mine", language="en")
 
 
 async def test_deleted_voice_finishes_accepted_utterances(served: Served) -> None:

@@ -30,6 +30,7 @@ class CompatApi:
         router: Builds its routes.
         error_response: Builds a response from an error and a status; None uses the status of the error's code.
         header: A header that only its clients send.
+        sdk: Name that its packages send in ``x-fern-sdk-name``, also without a key.
     """
 
     name: str
@@ -37,6 +38,12 @@ class CompatApi:
     router: Callable[[SessionHub, ApiLimits], Routes]
     error_response: Callable[[ErrorInfo, int | None], Response] = responses.error_response
     header: str | None = None
+    sdk: str | None = None
+
+    def sends(self, headers: Headers) -> bool:
+        """Whether a client of this API has sent these headers."""
+        has_header = self.header is not None and self.header in headers
+        return has_header or (self.sdk is not None and self.sdk in headers.get("x-fern-sdk-name", ""))
 
     def has_path(self, path: str) -> bool:
         return path in self.paths or any(path.startswith(known) for known in self.paths if known.endswith("/"))
@@ -57,6 +64,7 @@ ELEVENLABS = CompatApi(
     elevenlabs.router,
     elevenlabs_wire.error_response,
     "xi-api-key",
+    "elevenlabs",
 )
 CARTESIA = CompatApi(
     "cartesia",
@@ -79,7 +87,7 @@ def api_of_path(path: str) -> CompatApi | None:
 def api_of_client(scope: Scope) -> CompatApi:
     """Detect the API that a client uses by path, else by a header that only its clients send, else OpenAI's."""
     headers = Headers(scope=scope)
-    by_header = (api for api in APIS if api.header is not None and api.header in headers)
+    by_header = (api for api in APIS if api.sends(headers))
     return api_of_path(scope["path"]) or next(by_header, OPENAI)
 
 

@@ -48,7 +48,7 @@ class _CloneRequest(BaseModel):
 
 
 class ElevenLabsClone(_CloneRequest):
-    """``POST /v1/voices/add``. ``labels``: a JSON object."""
+    """``POST /v1/voices/add``. ``labels``: a JSON object, or null."""
 
     labels: str = Field("", max_length=2_000)
 
@@ -120,7 +120,7 @@ async def _clone(
 
 def _labels(text: str) -> dict[str, str]:
     """Parse ``labels``. Raises InvalidRequest."""
-    if not text:
+    if text in ("", "null"):  # the vendor's package sends null for none
         return {}
     try:
         labels: Any = json.loads(text)
