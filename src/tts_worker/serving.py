@@ -62,6 +62,9 @@ def _set_kill_timer(seconds: float) -> None:
 _GOODBYE_S = 1.0
 """How long connections may take to end by themselves before they are closed."""
 
+_CLOSE_S = 5
+"""How long the requests that are left may take then."""
+
 
 class _Server(uvicorn.Server):
     """Uvicorn with this package's connections and drain.
@@ -233,7 +236,7 @@ def _create_server(
         ws_ping_interval=server.heartbeat_s,
         ws_ping_timeout=server.heartbeat_s,
         ws_per_message_deflate=False,  # PCM hardly compresses
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=_CLOSE_S,
         lifespan="off",
         h11_max_incomplete_event_size=server.max_header_bytes + 1,
     )

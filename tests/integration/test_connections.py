@@ -259,6 +259,20 @@ async def test_rejected_body_does_not_destroy_the_response() -> None:
         await sending
 
 
+async def test_upload_that_outlasts_a_drain_is_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tts_worker.serving._GOODBYE_S", 0.0)
+    monkeypatch.setattr("tts_worker.serving._CLOSE_S", 0)
+    async with AsyncExitStack() as stack:
+        async with serving() as address:
+            client = await stack.enter_async_context(open_tcp(address, SPEECH + b"{"))
+            await until_connections(address, "active", 2)  # this upload, and the request for the metrics
+        response = await client.read_all()
+    assert (status_of(response), code_of(response)) == (503, "draining")
+    assert "Traceback" not in caplog.text
+
+
 async def test_disconnect_mid_body_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as address:
         async with open_tcp(address, SPEECH + b"{"):

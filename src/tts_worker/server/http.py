@@ -53,6 +53,7 @@ def create_app(
         keys=keys,
         own_auth_paths=telephony.own_auth_paths(settings.telephony),
         transport_of=transport_of,
+        is_draining=lambda: hub.draining,
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,

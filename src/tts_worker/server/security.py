@@ -6,6 +6,7 @@ page cannot reach a local worker through DNS rebinding. Keys are never logged.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import (
+    Draining,
     Forbidden,
     InvalidRequest,
     OverCapacity,
@@ -75,6 +77,7 @@ class AuthMiddleware:
         own_auth_paths: Paths whose endpoint authenticates the caller. True if it does so before it accepts the
             connection, which then needs no loopback name either.
         transport_of: Returns the API name of a path, for metrics and logs.
+        is_draining: Whether a cancelled request is one that the end of a drain has overtaken.
     """
 
     def __init__(
@@ -90,10 +93,12 @@ class AuthMiddleware:
         max_buffered_bytes: int = 67_108_864,
         own_auth_paths: Mapping[str, bool] = MappingProxyType({}),
         transport_of: Callable[[str], str] = lambda path: "http",
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._keys = keys if keys is not None else KeyRing()
         self._transport_of = transport_of
+        self._is_draining = is_draining
         self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
         self._loopback_only = loopback_only and not self._keys.required
         self._max_body_bytes = max_body_bytes
@@ -128,8 +133,13 @@ class AuthMiddleware:
                 await self._app(scope, receive, send)
                 return
             limited_receive = _LimitedReceive(receive, self._limit_bytes(scope), self._body_budget)
+            response = _ResponseStart(send)
             try:
-                await self._app(scope, limited_receive, send)
+                await self._app(scope, limited_receive, response.send)
+            except asyncio.CancelledError:
+                if response.has_started or not self._is_draining():
+                    raise
+                await self._reject(Draining("the worker is shutting down; use another one"), scope, receive, send)
             finally:
                 limited_receive.release()
 
@@ -220,6 +230,18 @@ async def _deny_handshake(status: int, headers: list[tuple[bytes, bytes]], body:
     """Answer a WebSocket handshake with an HTTP response (ASGI extension ``websocket.http.response``)."""
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
+
+
+class _ResponseStart:
+    """Notes whether a response has started."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_started = False
+
+    async def send(self, message: Message) -> None:
+        self.has_started = True
+        await self._send(message)
 
 
 class _BodyBudget:
