@@ -319,6 +319,18 @@ async def test_configure_refuses_what_no_voice_speaks(transport: str) -> None:
             assert error is code
 
 
+@pytest.mark.parametrize("transport", ["ws", "grpc"])
+async def test_refused_voice_is_never_replaced_by_another(transport: str) -> None:
+    """A program that does not look at the first error must not hear the voice of before."""
+    async with TRANSPORTS[transport].connect(Setup()) as client, client.session(FAST) as session:
+        for voice, code in (("absent", ErrorCode.UNKNOWN_VOICE), ("absent", ErrorCode.UNKNOWN_VOICE), ("tone", None)):
+            session.configure(SynthesisParams(voice))
+            session.speak("One word.")
+            session.end_text()
+            (ended,) = [item async for item in _until_ended(session)]
+            assert (ended.error.code if ended.error is not None else None) is code
+
+
 async def _until_ended(session: Session) -> AsyncIterator[Ended]:
     async for item in session:
         if isinstance(item, Ended):

@@ -70,7 +70,7 @@ class RemoteSession:
         self._link = link
         self._config = config
         self._params = config.params
-        self._worker_params = config.params  # as last sent to the worker
+        self._worker_params: SynthesisParams | None = config.params  # of the worker; None if it may have refused them
         self._generation = 0
         self._live: deque[RemoteUtterance] = deque()  # not ended for the caller; the head is playing
         self._by_context: dict[str, RemoteUtterance] = {}  # not ended by the worker
@@ -415,6 +415,7 @@ class RemoteSession:
     def _on_rejected(self, error: ErrorInfo) -> None:
         """The worker rejected a message: the utterances are incomplete and fail."""
         self._healthy = False
+        self._worker_params = None  # sent again with the next utterance, which else would have the voice of before
         if not self._closed:
             self._send_stop("rejected", 0)
             self._fail(error)

@@ -57,7 +57,16 @@ class Session(Protocol):
         ...
 
     def configure(self, params: SynthesisParams) -> None:
-        """Set the parameters of later utterances."""
+        """Set the parameters of later utterances.
+
+        A voice of another engine needs a session of its own, except for a ``ws://`` session that speaks nothing.
+
+        Raises:
+            InvalidRequest: A parameter has an unsuitable type or value.
+            TTSWorkerError: The worker refuses the parameters, such as UnknownVoice, and they do not change. Only
+                ``local:`` sessions raise it; over a connection each utterance ends with this error, until ``configure``
+                is called with others.
+        """
         ...
 
     def close(self, reason: str = "closed") -> None:

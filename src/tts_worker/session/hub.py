@@ -497,7 +497,7 @@ class SessionHub:
         """
         params = self._factory.params(options)
         if self.voices.get(params.voice).engine != self.voices.get_in_use(session.params.voice).engine:
-            raise IllegalCommand("that voice is on another engine: start when nothing is being spoken")
+            raise IllegalCommand("that voice is on another engine: start when nothing is spoken, or in another session")
         session.configure(params, self._factory.timeouts(options))
         opened = self._sessions.get(session.id)
         if opened is not None and opened.router is not None:
