@@ -147,6 +147,8 @@ async def test_messages_name_fields_in_the_words_of_json() -> None:
         ):
             answer = await client.post("/v1/batch", json={"items": given})
             assert answer.json()["error"]["message"] == message
+        answer = await client.post("/v1/batch", json={"items": items("a"), "x" * 1_000: 1})
+        assert answer.json()["error"]["message"] == "x" * 64 + ": Extra inputs are not permitted"
 
 
 @pytest.mark.parametrize("query", ["", "?format=zip"])

@@ -19,6 +19,9 @@ LIVE_TYPE = "audio/pcm"
 PROMPT_AUDIO = "3 to 30 s of one speaker"
 """Description of a recording of which a voice is made."""
 
+_MAX_NAME_CHARS = 64
+"""Of the name of a field in an error, which the client chooses if the field is unknown."""
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -32,7 +35,7 @@ def validate(kind: type[_Model], data: object) -> _Model:
         return kind.model_validate(data)
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
-        location = ".".join(str(part) for part in problem["loc"])
+        location = ".".join(str(part)[:_MAX_NAME_CHARS] for part in problem["loc"])
         message = _message(problem)
         raise InvalidRequest(f"{location}: {message}" if location else message) from None
 
