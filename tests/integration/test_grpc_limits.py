@@ -307,12 +307,44 @@ async def test_too_long_text_is_rejected() -> None:
         assert (await say(server, "Ok.")).frames
 
 
-async def test_bytes_that_are_no_message() -> None:
+UNDECODABLE = (
+    "/tts.TTSService/Control",
+    "/tts.TTSService/StartSession",
+    "/tts.TTSService/Synthesize",
+    "/tts.Conversation/Converse",
+    "/tts.Voices/AddVoice",
+    "/tts.VoiceConversion/Convert",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+)
+
+
+@pytest.mark.parametrize("keys", [(), ("a-long-key",)], ids=["open", "with key"])
+async def test_bytes_that_are_no_message(keys: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    metadata = tuple(("x-api-key", key) for key in keys)
+    async with running_grpc_worker(server={"api_keys": list(keys)}) as server:
+        for method in UNDECODABLE:
+            call = server.channel.stream_stream(method)(metadata=metadata)
+            await call.write(b"\xff" * 40)
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call.read()
+            assert failure.value.code() is CODE.INVALID_ARGUMENT, method
+            assert dict(failure.value.trailing_metadata() or ())[CODE_KEY] == "invalid_request", method
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_later_bytes_that_are_no_message_end_the_session(caplog: pytest.LogCaptureFixture) -> None:
     async with running_grpc_worker() as server:
-        for method in ("Control", "StartSession"):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await server.channel.unary_unary(f"/tts.TTSService/{method}")(b"\xff" * 40)
-        assert (await server.start()).success
+        start = pb.ConverseRequest(start=pb.ConverseRequest.Start(protocol_version=1))
+        call = server.channel.stream_stream("/tts.Conversation/Converse")()
+        await call.write(start.SerializeToString())
+        await call.read()
+        await call.write(b"\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+        assert failure.value.code() is CODE.INVALID_ARGUMENT
+        await until(lambda: server.worker.hub.live_sessions == 0)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_models_that_are_unknown_and_models_in_use() -> None:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tts_worker.callers import set_caller
-from tts_worker.errors import GRPC_STATUS, ErrorInfo, QuotaExceeded, SendTimeout, error_info
+from tts_worker.errors import GRPC_STATUS, ErrorInfo, InvalidRequest, QuotaExceeded, SendTimeout, error_info
 from tts_worker.logs import current_request_id, set_request_id
 from tts_worker.protocol.proto_codec import encode_trailers
 from tts_worker.server.keys import KeyRing
@@ -75,7 +76,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         set_request_id(request_id if isinstance(request_id, str) else None)
         set_traceparent(metadata.get(TRACEPARENT))
         if method.startswith(OPEN_SERVICES):
-            return await continuation(handler_call_details)
+            return _adapt(await continuation(handler_call_details))
         api_key = _api_key(handler_call_details.invocation_metadata) or None
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
@@ -85,16 +86,14 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None and api_key is None and self._keys.knows_certificates:
-            return self._certificate_handler(await continuation(handler_call_details), transport, counted=counted)
+            return _adapt(await continuation(handler_call_details), self._identify(transport, counted=counted))
         if caller is None:
             return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
-        return _returning_request_id(await continuation(handler_call_details))
+        return _adapt(await continuation(handler_call_details))
 
-    def _certificate_handler(self, handler: Any, transport: str, *, counted: bool) -> _Handler[Any, Any]:
-        """Return a handler that identifies the caller by the certificate, which only the call's context tells."""
-        if handler is None:
-            return None  # there is no such method
+    def _identify(self, transport: str, *, counted: bool) -> Callable[[Context], Awaitable[None]]:
+        """Return what identifies a caller by the certificate, which only the call's context tells."""
 
         async def identify(context: Context) -> None:
             name = _common_name(context)
@@ -106,21 +105,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
                 await abort(context, (await self._keys.rejection(None, _address(context), transport)).info)
             set_caller(caller)
 
-        async def answer(request: Any, context: Context) -> Any:
-            await identify(context)
-            return await behaviour(request, context)
-
-        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-            await identify(context)
-            async for response in behaviour(request, context):
-                yield response
-
-        ends = (handler.request_streaming, handler.response_streaming)
-        kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
-        behaviour = getattr(handler, kind)
-        make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-        wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+        return identify
 
     def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
         async def reject(requests: object, context: Context) -> NoReturn:
@@ -130,17 +115,70 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(reject)
 
 
-def _returning_request_id(handler: _Handler[Any, Any]) -> _Handler[Any, Any]:
-    """Wrap a handler of single requests and responses to return the request ID with the status."""
-    unary: Any = None if handler is None else handler.unary_unary  # None: there is no such method, or it streams
-    if handler is None or unary is None:
-        return handler
+def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None = None) -> _Handler[Any, Any]:
+    """Wrap a handler: what cannot be decoded is InvalidRequest, and a single response has the request ID.
 
-    async def respond(request: Any, context: Context) -> Any:
-        context.set_trailing_metadata(_request_id_metadata())
-        return await unary(request, context)
+    Args:
+        handler: The handler; None if there is no such method.
+        identify: Called before the handler.
+    """
+    if handler is None:
+        return None
+    ends = (handler.request_streaming, handler.response_streaming)
+    kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
+    behaviour = getattr(handler, kind)
 
-    return grpc.unary_unary_rpc_method_handler(respond, handler.request_deserializer, handler.response_serializer)
+    def decode(data: bytes) -> object:
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError:
+            return _UNDECODABLE  # raised here, gRPC would answer UNKNOWN and log a traceback
+
+    async def prepare(request: Any, context: Context) -> Any:
+        if identify is not None:
+            await identify(context)
+        if not any(ends):
+            context.set_trailing_metadata(_request_id_metadata())
+        if handler.request_streaming:
+            return _DecodedRequests(request)
+        if request is _UNDECODABLE:
+            await abort(context, _undecodable().info)
+        return request
+
+    async def answer(request: Any, context: Context) -> Any:
+        return await behaviour(await prepare(request, context), context)
+
+    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+        async for response in behaviour(await prepare(request, context), context):
+            yield response
+
+    make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+    wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
+    return make(wrapped, decode, handler.response_serializer)  # type: ignore[no-any-return]
+
+
+_UNDECODABLE = object()
+"""Takes the place of a message."""
+
+
+def _undecodable() -> InvalidRequest:
+    return InvalidRequest("a message is not valid protobuf of its type")
+
+
+class _DecodedRequests:
+    """The requests of a call. Iteration raises InvalidRequest for one that could not be decoded."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+
+    def __aiter__(self) -> _DecodedRequests:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        if request is _UNDECODABLE:
+            raise _undecodable()
+        return request
 
 
 def _request_id_metadata() -> tuple[tuple[str, str], ...]:
