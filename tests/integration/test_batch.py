@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import zipfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +439,26 @@ async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monk
         assert download.status_code == 200
         folder.release()  # as the end of its process does
         assert [json.loads(line)["index"] async for line in download.aiter_lines()] == [0, 1]
+
+
+async def test_exit_cuts_off_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second signal does not wait until the download notices the drain."""
+    monkeypatch.setattr("tts_worker.serving._GOODBYE_S", 0.0)
+    monkeypatch.setattr("tts_worker.serving._CLOSE_S", 0)
+    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
+    folder = BatchFolder(tmp_path, new_id())
+    folder.create(StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request))
+    async with AsyncExitStack() as stack:
+        async with serving(batch={"directory": tmp_path}) as address:
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=20))
+            download = await stack.enter_async_context(client.stream("GET", f"/v1/batch/{folder.path.name}/results"))
+            assert download.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            await download.aread()
+    folder.release()
+    assert "Traceback" not in caplog.text
 
 
 async def test_worker_that_stops_while_it_claims_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

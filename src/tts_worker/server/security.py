@@ -137,9 +137,10 @@ class AuthMiddleware:
             try:
                 await self._app(scope, limited_receive, response.send)
             except asyncio.CancelledError:
-                if response.has_started or not self._is_draining():
+                if not self._is_draining():
                     raise
-                await self._reject(Draining("the worker is shutting down; use another one"), scope, receive, send)
+                if not response.has_started:  # otherwise the server closes the connection
+                    await self._reject(Draining("the worker is shutting down; use another one"), scope, receive, send)
             finally:
                 limited_receive.release()
 
