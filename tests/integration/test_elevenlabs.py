@@ -437,6 +437,24 @@ async def test_stream_input_ends_with_its_context() -> None:
         assert client.text().split() == TEXT.split()
 
 
+async def test_stream_input_ends_with_an_error() -> None:
+    """The rest of a text whose beginning failed is not spoken: the client has sent it before it saw the error."""
+    async with (
+        serving(session={"max_sessions": 1, "slot_idle_s": 600}) as address,
+        dial(address) as busy,
+    ):
+        await busy.say("a", LONG)
+        await busy.until("audio", "a")
+        for _ in range(5):
+            async with dial(address, "tone/stream-input") as client:
+                for text in (" ", *TEXT.split(" "), ""):
+                    await client.send(text=text and text + " ")
+                with pytest.raises(ConnectionClosed):
+                    await client.until("never")
+                (error,) = client.log
+                assert error["code"] == "over_capacity"
+
+
 async def test_unpunctuated_text_is_spoken_after_a_pause() -> None:
     async with serving(session={"flush_after_ms": 20}) as address, dial(address) as client:
         await client.send("a", text="I would like to book a table for two ")

@@ -110,6 +110,7 @@ class ContextSocket:
 
     Attributes:
         contexts: Open contexts by name.
+        finishing: Whether the connection closes once all contexts have ended.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class ContextSocket:
         self._write_lock = asyncio.Lock()  # fair: contexts take turns in the order in which they wait
         self._replies: ReplyQueue[Message] = ReplyQueue()
         self._reply_queued = asyncio.Event()
-        self._finishing = False
+        self.finishing = False
         self._finished = asyncio.Event()
         self._protocol = make_protocol(self)
 
@@ -164,7 +165,7 @@ class ContextSocket:
 
     def finish(self) -> None:
         """Close the connection once all contexts have ended."""
-        self._finishing = True
+        self.finishing = True
         self._end_if_done()
 
     def check_text(self, text: str) -> None:
@@ -200,7 +201,7 @@ class ContextSocket:
             await self._send_all_replies()
 
     def _end_if_done(self) -> None:
-        if self._finishing and not self.contexts:
+        if self.finishing and not self.contexts:
             self._finished.set()
 
     async def _read(self) -> None:

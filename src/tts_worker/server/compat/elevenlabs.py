@@ -187,8 +187,9 @@ class _ElevenLabsProtocol:
             self._socket.drop(name, "reopened")  # per the vendor's reference a reused name is a new context
             context = None
         if context is None:
-            if not text and not self._single:
-                return  # a keep-alive, or a flush of a context that has ended
+            # Text after the end of a connection's only context, and a keep-alive or a flush of one that has ended.
+            if (self._single and self._socket.finishing) or (not self._single and not text):
+                return
             context = self._open(name, message)
             if self._single:
                 self._socket.finish()  # the connection ends with its context
