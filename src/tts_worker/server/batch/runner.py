@@ -412,19 +412,16 @@ class BatchRunner:
         return sum(batch.size for batch in self._batches.values())
 
     def _finished(self) -> Sequence[Batch]:
-        """Return the finished batches, the oldest first."""
-        finished = [batch for batch in self._batches.values() if batch.is_done]
-        return sorted(finished, key=lambda batch: batch.stored.created_at_s)
+        return [batch for batch in self._batches.values() if batch.is_done]
 
     async def _make_room(self, size: int) -> None:
         """Delete the oldest finished batches until ``size`` bytes fit. Raises OverCapacity if they cannot."""
-        kept = self._finished()
-        for position, batch in enumerate(kept):
-            has_room = self._stored_bytes() + size < self.settings.max_bytes
-            if has_room and len(kept) - position <= self.settings.max_kept:
+        while finished := self._finished():
+            if self._stored_bytes() + size < self.settings.max_bytes and len(finished) <= self.settings.max_kept:
                 return
-            log.info("batch %s is deleted to make room for others", batch.stored.id)
-            await self.delete(batch)
+            oldest = min(finished, key=lambda batch: batch.stored.created_at_s)
+            log.info("batch %s is deleted to make room for others", oldest.stored.id)
+            await self.delete(oldest)
         if self._stored_bytes() + size > self.settings.max_bytes:
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
 
