@@ -194,7 +194,7 @@ class BatchRunner:
         """
         batch = self._batches.get(name)
         if batch is not None and batch.is_done and await asyncio.to_thread(batch.folder.is_lost):
-            await self.delete_lost(batch)
+            self._forget(batch)
             batch = None
         if batch is None and is_id(name) and self._directory is not None:
             folder = BatchFolder(self._directory, name)
@@ -440,7 +440,7 @@ class BatchRunner:
                 await self.delete(batch)
         finished = self._finished()
         for batch in await asyncio.to_thread(lambda: [each for each in finished if each.folder.is_lost()]):
-            await self.delete_lost(batch)
+            self._forget(batch)
         if self.settings.directory is None:
             return
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
