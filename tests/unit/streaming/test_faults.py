@@ -33,6 +33,7 @@ from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.faults import device_responds
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler
@@ -326,6 +327,54 @@ def test_error_outside_of_a_pass_checks_the_device(is_healthy: bool, monkeypatch
     monkeypatch.setattr(subject, "_emit", fail)
     with pytest.raises(RuntimeError if is_healthy else DeviceLost):
         synthesize(subject, TEXT)
+
+
+def test_error_in_a_command_checks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new utterance resets its slot: often the first one to hear of an error of a kernel before it."""
+
+    def fail() -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    subject = engine("cosyvoice3", healthy=lambda: False)
+    monkeypatch.setattr(subject.components.decoder, "acquire", fail)
+    with pytest.raises(DeviceLost):
+        subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+
+
+def test_error_in_the_warm_up_checks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: StreamingConfig) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    subject = engine("cosyvoice3", healthy=lambda: False)
+    monkeypatch.setattr(subject.components, "capture", fail)
+    with pytest.raises(DeviceLost):
+        subject.warm_up()
+
+
+def test_device_without_memory_still_responds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost device refuses everything with its error, also an allocation."""
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error: unspecified", 719)]
+
+    def fail(*args: object, **kwargs: object) -> Tensor:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(torch, "ones", fail)
+    assert device_responds(torch.device("cpu"))
+    assert not device_responds(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_error_while_loading_checks_the_device(is_healthy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sticky error that a thread beside the engine has caused stops every attempt to rebuild it in this process."""
+
+    def fail(*args: object, **kwargs: object) -> Networks:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nAdvice follows.")
+
+    monkeypatch.setattr(Networks, "load", fail)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.loader.device_responds", lambda device: is_healthy)
+    with pytest.raises(RuntimeError if is_healthy else DeviceLost, match="illegal memory access") as caught:
+        load_engine(LoadOptions(bundle("cosyvoice3").path, device="cpu"))
+    assert is_healthy or "Advice" not in str(caught.value)
 
 
 async def test_faulted_engine_is_rebuilt() -> None:

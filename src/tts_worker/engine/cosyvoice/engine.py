@@ -21,7 +21,7 @@ from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.device import device_facts
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
-from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_responds, fault_kind
+from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_checked, device_responds
 from tts_worker.engine.cosyvoice.phases import SequencePhase
 from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
 from tts_worker.engine.cosyvoice.timings import StageTimings
@@ -143,8 +143,13 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
 
     def handle(self, command: Command) -> None:
-        """Apply a command. The end of the text, or a flush, can end an audio segment without a token."""
-        super().handle(command)
+        """Apply a command. The end of the text, or a flush, can end an audio segment without a token.
+
+        Raises:
+            DeviceLost: The device no longer responds.
+        """
+        with device_checked(self._healthy):
+            super().handle(command)
         if isinstance(command, Text | EndText) and command.key in self.sequences:
             self._drop_empty_segments(self.sequences[command.key])
 
@@ -374,12 +379,8 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         """
         self._step_notes = []
         self.components.take_eager_names()
-        try:
+        with device_checked(self._healthy):  # also outside of a pass
             return super().step(now_s)
-        except Exception as error:  # outside of a pass
-            if fault_kind(error) is FaultKind.UNKNOWN:
-                self._check_device(type(error).__name__)
-            raise
 
     def _handle_fault(self, fault: Fault) -> None:
         """Fail a single sequence; retry the members of a batch one by one to isolate the fault.
@@ -436,8 +437,13 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         """Synthesize one sentence, then capture graphs.
 
         Raises:
+            DeviceLost: The device no longer responds.
             EngineFault: Synthesis failed or is silent.
         """
+        with device_checked(self._healthy):
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         voices = self.components.voice_cache.warm_up_names
         with self.components.timed("first_sentence"):
             pcm = self._speak_sentence(voices[0], 1.0)

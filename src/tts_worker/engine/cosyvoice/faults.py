@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -11,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from tts_worker.engine.cosyvoice.sequence import Sequence
-from tts_worker.errors import ErrorInfo, OutOfMemory, SynthesisFailed, TTSWorkerError
+from tts_worker.errors import DeviceLost, ErrorInfo, OutOfMemory, SynthesisFailed, TTSWorkerError
 
 T = TypeVar("T")
 
@@ -87,5 +88,24 @@ def device_responds(device: torch.device) -> bool:
     """Whether ``device`` still computes."""
     try:
         return float(torch.ones(1, device=device).sum()) == 1.0
+    except torch.OutOfMemoryError:  # a lost device answers even this with the error that it was lost by
+        return True
     except RuntimeError:
         return False
+
+
+@contextmanager
+def device_checked(responds: Callable[[], bool]) -> Iterator[None]:
+    """Raise ``DeviceLost`` for an unknown error in the block after which the device no longer ``responds``."""
+    try:
+        yield
+    except Exception as error:
+        if fault_kind(error) is FaultKind.UNKNOWN and not responds():
+            raise DeviceLost(f"the device failed ({_device_error(error)}) and no longer responds") from error
+        raise
+
+
+def _device_error(error: Exception) -> str:
+    """Describe ``error`` without values: errors of CUDA have none, and go on with advice."""
+    text = str(error)
+    return text.splitlines()[0] if text.startswith("CUDA error") else type(error).__name__

@@ -32,6 +32,7 @@ from tts_worker.engine.cosyvoice.engine_config import (
 )
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import Model, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -122,11 +123,24 @@ def load_engine(
     Raises:
         BundleError: The model directory is incomplete or damaged.
         ConfigError: The options contradict each other or the device, or PyTorch is too old.
+        DeviceLost: The device no longer responds.
         MissingExtra: A package for the options is not installed.
     """
     check_torch(torch.__version__)
     _check_counts(options)
     device = resolve_device(options.device)
+    with device_checked(lambda: device_responds(device)):
+        return _load_engine(options, device, script, more_voices, enrolled, networks)
+
+
+def _load_engine(
+    options: LoadOptions,
+    device: torch.device,
+    script: Script | None,
+    more_voices: Mapping[str, Voice] | None,
+    enrolled: EnrolledVoices | None,
+    networks: Networks | None,
+) -> CosyVoiceEngine:
     if options.threads is not None or device.type == "cpu":
         torch.set_num_threads(options.threads or default_threads())
     bundle = Bundle.open(options.bundle, rl=options.rl)
