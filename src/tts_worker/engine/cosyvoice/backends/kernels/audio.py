@@ -463,30 +463,51 @@ class _Draw:
 
 
 def attention_arguments(
-    heads: int, dim: int, page: int, chunks: int, dtype: torch.dtype, device: torch.device, *, is_rotated: bool = True
+    heads: int,
+    dim: int,
+    page: int,
+    chunks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_rotated: bool = True,
+    branches: int = 2,
+    batch: int = 2,
 ) -> tuple[tuple[Any, ...], float]:
     """Return random arguments of ``paged_attention`` and the tolerance of its results.
 
-    Two utterances of ``chunks`` new chunks; the second one is shorter, with a partial last chunk.
+    Utterances of ``chunks`` new chunks; the last one is shorter, with a partial last chunk.
     """
     draw = _Draw(dtype, device)
     span = chunks * page
-    angle = draw.positive(4, span, 1, dim // 2) * math.tau
-    store = draw(2, heads, 3, 9, page, dim)[:, :, 1:]
-    table = torch.tensor([[4, 2, *[7, 8][:chunks]], [5, *[3, 6][:chunks], 0]], device=device)
-    start = torch.tensor([2 * page, page], device=device)
-    total = start + torch.tensor([span, span - page // 2], device=device)
-    fresh = torch.stack([table[0, 2:], table[1, 1:-1]])
+    angle = draw.positive(branches * batch, span, 1, dim // 2) * math.tau
+    past = [*[2] * (batch - 1), 1]
+    count = sum(past) + batch * chunks
+    numbers = iter(range(count, 0, -1))  # backwards: nothing may take consecutive pages for granted
+    rows = [[next(numbers) for _ in range(pages + chunks)] for pages in past]
+    store = draw(2, heads, branches + 1, count + 1, page, dim)[:, :, 1:]
+    table = torch.tensor([row + [0] * (2 + chunks - len(row)) for row in rows], device=device)
+    start = torch.tensor(past, device=device) * page
+    total = start + span
+    total[-1] -= page // 2
+    fresh = torch.tensor([row[-chunks:] for row in rows], device=device)
     rotations = torch.polar(torch.ones_like(angle), angle) if is_rotated else None
-    return (draw(4, span, 3, heads, dim), rotations, store, table, fresh, start, total), draw.tolerance
+    qkv = draw(branches * batch, span, 3, heads, dim)
+    return (qkv, rotations, store, table, fresh, start, total), draw.tolerance
+
+
+def _attention_cases(heads: int, dim: int, page: int, draw: _Draw, *, is_rotated: bool) -> Iterator[Case]:
+    """All numbers of rows that are captured by default: the kernel has other block sizes for few of them."""
+    for branches, batch in ((1, 1), (2, 1), (2, 2), (2, 4), (2, 8)):
+        for chunks in (1, 2):
+            sizes = heads, dim, page, chunks, draw.dtype, draw.device
+            arguments = attention_arguments(*sizes, is_rotated=is_rotated, branches=branches, batch=batch)
+            yield Case(paged_attention, *arguments)
 
 
 def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
     page = dims.chunk_frames
-    for chunks in (1, 2):
-        yield Case(
-            paged_attention, *attention_arguments(dims.heads, dims.head_dim, page, chunks, draw.dtype, draw.device)
-        )
+    yield from _attention_cases(dims.heads, dims.head_dim, page, draw, is_rotated=True)
     x = draw(2, page, dims.dim)
     width, groups = 31, 16  # of the position embedding
     conv = draw.conv(dims.dim, dims.dim, width, groups)
@@ -501,25 +522,26 @@ def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
 
 def _unet_cases(dims: UnetDims, draw: _Draw) -> Iterator[Case]:
     page, channels = dims.chunk_frames, dims.channels
-    for chunks in (1, 2):
-        sizes = dims.heads, dims.head_dim, page, chunks, draw.dtype, draw.device
-        yield Case(paged_attention, *attention_arguments(*sizes, is_rotated=False))
+    yield from _attention_cases(dims.heads, dims.head_dim, page, draw, is_rotated=False)
     x = draw(4, page, channels)
     past = draw.past(channels, 2)
     conv = draw.conv(channels, channels, 3, 1)
     norm = draw.floats(channels), draw.floats(channels)
     eps = 1e-5
     yield Case(causal_conv, (x, *past, *conv, 1, False), draw.tolerance)
-    for inputs, shift in ((dims.in_channels, draw.floats(channels)), (2 * channels, None)):
+    shift = draw.floats(channels)
+    blocks = ((dims.in_channels, shift), (channels, shift), (2 * channels, shift), (channels, None))
+    for inputs, added in blocks:
         first = draw.conv(channels, inputs, 3, 1)
         before = draw(4, page, inputs), *draw.past(inputs, 2)
-        yield Case(conv_norm_mish, (*before, *first, *norm, eps, shift), draw.tolerance)
+        yield Case(conv_norm_mish, (*before, *first, *norm, eps, added), draw.tolerance)
     following = draw.floats(channels), draw.floats(channels)
     after = draw(4, page, channels), *following
     yield Case(conv_norm_mish_add_norm, (x, *past, *conv, *norm, eps, *after), draw.tolerance)
     yield Case(add_norm, (x.float(), draw(4, page, channels), None, *following, eps), draw.tolerance)
     linear = draw(4 * channels, channels) / math.sqrt(channels), draw(4 * channels)
-    yield Case(linear_gelu, (x, *linear, False), draw.tolerance)
+    for rows in (1, 2, 4):  # the kernel has other block sizes for few of them
+        yield Case(linear_gelu, (x[:rows], *linear, False), draw.tolerance)
 
 
 def vocoder_cases(dims: HiftDims, device: torch.device) -> Iterator[Case]:
@@ -529,10 +551,14 @@ def vocoder_cases(dims: HiftDims, device: torch.device) -> Iterator[Case]:
     mel = draw(2, dims.in_channels, frames)
     exists = (torch.arange(frames, device=device) < torch.tensor([[frames], [5]], device=device))[:, None].float()
     width, left = (4, 0) if dims.causal else (3, 1)
-    yield Case(elu_rows, (mel.transpose(1, 2), width, left, False, exists), 1e-15)
     hidden = draw(2, frames, dims.f0_channels).double()
-    yield Case(elu_rows, (hidden, 3, 2 if dims.causal else 1, True, None), 1e-15)
-    yield from _excitation_cases(dims, draw, frames)
+    for mask in (None, exists):
+        yield Case(elu_rows, (mel.transpose(1, 2), width, left, False, mask), 1e-15)
+        yield Case(elu_rows, (hidden, 3, 2 if dims.causal else 1, True, mask), 1e-15)
+    for window in (frames, 50, 100, 200):  # the kernel reads the pitch of the whole window in one block
+        yield from _excitation_cases(dims, draw, window)
+    yield from _waveform_cases(dims, draw, frames)
+    yield from _merge_cases(dims, draw, exists, cut)
     channels = dims.base_channels // 2
     span = frames * dims.upsample_rates[0]
     for mask in (None, exists.repeat_interleave(dims.upsample_rates[0], dim=2)):
@@ -543,9 +569,21 @@ def vocoder_cases(dims: HiftDims, device: torch.device) -> Iterator[Case]:
         yield Case(snake, (y, alpha[0], reciprocal[0], mask), draw.tolerance)
         yield Case(add_snake, (x, y, alpha[0], reciprocal[0], mask), draw.tolerance)
         yield Case(mean_leaky_relu, (x, y, *parts[:4], mask, dims.lrelu_slope), draw.tolerance)
-        for rate, has_reflection in ((dims.upsample_rates[0], False), (1, True)):
-            up = draw(2, channels * rate, (span - has_reflection) // rate + cut)[:, :, :-cut]
-            yield Case(merge_snakes, (up, rate, has_reflection, x, y, alpha, reciprocal, mask), draw.tolerance)
+
+
+def _merge_cases(dims: HiftDims, draw: _Draw, exists: Tensor, cut: int) -> Iterator[Case]:
+    """The begin of every stage, whose input has ``cut`` surplus samples."""
+    frames, channels = exists.shape[2], dims.base_channels // 2
+    for stage, rate in enumerate(dims.upsample_rates):
+        has_reflection = stage == len(dims.upsample_rates) - 1
+        repeats = rate if dims.causal else 1
+        up = draw(2, channels * repeats, frames * rate // repeats + cut)[:, :, :-cut]
+        x, y = (draw(2, channels, frames * rate + has_reflection) for _ in range(2))
+        alphas = draw.positive(3, channels) + 0.5
+        mask = F.pad(exists.repeat_interleave(rate, dim=2), (int(has_reflection), 0), value=1.0)
+        for some in (None, mask):
+            arguments = up, repeats, has_reflection, x, y, alphas, 1 / alphas, some
+            yield Case(merge_snakes, arguments, draw.tolerance)
 
 
 def _excitation_cases(dims: HiftDims, draw: _Draw, frames: int) -> Iterator[Case]:
@@ -558,6 +596,9 @@ def _excitation_cases(dims: HiftDims, draw: _Draw, frames: int) -> Iterator[Case
     arguments = (f0, phase, first, seeds, draw(1, harmonics), draw(1), dims.frame_samples, dims.sample_rate_hz)
     amplitudes = dims.nsf_alpha, dims.nsf_sigma, dims.nsf_voiced_threshold
     yield Case(excitation, (*arguments, *amplitudes, dims.causal), draw.tolerance)
+
+
+def _waveform_cases(dims: HiftDims, draw: _Draw, frames: int) -> Iterator[Case]:
     size, hop, bins = dims.n_fft, dims.hop, dims.n_fft // 2 + 1
     spectrum = draw(2, 2 * bins, frames)
     window = torch.hann_window(size, device=draw.device).square()[None, None]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator, tolerance
+from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.sampler import SampleRule, mix, pick
 
@@ -208,7 +209,7 @@ def cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.devi
     def numbers(*values: int) -> Tensor:
         return torch.tensor(values, device=device)
 
-    slots, max_tokens = 6, 4 * SPLIT_POSITIONS
+    slots, max_tokens = 6, LM_TOKENS
     cache = noise(1, 2, slots, dims.kv_heads, max_tokens + 1, dims.head_dim)
     for batch, span in ((1, 1), (4, 1), (2, 20)):
         rows = batch * span
@@ -226,7 +227,7 @@ def cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.devi
         rotations = torch.stack([angle.cos(), -angle.sin(), angle.sin()], dim=1).to(dtype)
         yield Case(rotate_and_store, (qkv, rotations, at, which, cache, 0), limit)
         queries = noise(rows, dims.heads, dims.head_dim)
-        for splits in (1, 4) if span == 1 else (1,):
+        for splits in (1, attention_splits(max_tokens)) if span == 1 else (1,):
             yield Case(slot_attention, (queries, cache, 0, which, at, ends, splits), limit)
     yield from _sampling_cases(dims, rule, dtype, device)
 
