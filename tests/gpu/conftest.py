@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,11 @@ if TYPE_CHECKING:  # imported late: without PyTorch the other tests need this fi
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--on-cpu", action="store_true", help="run what does not need CUDA on the CPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what computes on the CPU at the official size, for most of a minute, behind what needs the device only."""
+    items.sort(key=lambda item: "exact_networks" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +50,11 @@ def cuda() -> torch.device:
 
 @pytest.fixture(scope="session")
 def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
-    """Random weights by family: of the official size on CUDA, of the tiny size on the CPU."""
+    """Random weights by family: of the official size on CUDA, of the tiny size on the CPU.
+
+    Those that are in the folder GPU_BUNDLES already, as ``FAMILY-SIZE``, are not written again.
+    """
+    from tts_worker.engine.cosyvoice.bundle import Bundle
     from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
     size = "full" if device.type == "cuda" else "tiny"
@@ -51,8 +62,10 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
 
     def load(family: str) -> Bundle:
         if family not in bundles:
+            written = Path(os.environ.get("GPU_BUNDLES", ""), f"{family}-{size}")
             path = tmp_path_factory.mktemp("bundles") / family
-            bundles[family] = write_random_bundle(path, family, size)
+            has_weights = (written / "hift.pt").is_file()
+            bundles[family] = Bundle.open(written) if has_weights else write_random_bundle(path, family, size)
         return bundles[family]
 
     return load
