@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.networks import FAMILIES, networks
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Key, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import IDLE
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
 from tts_worker.engine.cosyvoice.chunks import Item, Kind
-from tts_worker.engine.cosyvoice.decoder import PREFILL_BUCKETS, PREFILL_INPUTS, Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.decoder import (
+    CONTEXT_BUCKET,
+    PREFILL_BUCKETS,
+    PREFILL_CONTEXT,
+    PREFILL_INPUTS,
+    Decoder,
+    DecodeRow,
+)
 
 MAX_TOKENS = 1100
 
@@ -89,6 +97,35 @@ def test_every_prefill_length_is_captured() -> None:
         draw(subject, [inputs(1, length - 1), inputs(5, 3)])
     assert runner.eager_calls == 0
     assert {key[2] for key in runner.run_keys if key[0] == "prefill"} == set(PREFILL_BUCKETS)
+
+
+def test_contexts_hold_all_positions_of_a_pass() -> None:
+    """Also where the inputs, or the last step of a burst, exceed a context by one position."""
+    for length in (*range(CONTEXT_BUCKET - 8, CONTEXT_BUCKET + 2), *range(PREFILL_CONTEXT - 1, PREFILL_CONTEXT + 2)):
+        runner = RecordingRunner()
+        draw(decoder("cosyvoice3", runner), [inputs(1, length - 3)], steps=8)
+        least = {"prefill": length, "decode": length + 8}
+        contexts = {str(key[0]): key[-1] for key in runner.run_keys}  # of the last pass, which reads the most
+        assert set(contexts) == set(least)
+        assert all(contexts[name] >= least[name] for name in least), (length, contexts)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fixed_shapes", [True, False])
+def test_first_id_counts_for_the_burst_behind_it(fixed_shapes: bool) -> None:
+    """Drawn without the host in between: after the end, or the last draw of the budget, nothing is drawn."""
+    subject = decoder("cosyvoice3", EagerRunner(fixed_shapes=fixed_shapes))
+    eos = subject._dims.eos_id
+    slots = [subject.acquire() for _ in range(3)]
+    rows = [
+        DecodeRow(slots[0], eos, 0, 99, [eos]),
+        DecodeRow(slots[1], eos, 0, 2, [5, 6, 7, 8]),
+        DecodeRow(slots[2], eos, 0, 99, [5, 6, 7, 8]),
+    ]
+    fed = [subject.start(slot, 0, inputs(3, 0)) for slot in slots]
+
+    _, copy, _ = subject.prefill_and_burst(rows, fed, 4)
+
+    assert copy.wait().T.tolist() == [[eos, IDLE, IDLE, IDLE], [5, 6, IDLE, IDLE], [5, 6, 7, 8]]
 
 
 def test_new_utterances_share_prefills() -> None:
