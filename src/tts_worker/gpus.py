@@ -117,12 +117,12 @@ def visible_uuid(index: int, uuid: str, environment: Mapping[str, str] = os.envi
     Args:
         index: Number of the device in this process.
         uuid: UUID that CUDA reports; that of a slice differs from NVML's.
-        environment: CUDA_VISIBLE_DEVICES in it may name the device by its UUID.
+        environment: CUDA_VISIBLE_DEVICES in it may name the device by its UUID, or by the beginning of it.
     """
+    whole = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
     visible = [word.strip() for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if index < len(visible) and visible[index].startswith(("GPU-", "MIG-")):
-        return visible[index]
-    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    name = visible[index] if index < len(visible) else ""
+    return name if name.startswith(("GPU-", "MIG-")) and not whole.startswith(name) else whole
 
 
 class _Unavailable(Exception):

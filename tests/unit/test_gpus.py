@@ -170,6 +170,7 @@ def test_device_is_named_as_the_environment_names_it() -> None:
     assert visible_uuid(0, "aaaa", {}) == "GPU-aaaa"
     assert visible_uuid(1, "aaaa", {"CUDA_VISIBLE_DEVICES": "GPU-x, MIG-y"}) == "MIG-y"
     assert visible_uuid(0, "GPU-aaaa", {"CUDA_VISIBLE_DEVICES": "3"}) == "GPU-aaaa"
+    assert visible_uuid(0, "aaaa-bbbb", {"CUDA_VISIBLE_DEVICES": "GPU-aa"}) == "GPU-aaaa-bbbb", "NVML takes it whole"
 
 
 def test_monitor_exports_readings_of_gpus_in_use_until_they_are_old() -> None:
