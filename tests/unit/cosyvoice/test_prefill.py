@@ -99,6 +99,20 @@ def test_every_prefill_length_is_captured() -> None:
     assert {key[2] for key in runner.run_keys if key[0] == "prefill"} == set(PREFILL_BUCKETS)
 
 
+def test_replays_of_one_shape_keep_their_ids() -> None:
+    """Sixteen starts take two passes of one shape, whose graph writes its ids to the same memory."""
+    runs = [inputs(100 + n, 0) for n in range(16)]
+    alone = decoder("cosyvoice3", EagerRunner())
+    exact = [draw(alone, [run], seed=n)[0] for n, run in enumerate(runs)]
+    runner = RecordingRunner()
+    subject = decoder("cosyvoice3", runner, slots=16, max_tokens=160)
+    subject.capture(16)
+
+    assert draw(subject, runs) == exact
+    assert runner.eager_calls == 0
+    assert [key[1:3] for key in runner.run_keys if key[0] == "prefill"] == [(8, 128)] * 2
+
+
 def test_contexts_hold_all_positions_of_a_pass() -> None:
     """Also where the inputs, or the last step of a burst, exceed a context by one position."""
     for length in (*range(CONTEXT_BUCKET - 8, CONTEXT_BUCKET + 2), *range(PREFILL_CONTEXT - 1, PREFILL_CONTEXT + 2)):
