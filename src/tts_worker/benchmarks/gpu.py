@@ -34,6 +34,7 @@ from torch.autograd.profiler_util import FunctionEventAvg
 
 from tts_worker.benchmarks.engine import VOICE, Bench, forced_tokens
 from tts_worker.benchmarks.gpu_attention import Sizes, measure_attention
+from tts_worker.benchmarks.gpu_convolutions import measure_convolutions
 from tts_worker.benchmarks.gpu_counts import EngineCounts, computations_of, fallbacks_of, stage_times_of
 from tts_worker.benchmarks.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
 from tts_worker.benchmarks.gpu_machine import describe_machine
@@ -131,6 +132,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("replays", GpuBench.replays, 20.0, served, **cuda),
         Section("stages", GpuBench.stages, 30.0, _options_for(plan, max(plan.stage_batches)), **not_v1),
         Section("attention", GpuBench.attention, 20.0, served, **not_v1),
+        Section("convolutions", GpuBench.convolutions, 10.0, served, **not_v1),
         Section("growth", GpuBench.growth, 10.0 + 0.4 * plan.growth_seconds, _growth_options(plan)),
         Section("cancels", GpuBench.cancels, 5.0 + 0.03 * plan.cancels, served),
         *_load_sections(plan),
@@ -411,6 +413,10 @@ class GpuBench:
         flow = parts.networks.flow
         assert isinstance(flow, Flow)
         return measure_attention(flow, cache, lm.heads // lm.kv_heads, sizes)
+
+    def convolutions(self) -> Figures:
+        """Measure the convolutions that may be slow, alone: times and numbers."""
+        return measure_convolutions(self.bench.engine.components.networks, 50 if self.on_cuda else 2)
 
     def replays(self) -> Figures:
         """Time every graph on the device as calls replay it: 1, 2, 4 ... of them that begin together.

@@ -103,7 +103,7 @@ def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
         calls["flashinfer"] = error.message
     figures = {name: _figures(call, exact, repeats) for name, call in calls.items()}
     if "ms" in figures["flashinfer"]:
-        figures["flashinfer"]["plan_ms"] = _time_ms(lambda: library.plan(rows, 1), repeats, device)
+        figures["flashinfer"]["plan_ms"] = time_ms(lambda: library.plan(rows, 1), repeats, device)
     return figures
 
 
@@ -121,17 +121,26 @@ def _own(operator: FusedOperator[..., Tensor], *arguments: Any) -> Iterator[tupl
     if operator.is_fused(arguments[0]):
         yield "kernel", partial(operator, *arguments)
     else:
-        yield "kernel", operator.fault or "fused kernels need a CUDA device and triton"
+        yield "kernel", kernel_fault(operator)
+
+
+def kernel_fault(operator: FusedOperator[..., Any]) -> str:
+    """Return why the kernel of ``operator`` is not used."""
+    return operator.fault or "fused kernels need a CUDA device and triton"
 
 
 def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
     if isinstance(call, str):
         return {"skipped": call}
-    difference = float((call().float() - exact).abs().max() / exact.abs().max())
-    return {"ms": _time_ms(call, repeats, exact.device), "difference": float(f"{difference:.2g}")}
+    return {"ms": time_ms(call, repeats, exact.device), "difference": largest_difference(call(), exact)}
 
 
-def _time_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+def largest_difference(got: Tensor, exact: Tensor) -> float:
+    """Return the largest difference from ``exact`` relative to its largest value."""
+    return float(f"{float((got.to(exact.dtype) - exact).abs().max() / exact.abs().max()):.2g}")
+
+
+def time_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Return the mean time of a call, with the launches of all of them."""
     call()
     if device.type == "cuda":

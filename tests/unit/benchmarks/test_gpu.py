@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.benchmarks import gpu, gpu_load, gpu_process
+from tts_worker.benchmarks import gpu, gpu_convolutions, gpu_load, gpu_process
 from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
 from tts_worker.benchmarks.gpu_counts import fallbacks_of
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
@@ -94,7 +96,7 @@ def test_cosyvoice_300m_is_measured(plan: Plan, tmp_path: Path) -> None:
         scores = scores_after(engine, 8)
         ids = draw_ids(engine, 4)
 
-    assert refused == ["stages", "attention", "variant_stride_2"]  # the other ones need CUDA
+    assert refused == ["stages", "attention", "convolutions", "variant_stride_2"]  # the other ones need CUDA
     assert figures["texts"] == 2
     assert figures["computations"]["decode"]["eager_calls"] > 0
     assert scores.shape == (4097,)
@@ -231,6 +233,34 @@ def test_attention_is_compared_where_it_can_run(plan: Plan) -> None:
         assert figures[shape]["gather"]["difference"] < 1e-5
         assert "CUDA" in figures[shape]["kernel"]["skipped"]
     assert figures["pages batch 1 past 4"]["flashinfer"] == {"skipped": "needs a CUDA device"}
+
+
+def test_convolutions_are_compared_where_they_can_run(plan: Plan) -> None:
+    figures = run_sections(only(plan, "convolutions"), Results(None)).figures["convolutions"]
+
+    shapes = [shape for shape in figures if not shape.endswith("_s")]
+    assert shapes == [f"{what} batch {n}" for n in (1, 8) for what in ("pitch", "positions")]
+    for shape in shapes:
+        fused, *others = figures[shape]
+        assert fused == ("products" if "pitch" in shape else "kernel")
+        assert "CUDA" in figures[shape][fused]["skipped"]
+        assert all(figures[shape][way]["ms"] > 0 for way in others)
+        assert all(figures[shape][way]["difference"] < 1e-5 for way in others)
+
+
+def test_convolutions_are_timed_as_graphs_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def call() -> torch.Tensor:
+        calls.append(1)
+        return torch.ones(2)
+
+    monkeypatch.setattr(gpu_convolutions, "GraphRunner", lambda stream: FakeGraphRunner())
+    for name in ("Stream", "stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
+
+    assert gpu_convolutions._time_ms(call, 3, torch.device("cuda")) > 0
+    assert len(calls) == 1 + 3, "before the capture, and in each replay"
 
 
 def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:

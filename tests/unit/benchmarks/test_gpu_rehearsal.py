@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
-SECTIONS = ("start", "first_audio", "replays", "load_2", "variant_load_burst_4", "variant_as_served")
+SECTIONS = ("start", "first_audio", "replays", "convolutions", "load_2", "variant_load_burst_4", "variant_as_served")
 """Those that know CUDA or build an engine in a way of their own; all others ran here once, in three minutes."""
 
 
