@@ -288,15 +288,23 @@ class FakeGraphRunner(CapturingRunner):
     """Mimics graph replay on the CPU.
 
     A replay calls the captured function on the captured input buffers and writes into the captured output buffers.
-    State that reaches a computation in any other way shows as a wrong result.
+    State that reaches a computation in any other way shows as a wrong result. So do outputs that are used after the
+    next replay of any graph: on a device the graphs share their memory.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_outputs: Tensors = ()
 
     def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
         static_outputs = tuple(output.clone() for output in outputs)
 
         def replay() -> None:
+            for buffer in self._last_outputs:
+                buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min)
             for buffer, output in zip(static_outputs, compute(*inputs), strict=True):
                 buffer.copy_(output)
+            self._last_outputs = static_outputs
 
         return _CapturedGraph(inputs, static_outputs, replay)
 
