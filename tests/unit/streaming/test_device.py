@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +194,23 @@ class _InvalidCapture:
 
     def __exit__(self, *args: object) -> None:
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_graph_keeps_what_its_computation_refers_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads and writes that memory by address. A fake graph calls the computation, and so keeps it, too."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", int)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: nullcontext())
+    runner = GraphRunner(SimpleNamespace(device_index=0))  # type: ignore[arg-type]
+    table = torch.ones(2)
+    is_alive = weakref.ref(table)
+    runner.capture(("key",), lambda x, table=table: (x + table,), (torch.ones(2),))
+    del table
+
+    assert is_alive() is not None
+    runner.clear()
+    assert is_alive() is None
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

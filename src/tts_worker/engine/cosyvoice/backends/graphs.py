@@ -138,9 +138,12 @@ class EagerRunner(CountingRunner):
 
 @dataclass
 class _CapturedGraph:
+    """A graph and what it uses by address, which must live as long: its buffers, and what ``compute`` refers to."""
+
     inputs: Tensors
     outputs: Tensors
     replay: Callable[[], None]
+    compute: Compute
 
 
 class CapturingRunner(CountingRunner, ABC):
@@ -258,7 +261,7 @@ class GraphRunner(CapturingRunner):
         # Thread-local, because another engine, or the successor of this one, may use the device on its own thread.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             static_outputs = compute(*inputs)
-        return _CapturedGraph(inputs, static_outputs, graph.replay)
+        return _CapturedGraph(inputs, static_outputs, graph.replay, compute)
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -306,7 +309,7 @@ class FakeGraphRunner(CapturingRunner):
                 buffer.copy_(output)
             self._last_outputs = static_outputs
 
-        return _CapturedGraph(inputs, static_outputs, replay)
+        return _CapturedGraph(inputs, static_outputs, replay, compute)
 
     def _mark(self) -> float:
         return perf_counter()
