@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -88,6 +89,21 @@ def test_half_precision_changes_the_mel_a_little(family: str) -> None:
         got = torch.cat([*advance(pool, [state], [speech]), *advance(pool, [state], [speech])], dim=1)
     error = float((got - expected).norm() / expected.norm())
     assert 1e-6 < error < 2 * torch.finfo(torch.bfloat16).eps
+
+
+@families
+def test_solver_state_is_float32_in_half_precision(family: str) -> None:
+    """Without a velocity it stays the initial noise, which bfloat16 would round."""
+    speech = Speech(family, 53, 10, 5)
+    flow = fused_networks(family, half=True).chunked_flow
+
+    def still(inputs: Tensor, *_: object) -> Tensor:
+        return torch.zeros_like(inputs[..., :MEL])
+
+    with claimed_cuda(), patch.object(flow.estimator, "velocity", still):
+        pool = pool_of(family, half=True)
+        (got,) = advance(pool, [pool.open()], [speech])
+    assert torch.equal(got[0], flow.noise[: RATIO * CHUNK])
 
 
 @families

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN
 from tests.unit.cosyvoice.networks import noise
+from tts_worker.engine.cosyvoice.backends.kernels.language_model import draw_ids
 from tts_worker.engine.cosyvoice.reference.algorithms import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.sampler import DrawState, SampleRule, draw, mix, uniform
 
@@ -114,6 +115,20 @@ def test_samples_are_allowed_and_avoid_repeats(seed: int, allowed: set[int], his
     first = int(scores[0].masked_fill(~mask[0], -torch.inf).argmax())
     if not flat and len(allowed) > 1 and scores[0].softmax(0)[first] > 0.9 and first in history[-10:]:
         assert token != first
+
+
+def test_scores_in_half_are_normalized_in_float32() -> None:
+    """Scores of bfloat16 give the ids of the same numbers in float32: sums of them need more digits."""
+    count = 300
+    scores = noise(count, 60).bfloat16()
+    slots = torch.arange(count)
+    plan = torch.stack([slots, mix(slots), torch.full([count], -1), torch.full([count], -1)])[..., None]
+
+    def ids(scores: Tensor) -> list[list[int]]:
+        remaining, recent, steps = torch.ones(count, 1).long(), torch.full([count, 10], -1), torch.zeros(count).long()
+        return draw_ids(scores, plan, slots, remaining, recent, steps, 50, 0.8, 25, 1).tolist()
+
+    assert ids(scores) == ids(scores.float())
 
 
 def test_tokens_outside_the_window_may_repeat() -> None:
