@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
-from tests.unit.cosyvoice.networks import full_config, networks
+from tests.unit.cosyvoice.networks import full_config, networks, noise
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator, language_model
+from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator, audio, language_model
 from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
 
@@ -268,3 +268,11 @@ def test_engine_checks_kernels_on_its_device(monkeypatch: pytest.MonkeyPatch, ca
     assert not part.degraded, "an engine on the CPU has no kernels"
     part.kernel_faults = faults
     assert "draw_ids: the kernel is not used" in part.degraded
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_residual_stream_is_float32_in_half_precision(has_gate: bool) -> None:
+    x, y, gate = noise(2, 5, 8), noise(2, 5, 8, seed=1).bfloat16(), noise(8, seed=2)
+    total, norm = audio.add_norm.composition(x, y, gate if has_gate else None, gate, gate, 1e-6)
+    assert torch.equal(total, torch.addcmul(x, gate, y.float()) if has_gate else x + y.float())
+    assert norm.dtype == torch.bfloat16
