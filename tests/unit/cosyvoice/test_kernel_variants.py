@@ -84,7 +84,7 @@ def checked_variants(family: str, dtype: torch.dtype) -> set[Variant]:
     with launches() as launched:
         for cases in (
             language_model.cases(config.lm, config.sampling, dtype, CPU),
-            audio.flow_cases(config.chunked_flow, dtype, CPU),
+            audio.flow_cases(config.chunked_flow, dtype, CPU, STRIDES[-1]),
             audio.vocoder_cases(config.hift, CPU),
         ):
             for case in cases:

@@ -313,6 +313,7 @@ def use_kernels(networks: Networks, device: torch.device, config: StreamingConfi
         model = networks.config
         dtype = networks.lm.llm_decoder.weight.dtype
         faults |= kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))
-        faults |= kernels.check(audio.flow_cases(model.chunked_flow, networks.flow.dtype, device))
+        flow_dtype, stride = networks.flow.dtype, config.stride_chunks
+        faults |= kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, stride))
         faults |= kernels.check(audio.vocoder_cases(model.hift, device))
     return faults

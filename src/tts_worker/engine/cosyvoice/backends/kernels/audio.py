@@ -418,13 +418,20 @@ def inverse_fourier(spectrum: Tensor, kernel: Tensor, window_square: Tensor, mas
     return (x / weight.clamp(min=1e-11))[:, 0, half:-half]
 
 
-def flow_cases(dims: FlowDims, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
-    """Return arguments of the estimator's sizes and random values, to check the kernels with."""
+def flow_cases(dims: FlowDims, dtype: torch.dtype, device: torch.device, stride_chunks: int = 2) -> Iterator[Case]:
+    """Return arguments of the estimator's sizes and random values, to check the kernels with.
+
+    Args:
+        dims: Of the flow.
+        dtype: Of the estimator.
+        device: Where the kernels run.
+        stride_chunks: Most chunks of a pass: there is a kernel for each number of them.
+    """
     draw = _Draw(dtype, device)
     if dims.dit is not None:
-        yield from _dit_cases(dims.dit, draw)
+        yield from _dit_cases(dims.dit, draw, stride_chunks)
     if dims.unet is not None:
-        yield from _unet_cases(dims.unet, draw)
+        yield from _unet_cases(dims.unet, draw, stride_chunks)
 
 
 class _Draw:
@@ -496,18 +503,18 @@ def attention_arguments(
     return (qkv, rotations, store, table, fresh, start, total), draw.tolerance
 
 
-def _attention_cases(heads: int, dim: int, page: int, draw: _Draw, *, is_rotated: bool) -> Iterator[Case]:
+def _attention_cases(dims: DitDims | UnetDims, draw: _Draw, stride_chunks: int, *, is_rotated: bool) -> Iterator[Case]:
     """All numbers of rows that are captured by default: the kernel has other block sizes for few of them."""
     for branches, batch in ((1, 1), (2, 1), (2, 2), (2, 4), (2, 8)):
-        for chunks in (1, 2):
-            sizes = heads, dim, page, chunks, draw.dtype, draw.device
+        for chunks in range(1, stride_chunks + 1):
+            sizes = dims.heads, dims.head_dim, dims.chunk_frames, chunks, draw.dtype, draw.device
             arguments = attention_arguments(*sizes, is_rotated=is_rotated, branches=branches, batch=batch)
             yield Case(paged_attention, *arguments)
 
 
-def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
+def _dit_cases(dims: DitDims, draw: _Draw, stride_chunks: int) -> Iterator[Case]:
     page = dims.chunk_frames
-    yield from _attention_cases(dims.heads, dims.head_dim, page, draw, is_rotated=True)
+    yield from _attention_cases(dims, draw, stride_chunks, is_rotated=True)
     x = draw(2, page, dims.dim)
     width, groups = 31, 16  # of the position embedding
     conv = draw.conv(dims.dim, dims.dim, width, groups)
@@ -520,9 +527,9 @@ def _dit_cases(dims: DitDims, draw: _Draw) -> Iterator[Case]:
     yield Case(linear_gelu, (x, *linear, True), draw.tolerance)
 
 
-def _unet_cases(dims: UnetDims, draw: _Draw) -> Iterator[Case]:
+def _unet_cases(dims: UnetDims, draw: _Draw, stride_chunks: int) -> Iterator[Case]:
     page, channels = dims.chunk_frames, dims.channels
-    yield from _attention_cases(dims.heads, dims.head_dim, page, draw, is_rotated=False)
+    yield from _attention_cases(dims, draw, stride_chunks, is_rotated=False)
     x = draw(4, page, channels)
     past = draw.past(channels, 2)
     conv = draw.conv(channels, channels, 3, 1)
