@@ -13,10 +13,12 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
+from tts_worker.engine.cosyvoice import components
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator, audio, language_model
 from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
+from tts_worker.errors import DeviceLost
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -268,6 +270,20 @@ def test_engine_checks_kernels_on_its_device(monkeypatch: pytest.MonkeyPatch, ca
     assert not part.degraded, "an engine on the CPU has no kernels"
     part.kernel_faults = faults
     assert "draw_ids: the kernel is not used" in part.degraded
+
+
+@pytest.mark.usefixtures("clean_operators")
+def test_kernel_that_breaks_the_device_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process would check the kernels again, and lose the device again."""
+
+    def check(cases: object) -> dict[str, str]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(kernels, "triton_problem", str)
+    monkeypatch.setattr(kernels, "check", check)
+    monkeypatch.setattr(components, "device_responds", lambda device: False)
+    with pytest.raises(DeviceLost, match=r"illegal memory access.*kernels: false"):
+        use_kernels(networks("cosyvoice3"), torch.device("cpu"), StreamingConfig())
 
 
 @pytest.mark.parametrize("has_gate", [False, True])

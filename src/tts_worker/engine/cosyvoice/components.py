@@ -36,6 +36,7 @@ from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.models.blocks import Estimator
 from tts_worker.engine.cosyvoice.models.flow import Flow
@@ -310,10 +311,17 @@ def use_kernels(networks: Networks, device: torch.device, config: StreamingConfi
     if not config.kernels:
         kernels.disable()
     elif networks.config.family != V1 and kernels.enable():
-        model = networks.config
-        dtype = networks.lm.llm_decoder.weight.dtype
-        faults |= kernels.check(language_model.cases(model.qwen, model.sampling, dtype, device))
-        flow_dtype, stride = networks.flow.dtype, config.stride_chunks
-        faults |= kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, stride))
-        faults |= kernels.check(audio.vocoder_cases(model.hift, device))
+        advice = "; if the log says that a kernel has failed, set kernels: false"
+        with device_checked(partial(device_responds, device), advice):
+            faults = _check_kernels(networks, device, config)
     return faults
+
+
+def _check_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> dict[str, str]:
+    model = networks.config
+    lm_dtype, flow_dtype = networks.lm.llm_decoder.weight.dtype, networks.flow.dtype
+    return {
+        **kernels.check(language_model.cases(model.qwen, model.sampling, lm_dtype, device)),
+        **kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, config.stride_chunks)),
+        **kernels.check(audio.vocoder_cases(model.hift, device)),
+    }

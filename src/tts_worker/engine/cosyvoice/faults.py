@@ -95,13 +95,13 @@ def device_responds(device: torch.device) -> bool:
 
 
 @contextmanager
-def device_checked(responds: Callable[[], bool]) -> Iterator[None]:
-    """Raise ``DeviceLost`` for an unknown error in the block after which the device no longer ``responds``."""
+def device_checked(responds: Callable[[], bool], advice: str = "") -> Iterator[None]:
+    """Raise ``DeviceLost``, with ``advice``, for an unknown error in the block after which the device is lost."""
     try:
         yield
     except Exception as error:
         if fault_kind(error) is FaultKind.UNKNOWN and not responds():
-            raise DeviceLost(f"the device failed ({_device_error(error)}) and no longer responds") from error
+            raise DeviceLost(f"the device failed ({_device_error(error)}) and no longer responds{advice}") from error
         raise
 
 
