@@ -30,14 +30,14 @@ def test_chunks_end_on_the_grid_and_cover_all_tokens(prompt: int, stride: int, a
     available = 0
     for arrival in arrivals:
         available += arrival
-        while (chunk := plan.next(available, False)) is not None:
+        while (chunk := plan.next(done, available, False)) is not None:
             assert chunk.begin == done
             assert chunk.known <= available
             assert (prompt + chunk.end) % CHUNK == 0
             done = chunk.end
         assert done == plan.settled(available)  # depends on the token count only
         assert available < done + plan.hop(done) + AHEAD
-    last = plan.next(available, True)
+    last = plan.next(done, available, True)
     assert last is not None
     assert (last.begin, last.end, last.final) == (done, available, True)
 

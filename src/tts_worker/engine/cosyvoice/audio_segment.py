@@ -69,7 +69,6 @@ class AudioSegment:
         self._silence = silence
         prompt_tokens = 0 if flow.has_independent_chunks else len(state.voice.prompt)
         self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
-        self._due: Chunk | None = None
         self._text_ranges: list[tuple[int, int]] = []
         self._text_range = (0, 0)
 
@@ -106,15 +105,16 @@ class AudioSegment:
     @property
     def tokens_for_next_chunk(self) -> int:
         """Unrendered tokens from which the chunk after the due one is due, too."""
-        end = self.rendered_tokens if self._due is None else self._due.end
+        due = self.due_chunk
+        end = self.rendered_tokens if due is None else due.end
         return end - self.rendered_tokens + self._plan.hop(end) + self._flow.lookahead_tokens
 
     @property
     def due_chunk(self) -> Chunk | None:
         """The chunk that can be rendered now."""
-        if self._due is None and self.phase is not SegmentPhase.RENDERED:
-            self._due = self._plan.next(len(self.tokens), self.phase is SegmentPhase.COMPLETE)
-        return self._due
+        if self.phase is SegmentPhase.RENDERED:
+            return None
+        return self._plan.next(self.rendered_tokens, len(self.tokens), self.phase is SegmentPhase.COMPLETE)
 
     @property
     def first_chunk(self) -> Chunk:
@@ -133,7 +133,6 @@ class AudioSegment:
 
     def mark_rendered(self, chunk: Chunk) -> None:
         """Record that ``chunk`` is rendered, or empty."""
-        self._due = None
         self.rendered_tokens = chunk.end
         if chunk.final:
             self.enter(SegmentPhase.RENDERED)

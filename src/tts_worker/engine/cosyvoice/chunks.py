@@ -24,11 +24,6 @@ class Chunk:
     final: bool
 
 
-def first_hop(prompt_tokens: int, chunk_tokens: int) -> int:
-    """Number of generated tokens until the first boundary: 1..``chunk_tokens``."""
-    return chunk_tokens - prompt_tokens % chunk_tokens
-
-
 def trimmed_prompt(prompt_tokens: int, chunk_tokens: int, first_tokens: int) -> int:
     """Tokens to drop from the start of a flow prompt so that ``first_tokens`` generated tokens reach a boundary.
 
@@ -57,18 +52,17 @@ SHORT_CHUNKS = 2  # full chunks rendered one at a time; they give the listener e
 
 
 class GridPlan:
-    """Chunks of one utterance on the grid the networks were trained with.
+    """Chunks of one utterance on the grid the networks were trained with. Has no state.
 
     The first boundary comes as soon as the prompt allows. After ``SHORT_CHUNKS`` full chunks, ``stride`` chunks are
     rendered at a time: the audio is the same, arrives later and costs less.
     """
 
     def __init__(self, prompt_tokens: int, chunk_tokens: int, ahead: int, stride: int = 1) -> None:
-        self._first = first_hop(prompt_tokens, chunk_tokens)
+        self._first = chunk_tokens - prompt_tokens % chunk_tokens  # generated tokens until the first boundary
         self._chunk = chunk_tokens
         self._ahead = ahead
         self._stride = stride
-        self._done = 0
 
     def hop(self, done: int) -> int:
         """Number of tokens in the chunk that begins at boundary ``done``."""
@@ -81,11 +75,9 @@ class GridPlan:
         """The first chunk, unless the speech ends in it."""
         return Chunk(0, self._first, self._first + self._ahead, False)
 
-    def next(self, available: int, ended: bool) -> Chunk | None:
-        chunk = next_chunk(self._done, available, ended, self.hop(self._done), self._ahead)
-        if chunk is not None and not chunk.final:
-            self._done = chunk.end
-        return chunk
+    def next(self, done: int, available: int, ended: bool) -> Chunk | None:
+        """Return the chunk after ``done`` rendered tokens (``next_chunk``)."""
+        return next_chunk(done, available, ended, self.hop(done), self._ahead)
 
     def settled(self, available: int) -> int:
         """Number of tokens in all chunks that are due once ``available`` tokens exist."""

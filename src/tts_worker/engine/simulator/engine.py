@@ -212,7 +212,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             if plan.audio.operation is Need.PREPARE_VOICE:
                 self._prepare_voice(members)
             elif members:
-                self._render(members)
+                self._render(members, [chunk for s in members if (chunk := s.due_chunk) is not None])
         if self._has_vocoder_work:
             self._vocode()
         elif plan.tokens is not None:
@@ -315,10 +315,8 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self._tokens_free_us = self._start(self._tokens_free_us, launch_us, duration_us)
         self._tokens = _Pass(operation, tuple(members), self._tokens_free_us, duration_us, fails, steps)
         if goes_on and not fails:
-            for sequence in members:
-                sequence.begin_first_chunk()
             self._audio_free_us = max(self._audio_free_us, self._tokens_free_us)
-            self._render(members)
+            self._render(members, [sequence.segments[0].plan.first_chunk for sequence in members])
 
     def _collect_tokens(self) -> None:
         assert self._tokens is not None
@@ -335,15 +333,12 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             if not sequence.has_ended:
                 sequence.draw(done.steps)
 
-    def _render(self, members: Sequence[SimulatedSequence]) -> None:
-        """Start a flow pass over the due chunk of each member, and the vocoder behind it on the same stream."""
-        chunks = []
+    def _render(self, members: Sequence[SimulatedSequence], chunks: Sequence[Chunk]) -> None:
+        """Start a flow pass over a chunk of each member, and the vocoder behind it on the same stream."""
         computed = 0
-        for sequence in members:
-            chunk = sequence.due_chunk
-            assert chunk is not None
+        for sequence, chunk in zip(members, chunks, strict=True):
             segment = sequence.segments[0]
-            pages = sequence.next_pages
+            pages = sequence.pages_of(chunk)
             computed += pages
             segment.pages += pages
             segment.computed_tokens += pages * CHUNK_TOKENS
@@ -351,7 +346,6 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
                 segment.computed_tokens = sequence.voice.prompt_tokens + chunk.end
             self.free_pages -= pages
             sequence.chunk_in_flow = chunk
-            chunks.append(chunk)
         fails = self._pass_fails(Need.RENDER, tuple(sequence.key for sequence in members))
         self.usage.count(Need.RENDER, len(members))
         duration_us = self._times.flow.us(computed * self._padding(len(members)))

@@ -73,7 +73,6 @@ class _Segment:
         expected_tokens: Tokens of the runs so far, once they are over.
         rendered_tokens: Tokens that are rendered.
         phase: How far it is.
-        due: The chunk that can be rendered now.
     """
 
     plan: GridPlan
@@ -83,7 +82,6 @@ class _Segment:
     expected_tokens: int = 0
     rendered_tokens: int = 0
     phase: SegmentPhase = SegmentPhase.OPEN
-    due: Chunk | None = None
 
     def enter(self, phase: SegmentPhase) -> None:
         self.phase = change_phase(self.phase, phase, SEGMENT_TRANSITIONS)
@@ -93,10 +91,12 @@ class _Segment:
         """Whether no further token follows."""
         return self.phase is SegmentPhase.COMPLETE or self.phase is SegmentPhase.RENDERED
 
+    @property
     def due_chunk(self) -> Chunk | None:
-        if self.due is None and self.phase is not SegmentPhase.RENDERED:
-            self.due = self.plan.next(self.tokens, self.phase is SegmentPhase.COMPLETE)
-        return self.due
+        """The chunk that can be rendered now."""
+        if self.phase is SegmentPhase.RENDERED:
+            return None
+        return self.plan.next(self.rendered_tokens, self.tokens, self.phase is SegmentPhase.COMPLETE)
 
     @property
     def unrendered_tokens(self) -> int:
@@ -105,11 +105,11 @@ class _Segment:
     @property
     def has_next_chunk(self) -> bool:
         """Whether the chunk after the due one is due, too."""
-        end = self.rendered_tokens if self.due is None else self.due.end
+        due = self.due_chunk
+        end = self.rendered_tokens if due is None else due.end
         return self.tokens - end >= self.plan.hop(end) + LOOKAHEAD_TOKENS
 
     def mark_rendered(self, chunk: Chunk) -> None:
-        self.due = None
         self.rendered_tokens = chunk.end
         if chunk.final:
             self.enter(SegmentPhase.RENDERED)
@@ -250,7 +250,7 @@ class SimulatedSequence(EngineSequence):
 
     @property
     def due_chunk(self) -> Chunk | None:
-        return self.segments[0].due_chunk() if self.segments else None
+        return self.segments[0].due_chunk if self.segments else None
 
     def drop_empty_segment(self) -> None:
         """Remove the first audio segment if it ended without a token."""
@@ -300,7 +300,7 @@ class SimulatedSequence(EngineSequence):
             pages = self.voice.unprepared_pages
             starts = True
         elif needs is Need.RENDER:
-            pages = self.next_pages
+            pages = self.due_pages
             starts = not self.segments[0].pages
         pages_ahead = pages + self.pages_ahead if starts else 0
         draws = 0
@@ -331,11 +331,6 @@ class SimulatedSequence(EngineSequence):
         _, expected_tokens, _ = self._text[0]
         return chunk.known, pages, max(pages, -(-expected_tokens // CHUNK_TOKENS))
 
-    def begin_first_chunk(self) -> None:
-        """Render the first chunk next, although its tokens are not drawn yet."""
-        segment = self.segments[0]
-        segment.due = segment.plan.next(segment.plan.first_chunk.known, False)
-
     @property
     def _tokens_until_due(self) -> int:
         if not self.segments:
@@ -345,11 +340,13 @@ class SimulatedSequence(EngineSequence):
     # -- pages --------------------------------------------------------------------------------------------------------
 
     @property
-    def next_pages(self) -> int:
+    def due_pages(self) -> int:
         """Pages that the due chunk takes."""
         chunk = self.due_chunk
-        if chunk is None:
-            return 0
+        return 0 if chunk is None else self.pages_of(chunk)
+
+    def pages_of(self, chunk: Chunk) -> int:
+        """Return the pages that ``chunk`` takes."""
         return -(-(self.voice.prompt_tokens + chunk.end - self.segments[0].computed_tokens) // CHUNK_TOKENS)
 
     @property

@@ -136,15 +136,13 @@ class ReferencePlan:
     def __init__(self, prompt_tokens: int, hop: Hop, ahead: int) -> None:
         self._hop = hop
         self._ahead = ahead
-        self._done = 0
         self._pad = -prompt_tokens % hop.tokens
 
-    def next(self, available: int, ended: bool) -> Chunk | None:
-        """Return the chunk that is due and count it as rendered."""
-        hop = self._hop.tokens + (self._pad if self._done == 0 else 0)
-        chunk = next_chunk(self._done, available, ended, hop, self._ahead)
+    def next(self, done: int, available: int, ended: bool) -> Chunk | None:
+        """Return the chunk after ``done`` rendered tokens; the one after it is larger."""
+        hop = self._hop.tokens + (self._pad if done == 0 else 0)
+        chunk = next_chunk(done, available, ended, hop, self._ahead)
         if chunk is not None and not chunk.final:
-            self._done = chunk.end
             self._hop.grow()
         return chunk
 

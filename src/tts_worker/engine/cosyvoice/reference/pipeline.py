@@ -82,23 +82,25 @@ def check_speed(stream: bool, speed: float) -> None:
 
 
 def chunks_of(
-    tokens: Iterable[int], plan: Callable[[int, bool], Chunk | None] | None
+    tokens: Iterable[int], plan: Callable[[int, int, bool], Chunk | None] | None
 ) -> Iterator[tuple[Chunk, list[int]]]:
     """Divide tokens into the chunks to render, while they are generated.
 
     Args:
         tokens: The tokens.
-        plan: ``(received, ended)`` -> the next chunk, None while it needs more tokens; None for all tokens at once.
+        plan: ``(done, received, ended)`` -> the next chunk, None while it needs more tokens; None for all tokens at
+            once.
 
     Yields:
         A chunk and all tokens received so far; nothing if there are no tokens.
     """
     source = iter(tokens)
     received = list[int]()
+    done = 0
     ended = False
     while True:
         if plan is not None:
-            chunk = plan(len(received), ended)
+            chunk = plan(done, len(received), ended)
         else:
             chunk = Chunk(0, len(received), len(received), True) if ended else None
         if chunk is None:
@@ -110,6 +112,7 @@ def chunks_of(
         if chunk.begin == chunk.end:
             return
         yield chunk, received
+        done = chunk.end
         if chunk.final:
             return
 

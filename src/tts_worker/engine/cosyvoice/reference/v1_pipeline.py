@@ -105,15 +105,12 @@ class V1Pipeline:
         """
         check_speed(stream, speed)
         dims = self._flow.dims
-        done = 0
         state = _Stream()
 
-        def plan(received: int, ended: bool) -> Chunk | None:
+        def plan(done: int, received: int, ended: bool) -> Chunk | None:
             return next_chunk(done, received, ended, dims.chunk_tokens, dims.lookahead_tokens)
 
         def mel_of(chunk: Chunk, received: list[int]) -> MelPart:
-            nonlocal done
-            done = chunk.end
             mel = self._part(request, received[chunk.begin : chunk.known], state, chunk.final)
             return MelPart(mel.transpose(1, 2), mel.shape[1], chunk.known - chunk.begin)
 
