@@ -13,9 +13,9 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segment
 from tests.unit.streaming.engines import PROMPTED, bundle, engine, run_until_idle, settings, voice
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Runner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, streams_for
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import Script

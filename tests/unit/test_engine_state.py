@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.engine.cosyvoice import chunks, phases, runs
+from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import engine as phrases
 
@@ -27,7 +27,7 @@ TABLES: list[dict[Enum, frozenset[Enum]]] = [
     phases.TOKEN_PASS_TRANSITIONS,
     phases.TEXT_TRANSITIONS,
     phases.SEGMENT_TRANSITIONS,
-    chunks._TRANSITIONS,
+    interleave._TRANSITIONS,
     runs.RUN_TRANSITIONS,
     phrases._TRANSITIONS,
 ]  # type: ignore[assignment]

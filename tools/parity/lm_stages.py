@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tools.parity.compare import SCORES, CheckList, Golden
-from tts_worker.engine.cosyvoice.chunks import Draw, Item, Kind
+from tts_worker.engine.cosyvoice.interleave import Draw
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.reference.compat import Compat
@@ -26,7 +27,7 @@ EXACT = 1e-6  # copied rows
 
 def label(item: Item) -> str:
     kind, i = item
-    return f"{kind.value}{i}" if kind in (Kind.TEXT, Kind.SPEECH) else kind.value
+    return {Kind.TEXT: f"T{i}", Kind.SPEECH: f"S{i}"}.get(kind, kind.name)
 
 
 def check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tools.parity.compare import FEATURES, MEL, NETWORK, PITCH_HZ, SCORES, CheckList, Golden
-from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel

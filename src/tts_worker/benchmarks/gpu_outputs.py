@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from tts_worker.benchmarks.engine import forced_tokens
-from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.types import SAMPLE_RATE_HZ
 
 
@@ -44,7 +44,7 @@ def scores_after(engine: CosyVoiceEngine, length: int) -> np.ndarray[Any, np.dty
     )
     one = torch.ones(1, dtype=torch.long, device=weight.device)
     ids = torch.from_numpy(forced_tokens(length, length)).long().to(weight.device)[None] % dims.speech_tokens
-    kinds = torch.full_like(ids, KINDS[Kind.SPEECH])
+    kinds = torch.full_like(ids, Kind.SPEECH)
     logits = lm.score_items(ids, kinds, one * length, one * 0, pool, length)[0]
     scores: np.ndarray[Any, np.dtype[np.float32]] = logits.float().log_softmax(0).cpu().numpy()
     return scores

@@ -28,9 +28,9 @@ from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.kernels import Case, audio, language_model
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")

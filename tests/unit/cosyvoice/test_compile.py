@@ -15,10 +15,10 @@ from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
-from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, WindowInput
 
 

@@ -21,9 +21,10 @@ from tests.unit.cosyvoice.fake_cuda import (
 )
 from tests.unit.cosyvoice.networks import full_config
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
-from tts_worker.engine.cosyvoice.chunks import Chunk, Item, Kind
+from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.renderer import Renderer, RenderRequest, RenderState
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 

@@ -12,7 +12,6 @@ from tests.unit.cosyvoice.networks import FAMILIES, networks
 from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Key, Runner, Tensors
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import IDLE
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
-from tts_worker.engine.cosyvoice.chunks import Item, Kind
 from tts_worker.engine.cosyvoice.decoder import (
     CONTEXT_BUCKET,
     PREFILL_BUCKETS,
@@ -21,6 +20,7 @@ from tts_worker.engine.cosyvoice.decoder import (
     Decoder,
     DecodeRow,
 )
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 
 MAX_TOKENS = 1100
 

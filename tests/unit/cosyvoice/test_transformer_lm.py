@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import GOLDEN, fullsize, tiny
-from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 
@@ -65,7 +65,7 @@ def items(golden: dict[str, Tensor], mode: str) -> tuple[Tensor, Tensor]:
     sequence = [(Kind.SOS, 0), *[(Kind.SPEAKER, 0)] * (mode == "zero_shot")]
     sequence += [(Kind.TEXT, i) for i in golden[f"{mode}.text"][0].tolist()]
     sequence += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in golden[f"{mode}.speech"][0].tolist())]
-    return torch.tensor([[i for _, i in sequence]]), torch.tensor([[KINDS[kind] for kind, _ in sequence]])
+    return torch.tensor([[i for _, i in sequence]]), torch.tensor([[kind for kind, _ in sequence]])
 
 
 def speakers(lm: TransformerLm, golden: dict[str, Tensor], mode: str) -> Tensor:

@@ -28,12 +28,12 @@ from tests.unit.streaming.engines import (
 )
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Key, Runner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy
-from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.faults import device_responds
+from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler

@@ -18,9 +18,9 @@ from tests.unit.streaming.test_first_chunk import record_batches
 from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner
 from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
-from tts_worker.engine.cosyvoice.chunks import Kind
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.token_generator import Script
 from tts_worker.types import Done, SynthesisParams

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import segments
 from tests.unit.streaming.engines import KEY, bundle, engine, settings, tokenizer
 from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace, estimate_tokens, text_weight
-from tts_worker.engine.cosyvoice.chunks import Chunk, Kind
+from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, derive_seed

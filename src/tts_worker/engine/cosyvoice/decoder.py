@@ -24,8 +24,8 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     slot_attention,
 )
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy, TimingEvent
-from tts_worker.engine.cosyvoice.chunks import KINDS, Item, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -87,7 +87,7 @@ class _PrefillRow:
         plan = self.plan
         padding = [0] * (span - len(self.items))
         ids = [i for _, i in self.items]
-        kinds = [KINDS[kind] for kind, _ in self.items]
+        kinds = [kind for kind, _ in self.items]
         forced = plan.forced[0] if plan.forced else NOT_FORCED
         head = [plan.slot, plan.special, plan.special_from, plan.budget, forced, len(self.items)]
         return [*head, *ids, *padding, *kinds, *padding]

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
-from tts_worker.engine.cosyvoice.chunks import Draw, Interleave, InterleavePhase, Item, Kind
+from tts_worker.engine.cosyvoice.interleave import Draw, Interleave, InterleavePhase
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.models.dims import AnyLmDims
 from tts_worker.engine.phases import change_phase
 

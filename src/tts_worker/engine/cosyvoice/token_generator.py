@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_tokens
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
-from tts_worker.engine.cosyvoice.chunks import GridPlan, Interleave, InterleaveRule, Kind
+from tts_worker.engine.cosyvoice.chunks import GridPlan
 from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.interleave import Interleave, InterleaveRule
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, SegmentPhase, TextPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request

@@ -10,10 +10,10 @@ from time import perf_counter
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.streams import PendingCopy, TimingEvent
-from tts_worker.engine.cosyvoice.chunks import Item
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
+from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.phases import TokenPass
 from tts_worker.engine.cosyvoice.runs import InterleavedRun, RunPhase
 from tts_worker.engine.cosyvoice.sequence import Sequence

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
-from tts_worker.engine.cosyvoice.chunks import Item, trimmed_prompt
+from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.request import Request

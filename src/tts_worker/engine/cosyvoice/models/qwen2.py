@@ -2,7 +2,7 @@
 
 One forward pass serves any subset of utterances, with their KV caches in a ``SlotPool``: prefill, later text and single
 decode steps are the same call with a different ``T``. On CUDA nothing is read by the host. A single utterance on a CPU
-has a pass of its own that copies nothing. Drawing ids is in sampler.py, the order of inputs in chunks.py.
+has a pass of its own that copies nothing. Drawing ids is in sampler.py, the order of inputs in runs.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     silu_mul,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.models.linear import Linear, fuse_linear, linear, store_by_columns
@@ -342,13 +342,13 @@ class SpeechLM(nn.Module):
         context: int,
         speakers: Tensor | None = None,
     ) -> Tensor:
-        """``logits`` of inputs ``ids [B, T]`` of the given ``kinds [B, T]`` (``KINDS``). ``speakers`` is not used."""
-        is_text = kinds == KINDS[Kind.TEXT]
-        is_special = kinds >= KINDS[Kind.SOS]
+        """``logits`` of inputs ``ids [B, T]`` of the given ``kinds [B, T]`` (``Kind``). ``speakers`` is not used."""
+        is_text = kinds == Kind.TEXT
+        is_special = kinds >= Kind.SOS
         text = self.embed_text(torch.where(is_text, ids, 0))
-        speech = self.embed_speech(torch.where(kinds == KINDS[Kind.SPEECH], ids, 0))
+        speech = self.embed_speech(torch.where(kinds == Kind.SPEECH, ids, 0))
         special = torch.cat([self.embed_special(self.cfg.sos_row), self.embed_special(self.cfg.task_row)])  # [2, D]
-        special = F.embedding((kinds - KINDS[Kind.SOS]).clamp(min=0), special)
+        special = F.embedding((kinds - Kind.SOS).clamp(min=0), special)
         x = torch.where(is_special[..., None], special, torch.where(is_text[..., None], text, speech))
         return self.logits(x, new, slots, pool, context)
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.chunks import KINDS, Kind
 from tts_worker.engine.cosyvoice.kv_cache import AttentionMemory, SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.models.blocks import embedding
 from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
 from tts_worker.engine.cosyvoice.models.flow_encoder import Embed, FeedForward, RelativeAttention, relative_sinusoids
@@ -220,7 +220,7 @@ class TransformerLm(nn.Module):
 
         Args:
             ids: ``[B, T]`` ids of the inputs.
-            kinds: ``[B, T]`` their kinds, by ``KINDS``.
+            kinds: ``[B, T]`` their kinds, by ``Kind``.
             new: ``[B]`` number of valid inputs per row; the rest is padding.
             slots: ``[B]`` distinct slots of ``pool``.
             pool: The KV cache, of ``dims.cache_layers`` layers.
@@ -256,14 +256,14 @@ class TransformerLm(nn.Module):
         The text encoder visits all inputs, so that its part of the cache is written everywhere.
         """
         special = F.pad(self.llm_embedding.weight, (0, 0, 0, 1))  # start, task, and the place of the speaker
-        x = F.embedding((kinds - KINDS[Kind.SOS]).clamp(min=0), special)
-        speech = self.speech_embedding(torch.where(kinds == KINDS[Kind.SPEECH], ids, 0))
-        x = torch.where((kinds == KINDS[Kind.SPEECH])[..., None], speech, x)
-        is_text = kinds == KINDS[Kind.TEXT]
+        x = F.embedding((kinds - Kind.SOS).clamp(min=0), special)
+        speech = self.speech_embedding(torch.where(kinds == Kind.SPEECH, ids, 0))
+        x = torch.where((kinds == Kind.SPEECH)[..., None], speech, x)
+        is_text = kinds == Kind.TEXT
         first = torch.ones_like(slots)
         if speakers is not None:
             told = speakers[slots]
-            x = torch.where((kinds == KINDS[Kind.SPEAKER])[..., None], told[:, None], x)
+            x = torch.where((kinds == Kind.SPEAKER)[..., None], told[:, None], x)
             first = first + told.any(1)
         memory = SlotMemory(pool, self.dims.layers, slots, positions, ends, context)
         text = self.text_embedding(torch.where(is_text, ids, 0))

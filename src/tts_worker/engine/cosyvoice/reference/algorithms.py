@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
-from tts_worker.engine.cosyvoice.chunks import Chunk, Interleave, InterleavePhase, InterleaveRule, next_chunk
+from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
 from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
+from tts_worker.engine.cosyvoice.interleave import Interleave, InterleavePhase, InterleaveRule
 from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
 from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
 from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hift, Noise

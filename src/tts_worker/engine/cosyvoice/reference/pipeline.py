@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.chunks import Chunk, Draw, GridPlan, Interleave, InterleaveRule, Item, Kind
+from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
+from tts_worker.engine.cosyvoice.interleave import Draw, Interleave, InterleaveRule
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.reference.algorithms import (

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.chunks import KINDS, Chunk, Item, next_chunk
+from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -49,7 +50,7 @@ class V1Decoder(TokenDecoder):
     def feed(self, items: Sequence[Item]) -> Tensor:
         self._length += len(items)
         device = self._slot.device
-        ids, kinds = torch.tensor([[(i, KINDS[kind]) for kind, i in items]], device=device).unbind(2)
+        ids, kinds = torch.tensor([[(i, kind) for kind, i in items]], device=device).unbind(2)
         count = torch.tensor([len(items)], device=device)
         return self._v1.score_items(ids, kinds, count, self._slot, self._pool, self._length, self._speakers)
 
