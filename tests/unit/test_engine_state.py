@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tts_worker.engine import loop, process, shell
 from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import engine as phrases
@@ -23,6 +24,9 @@ ALLOWED = {
 """Mutable booleans that are not the state of an engine, and what they are."""
 
 TABLES: list[dict[Enum, frozenset[Enum]]] = [
+    loop._TRANSITIONS,
+    process._TRANSITIONS,
+    shell._TRANSITIONS,
     phases.SEQUENCE_TRANSITIONS,
     phases.TOKEN_PASS_TRANSITIONS,
     phases.TEXT_TRANSITIONS,
@@ -82,6 +86,45 @@ def _assigned(node: ast.ClassDef) -> Iterator[str]:
                 for target in targets:
                     if isinstance(target, ast.Attribute):
                         yield ast.unparse(target).removeprefix("self.")
+
+
+def phase_enums(source: str) -> Iterator[str]:
+    """Yield the names of the enums whose docstring draws a life: ``A -> B``."""
+    for node in ast.walk(ast.parse(source)):
+        is_enum = isinstance(node, ast.ClassDef) and "Enum" in map(ast.unparse, node.bases)
+        if is_enum and "->" in str(ast.get_docstring(node)):
+            yield node.name
+
+
+def unchecked_changes(source: str, enums: set[str]) -> Iterator[str]:
+    """Yield the assignments of a member of ``enums`` to an attribute outside ``__init__``, without ``change_phase``."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name == "__init__":
+            continue
+        for statement in ast.walk(node):
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
+                value = statement.value
+                is_checked = isinstance(value, ast.Call) and ast.unparse(value.func) == "change_phase"
+                if not is_checked and any(
+                    isinstance(part, ast.Attribute) and ast.unparse(part.value) in enums for part in ast.walk(value)
+                ):
+                    yield ast.unparse(statement)
+
+
+def test_every_life_of_phases_has_a_table() -> None:
+    found = {name for path in ENGINE.rglob("*.py") for name in phase_enums(path.read_text("utf-8"))}
+    assert found == {type(next(iter(table))).__name__ for table in TABLES}
+
+
+def test_phases_change_by_their_tables_only() -> None:
+    names = {type(next(iter(table))).__name__ for table in TABLES}
+    found = [
+        f"{path.name}: {change}"
+        for path in sorted(ENGINE.rglob("*.py"))
+        for change in unchecked_changes(path.read_text("utf-8"), names)
+        if path.parent.name != "reference"  # it repeats what the reference does wrong
+    ]
+    assert found == []
 
 
 def test_engines_have_no_mutable_booleans() -> None:

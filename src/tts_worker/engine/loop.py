@@ -16,6 +16,7 @@ from enum import Enum
 
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.chunk_log import chunk_log, log_chunk
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.process import ProcessRunner
 from tts_worker.engine.runner import EngineRunner, EngineStats, ThreadRunner
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
@@ -42,13 +43,22 @@ _END_TIMEOUT_S = 10.0
 
 
 class EngineState(str, Enum):
-    """State of the engine that a loop runs."""
+    """State of the engine that a loop runs: STARTING -> READY <-> FAULTED -> LOST. Each may become STOPPED."""
 
     STARTING = "starting"  # being built and warmed up
     READY = "ready"
     FAULTED = "faulted"  # a replacement is being built
     LOST = "lost"  # cannot be rebuilt in this process, which must be restarted
     STOPPED = "stopped"
+
+
+_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
+    EngineState.STARTING: frozenset({EngineState.READY, EngineState.STOPPED}),
+    EngineState.READY: frozenset({EngineState.FAULTED, EngineState.LOST, EngineState.STOPPED}),
+    EngineState.FAULTED: frozenset({EngineState.READY, EngineState.LOST, EngineState.STOPPED}),
+    EngineState.LOST: frozenset({EngineState.STOPPED}),
+    EngineState.STOPPED: frozenset(),
+}
 
 
 class EngineLoop:
@@ -189,7 +199,7 @@ class EngineLoop:
 
     def _set_state(self, state: EngineState) -> None:
         if state is not self.state:
-            self.state = state
+            self.state = change_phase(self.state, state, _TRANSITIONS)
             for callback in self._state_callbacks:
                 callback(state)
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from tts_worker.audio.pcm import silence
 from tts_worker.engine.output_buffer import OutputBuffer
+from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan, Policy, Scheduler
 from tts_worker.errors import (
     EngineFault,
@@ -63,6 +64,15 @@ class Input(Enum):
     SPEECH = "speech tokens"
     ENDED = "text or speech, and its end"
     ENDED_EMPTY = "the end, and nothing before"
+
+
+_TRANSITIONS: dict[Input, frozenset[Input]] = {
+    Input.NOTHING: frozenset({Input.TEXT, Input.SPEECH, Input.ENDED_EMPTY}),
+    Input.TEXT: frozenset({Input.ENDED}),
+    Input.SPEECH: frozenset({Input.ENDED}),
+    Input.ENDED: frozenset(),
+    Input.ENDED_EMPTY: frozenset(),
+}
 
 
 class _StepKind(Enum):
@@ -121,7 +131,10 @@ class EngineSequence(ABC):
 
     def end_text(self) -> None:
         """Take the end of the text."""
-        self.input = Input.ENDED_EMPTY if self.input is Input.NOTHING else Input.ENDED
+        self._enter_input(Input.ENDED_EMPTY if self.input is Input.NOTHING else Input.ENDED)
+
+    def _enter_input(self, following: Input) -> None:
+        self.input = change_phase(self.input, following, _TRANSITIONS)
 
     @property
     def text_ended(self) -> bool:
@@ -138,7 +151,7 @@ class EngineSequence(ABC):
             raise InvalidRequest("an utterance takes either text or speech tokens")
         self.add_speech(tokens)
         if tokens and self.input is Input.NOTHING:
-            self.input = Input.SPEECH
+            self._enter_input(Input.SPEECH)
 
     def receive(self, command: Text | EndText) -> None:
         """Take text in order. After a break it waits for the audio before it."""
@@ -165,7 +178,7 @@ class EngineSequence(ABC):
                 continue
             segment = command.segment
             if self.input is Input.NOTHING:
-                self.input = Input.TEXT
+                self._enter_input(Input.TEXT)
             if segment.spans or segment.boundary is not Boundary.BREAK:
                 self.add_text(segment)
             if segment.boundary is Boundary.BREAK:
