@@ -45,7 +45,7 @@ ENROLLED_PREFIX = "prompt-"
 
 
 class EngineCounts(Protocol):
-    """Counters of an engine (``engine.runner.EngineStats``)."""
+    """Counters of an engine (``engine.handle.EngineStats``)."""
 
     @property
     def steps(self) -> int: ...

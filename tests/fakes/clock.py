@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 import pytest
 
 from tts_worker.engine.base import Engine
-from tts_worker.engine.runner import EngineOwner
+from tts_worker.engine.handle import EngineOwner
 from tts_worker.types import Command, EngineReport
 
 
@@ -81,8 +81,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
-class LoopRunner:
-    """Runs an engine on the event loop, a step per iteration. See ``engine.runner.EngineRunner``.
+class LoopHandle:
+    """Runs an engine on the event loop, a step per iteration. See ``engine.handle.EngineHandle``.
 
     While the engine has work, no virtual time passes. An engine must not hang.
     """
@@ -166,7 +166,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
     loop = VirtualTimeLoop()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tts_worker.engine.loop.ThreadRunner", LoopRunner)
+            patch.setattr("tts_worker.engine.loop.ThreadHandle", LoopHandle)
             patch.setattr("anyio.to_thread.run_sync", call)
             loop.run_until_complete(main)
     finally:

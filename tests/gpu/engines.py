@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import PROMPTED, bundle, engine, run_until_idle, settings, voice
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Runner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, streams_for
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
@@ -46,9 +47,9 @@ def device_engine(
     **changes: Any,
 ) -> CosyVoiceEngine:
     """Build and warm up an engine of the tiny size. Graphs are faked where there is no device."""
-    runners: tuple[Runner, Runner] | None = None
+    graph_runners: tuple[GraphRunner, GraphRunner] | None = None
     if graphs and device.type == "cpu":
-        runners = FakeGraphRunner(), FakeGraphRunner()
+        graph_runners = FakeGraphRunner(), FakeGraphRunner()
     config = settings(
         **{
             "max_utterances": crowd,
@@ -67,7 +68,7 @@ def device_engine(
         config,
         loaded=load_networks(bundle(family), device, half=half),
         script=script or forced(family, 60),
-        runners=runners,
+        graph_runners=graph_runners,
         voices={"prompted": voice(family), "plain": voice(family, 0)},
     )
     subject.warm_up()
@@ -100,7 +101,7 @@ def draw_ids(
     *,
     steps: int = 96,
     stream: ExecutionStream | None = None,
-    runner: Runner | None = None,
+    runner: GraphRunner | None = None,
 ) -> list[list[int]]:
     """Draw an id and ``steps`` more in one batch for inputs of the given lengths and different seeds.
 

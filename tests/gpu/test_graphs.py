@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import segments
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
 from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner, GraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
@@ -81,7 +82,7 @@ def test_every_prefill_length_is_replayed(device: torch.device) -> None:
     lengths = [*range(3, 10), 63, 64, 65, 127, 128, 129, 192, 193, 256, 257, 383, 384, 385, 500]
     exact = draw_ids(networks, device, lengths, steps=8)
     stream = streams_for(device).tokens
-    runner = GraphRunner(stream.cuda_stream) if isinstance(stream, CudaStream) else FakeGraphRunner()
+    runner = CudaGraphRunner(stream.cuda_stream) if isinstance(stream, CudaStream) else FakeGraphRunner()
     assert draw_ids(networks, device, lengths, steps=8, stream=stream, runner=runner) == exact
     assert runner.refused == {}
     assert dict(runner.eager_keys) == {}
@@ -158,7 +159,7 @@ def test_long_segment_is_replayed(family: str, device: torch.device) -> None:
 def test_refused_capture_leaves_the_others(cuda: torch.device) -> None:
     """A capture that runs out of memory must not end the captures after it."""
     stream = torch.cuda.Stream(cuda)
-    runner = GraphRunner(stream)
+    runner = CudaGraphRunner(stream)
     calls = 0
 
     def too_much(x: Tensor) -> tuple[Tensor]:
@@ -185,7 +186,7 @@ def test_refused_capture_leaves_the_others(cuda: torch.device) -> None:
 def test_forbidden_capture_leaves_the_device_usable(cuda: torch.device) -> None:
     """A capture that reads a value becomes invalid. The stream, the allocator and other captures must not notice."""
     stream = torch.cuda.Stream(cuda)
-    runner = GraphRunner(stream)
+    runner = CudaGraphRunner(stream)
     with torch.cuda.stream(stream):
         x = torch.ones(4, device=cuda)
         runner.capture(("before",), lambda x: (x * 2,), (x,))
@@ -206,7 +207,7 @@ def test_forbidden_capture_leaves_the_device_usable(cuda: torch.device) -> None:
 
 def test_replays_are_timed_by_the_device(cuda: torch.device) -> None:
     stream = torch.cuda.Stream(cuda)
-    runner = GraphRunner(stream)
+    runner = CudaGraphRunner(stream)
     x = torch.ones(4096, 4096, device=cuda)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -16,7 +16,7 @@ from tests.fakes.scrape import scraped
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
 from tts_worker import __version__
-from tts_worker.engine.runner import EngineStats
+from tts_worker.engine.handle import EngineStats
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
 from tts_worker.types import SessionOptions

@@ -168,7 +168,7 @@ def test_pure_modules_import_no_io() -> None:
 
 def test_only_the_engine_loop_uses_asyncio_in_engines() -> None:
     users = {found.importer for found in _imports() if found.imported == "asyncio"}
-    assert {user for user in users if user.startswith("engine")} == {"engine.loop", "engine.process", "engine.runner"}
+    assert {user for user in users if user.startswith("engine")} == {"engine.loop", "engine.process", "engine.handle"}
 
 
 def test_torch_is_imported_only_by_engines_and_tools() -> None:

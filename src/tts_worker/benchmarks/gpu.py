@@ -426,7 +426,7 @@ class GpuBench:
         """
         with self._other_tokens() as bench:
             engine = bench.engine
-            runners = [runner for runner in engine.components.runners if isinstance(runner, CapturingRunner)]
+            runners = [runner for runner in engine.components.graph_runners if isinstance(runner, CapturingRunner)]
             bench.tokens_of = lambda key, run: forced_tokens(REPLAYED_TOKENS, key.generation).tolist()
             speak_together(engine, engine.step, 1)
             with ExitStack() as stack:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tts_worker.benchmarks.gpu_attention import kernel_fault, largest_difference, time_ms
 from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, elu_rows, pack_conv
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv
 from tts_worker.engine.cosyvoice.models.dit import Dit
@@ -113,7 +113,7 @@ def _time_ms(call: Callable[[], Tensor], repeats: int, device: torch.device) -> 
     """Return the time of a call; on CUDA the median of a graph, without the time to launch its kernels."""
     if device.type == "cuda":
         stream = torch.cuda.Stream(device)
-        runner = GraphRunner(stream)
+        runner = CudaGraphRunner(stream)
         torch.cuda.synchronize(device)
         with torch.cuda.stream(stream):
             runner.capture(("call",), lambda: (call(),), ())

@@ -37,7 +37,7 @@ def fallbacks_of(engine: CosyVoiceEngine) -> dict[str, Any]:
     """Return what the engine does not use as asked, with the reasons, and how many shapes are compiled."""
     parts = engine.components
     compiler = parts.compiler
-    runners = [runner for runner in parts.runners if isinstance(runner, CapturingRunner)]
+    runners = [runner for runner in parts.graph_runners if isinstance(runner, CapturingRunner)]
     return {
         "degraded": list(engine.info.degraded),
         "refused_graphs": {" ".join(map(str, key)): why for runner in runners for key, why in runner.refused.items()},

@@ -225,7 +225,7 @@ def stage_times(engine: CosyVoiceEngine, together: PassRecorder, live: PassRecor
         # The vocoder is launched in the same step.
         launch_flow=stage(together.launches[Need.RENDER], live.launches[Need.RENDER]),
         step=stage(together.steps, live.steps),
-        pads_audio=engine.components.runners[1].fixed_shapes,
+        pads_audio=engine.components.graph_runners[1].fixed_shapes,
         source=f"measured on {engine.info.device}",
     )
 

@@ -1,9 +1,9 @@
 """Runs an engine beside the event loop: carries commands to it and events back, and contains its faults.
 
-Commands enter through ``post`` and events leave through ``subscribe``. A runner keeps the engine on a thread of this
-process (``engine.runner``) or in a separate one (``engine.process``). When the engine raises or a call does not
-return, its utterances fail, ``ready`` becomes False and a new engine is built from the factory. An engine that cannot
-be rebuilt, or whose device is lost for this process, needs a new process: the loop ends in the state LOST.
+Commands enter through ``post`` and events leave through ``subscribe``. The engine is on a thread of this process
+(``engine.handle``) or in a separate one (``engine.process``). When the engine raises or a call does not return, its
+utterances fail, ``ready`` becomes False and a new engine is built from the factory. An engine that cannot be rebuilt,
+or whose device is lost for this process, needs a new process: the loop ends in the state LOST.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from enum import Enum
 
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.chunk_log import chunk_log, log_chunk
+from tts_worker.engine.handle import EngineHandle, EngineStats, ThreadHandle
 from tts_worker.engine.phases import change_phase
-from tts_worker.engine.process import ProcessRunner
-from tts_worker.engine.runner import EngineRunner, EngineStats, ThreadRunner
+from tts_worker.engine.process import ProcessHandle
 from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -102,8 +102,8 @@ class EngineLoop:
         self._info: EngineInfo | None = None
         self._in_process = in_process
         self._shared = shared
-        self._runner: EngineRunner | None = None
-        self._broken: EngineRunner | None = None
+        self._handle: EngineHandle | None = None
+        self._broken: EngineHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribers: dict[str, Callable[[Event], None]] = {}
         self._live: set[UtteranceKey] = set()
@@ -164,10 +164,10 @@ class EngineLoop:
         self._set_state(EngineState.STOPPED)
         self._cancel_timers()
         self._fail_live(NotReady(f"the engine {self.name} was stopped").info)
-        runner = self._runner
-        self._runner = None
+        handle = self._handle
+        self._handle = None
         await self._wait_until_freed()
-        if runner is not None and not await runner.close(timeout_s):
+        if handle is not None and not await handle.close(timeout_s):
             log.warning("engine %s did not stop within %.1f s", self.name, timeout_s)
 
     def _cancel_timers(self) -> None:
@@ -177,13 +177,13 @@ class EngineLoop:
             self._watchdog.cancel()
 
     def _launch(self) -> None:
-        runner: EngineRunner
+        handle: EngineHandle
         if self._in_process:
-            runner = ProcessRunner(self._factory, self, name=self.name, shared=self._shared)
+            handle = ProcessHandle(self._factory, self, name=self.name, shared=self._shared)
         else:
-            runner = ThreadRunner(self._factory, self, name=self.name, clock=self._clock)
-        self._runner = runner
-        runner.launch()
+            handle = ThreadHandle(self._factory, self, name=self.name, clock=self._clock)
+        self._handle = handle
+        handle.launch()
 
     async def _relaunch(self, delay_s: float) -> None:
         """Launch an engine after a delay, when the broken one has ended: two may not fit on a device."""
@@ -215,7 +215,7 @@ class EngineLoop:
     def post(self, command: Command) -> None:
         """Queue a command for the engine; never blocks. An Open fails immediately while the engine is not ready."""
         if isinstance(command, Open):
-            if self._runner is None or not self.ready:
+            if self._handle is None or not self.ready:
                 self._deliver_soon(Failed(command.key, self._fault_error().info))
                 return
             self._live.add(command.key)
@@ -223,8 +223,8 @@ class EngineLoop:
             return
         elif isinstance(command, Cancel):
             self._live.discard(command.key)
-        if self._runner is not None:
-            self._runner.post(command)
+        if self._handle is not None:
+            self._handle.post(command)
 
     def _fault_error(self) -> EngineFault:
         if self.lost:
@@ -240,11 +240,11 @@ class EngineLoop:
         if callback is not None:
             callback(event)
 
-    def on_events(self, runner: EngineRunner, events: Sequence[Event]) -> None:
+    def on_events(self, handle: EngineHandle, events: Sequence[Event]) -> None:
         """Dispatch the events of one step. Runs on the event loop, once per step."""
         for event in events:
-            if runner is not self._runner or event.key not in self._live:
-                self.stats.stale_events += 1  # cancelled while the step ran, or from an abandoned runner
+            if handle is not self._handle or event.key not in self._live:
+                self.stats.stale_events += 1  # cancelled while the step ran, or of an abandoned engine
                 continue
             self.stats.events += 1
             if isinstance(event, Audio):
@@ -257,8 +257,8 @@ class EngineLoop:
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def on_ready(self, runner: EngineRunner, info: EngineInfo) -> None:
-        if runner is not self._runner:
+    def on_ready(self, handle: EngineHandle, info: EngineInfo) -> None:
+        if handle is not self._handle:
             return
         self._info = info
         self.stats.degraded = info.degraded
@@ -269,13 +269,13 @@ class EngineLoop:
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
-    def on_fault(self, runner: EngineRunner, fault: BaseException) -> None:
-        if runner is not self._runner:
+    def on_fault(self, handle: EngineHandle, fault: BaseException) -> None:
+        if handle is not self._handle:
             return
         assert self._loop is not None
-        self._runner = None
-        self._broken = runner
-        runner.abandon()
+        self._handle = None
+        self._broken = handle
+        handle.abandon()
         if self._started is not None and not self._started.done():
             # The first start failed: its caller gets the error, and the engine is not rebuilt.
             self._cancel_timers()
@@ -287,9 +287,9 @@ class EngineLoop:
         if self.state is EngineState.FAULTED:
             self._rebuild_failures += 1
         # A start that hangs keeps its thread and its memory, so that another one would hang too.
-        hangs_at_start = isinstance(fault, _Hang) and not runner.has_started
+        hangs_at_start = isinstance(fault, _Hang) and not handle.has_started
         needs_process = isinstance(fault, DeviceLost) or hangs_at_start
-        if (needs_process and not runner.is_isolated) or self._rebuild_failures >= MAX_REBUILD_FAILURES:
+        if (needs_process and not handle.is_isolated) or self._rebuild_failures >= MAX_REBUILD_FAILURES:
             log.critical("engine %s cannot be rebuilt in this process, which must be restarted", self.name)
             self._cancel_timers()
             self._set_state(EngineState.LOST)
@@ -313,14 +313,14 @@ class EngineLoop:
         healthy_s = 0.0
         while True:
             await asyncio.sleep(interval_s)
-            runner = self._runner
-            if runner is None:
+            handle = self._handle
+            if handle is None:
                 healthy_s = 0.0
                 continue
-            limit_s = self._hang_timeout_s if runner.has_started else self._start_timeout_s
-            if runner.busy_s(interval_s) > limit_s:
-                call = "call" if runner.has_started else "start"
-                self.on_fault(runner, _Hang(f"an engine {call} took longer than {limit_s:g} s"))
+            limit_s = self._hang_timeout_s if handle.has_started else self._start_timeout_s
+            if handle.busy_s(interval_s) > limit_s:
+                call = "call" if handle.has_started else "start"
+                self.on_fault(handle, _Hang(f"an engine {call} took longer than {limit_s:g} s"))
                 healthy_s = 0.0
                 continue
             healthy_s += interval_s

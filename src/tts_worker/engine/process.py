@@ -20,6 +20,7 @@ from typing import cast
 
 from tts_worker.engine.base import Engine, SharedState
 from tts_worker.engine.engine_thread import FaultTrace
+from tts_worker.engine.handle import EngineOwner
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.pipe import (
     Commands,
@@ -35,7 +36,6 @@ from tts_worker.engine.pipe import (
     StartEngine,
     encode,
 )
-from tts_worker.engine.runner import EngineOwner
 from tts_worker.errors import ConfigError, EngineFault
 from tts_worker.types import Command, EngineInfo
 
@@ -69,8 +69,8 @@ _TRANSITIONS: dict[_ChildPhase, frozenset[_ChildPhase]] = {
 }
 
 
-class ProcessRunner(asyncio.SubprocessProtocol):
-    """Runs one engine in a child process (``engine.runner.EngineRunner``).
+class ProcessHandle(asyncio.SubprocessProtocol):
+    """Runs one engine in a child process (``engine.handle.EngineHandle``).
 
     Args:
         factory: Builds the engine in the child; picklable.
@@ -103,7 +103,7 @@ class ProcessRunner(asyncio.SubprocessProtocol):
         self._busy_s = 0.0
         self._cpu_s = 0.0
 
-    # -- engine.runner.EngineRunner -----------------------------------------------------------------------------------
+    # -- engine.handle.EngineHandle -----------------------------------------------------------------------------------
 
     @property
     def has_started(self) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.benchmarks import gpu, gpu_convolutions, gpu_load, gpu_process
 from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
@@ -31,7 +32,7 @@ from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config, random_bundle
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
@@ -255,7 +256,7 @@ def test_convolutions_are_timed_as_graphs_on_cuda(monkeypatch: pytest.MonkeyPatc
         calls.append(1)
         return torch.ones(2)
 
-    monkeypatch.setattr(gpu_convolutions, "GraphRunner", lambda stream: FakeGraphRunner())
+    monkeypatch.setattr(gpu_convolutions, "CudaGraphRunner", lambda stream: FakeGraphRunner())
     for name in ("Stream", "stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
 
@@ -282,7 +283,7 @@ def test_fallbacks_are_listed_with_their_reasons() -> None:
     runner = FakeGraphRunner()
     runner.refused["decode", 2, 512] = "OutOfMemoryError: no memory"
     faults = {"draw_ids": reason}
-    parts = SimpleNamespace(compiler=compiler, runners=(runner, EagerRunner()), kernel_faults=faults)
+    parts = SimpleNamespace(compiler=compiler, graph_runners=(runner, EagerRunner()), kernel_faults=faults)
     engine: Any = SimpleNamespace(
         info=SimpleNamespace(degraded=("draw_ids: the kernel is not used",)), components=parts
     )

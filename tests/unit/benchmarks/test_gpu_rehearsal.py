@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
 from tests.unit.streaming.simulated_cuda import SimulatedDevice, simulated_cuda
 from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, run_sections
 from tts_worker.benchmarks.gpu_plan import Plan, Results
 from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -50,7 +51,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     def simulated(networks: Networks, *args: Any, **kwargs: Any) -> Components:
         settings = args[2]
         runner = FakeGraphRunner if settings.graphs else EagerRunner
-        return build(networks, *args, **kwargs, runners=(runner(), runner()), streams=device.streams())
+        return build(networks, *args, **kwargs, graph_runners=(runner(), runner()), streams=device.streams())
 
     monkeypatch.setattr(Components, "build", simulated)
     config_of = loader.StreamingConfig

@@ -200,7 +200,7 @@ def count(compute: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, Laun
 
 
 class FakeCudaRunner:
-    """A ``Runner`` that counts the launches of each key, as if it captured every computation."""
+    """A ``GraphRunner`` that counts the launches of each key, as if it captured every computation."""
 
     fixed_shapes = True
 

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice import fake_flashinfer
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_fused_audio import claimed_cuda, fused_networks
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.attention import FlashInfer, PagePlan, PageRow, PageShape, check_flashinfer
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.components import Components, attention_library, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig

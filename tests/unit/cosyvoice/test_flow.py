@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
-from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Sites, mish

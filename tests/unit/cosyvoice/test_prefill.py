@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, networks
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, FakeGraphRunner, Key, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import IDLE
 from tts_worker.engine.cosyvoice.backends.streams import HostStream
 from tts_worker.engine.cosyvoice.decoder import (
@@ -25,7 +26,7 @@ from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 MAX_TOKENS = 1100
 
 
-def decoder(family: str, runner: Runner, slots: int = 3, max_tokens: int = MAX_TOKENS) -> Decoder:
+def decoder(family: str, runner: GraphRunner, slots: int = 3, max_tokens: int = MAX_TOKENS) -> Decoder:
     return Decoder(networks(family), slots=slots, max_tokens=max_tokens, stream=HostStream(), runner=runner)
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.cosyvoice.networks import shallow, tiny_bundle
-from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components
@@ -132,7 +132,7 @@ def engine(
     *,
     script: Script | None = None,
     loaded: Networks | None = None,
-    runners: tuple[Runner, Runner] | None = None,
+    graph_runners: tuple[GraphRunner, GraphRunner] | None = None,
     streams: ExecutionStreams | None = None,
     healthy: Callable[[], bool] | None = None,
     voices: dict[str, Voice] | None = None,
@@ -140,7 +140,7 @@ def engine(
     config = config or settings()
     loaded = loaded or networks(family)
     known = {**(voices or {"prompted": voice(family)}), **bundle_voices(bundle(family))}
-    parts = Components.build(loaded, tokenizer(family), known, config, runners=runners, streams=streams)
+    parts = Components.build(loaded, tokenizer(family), known, config, graph_runners=graph_runners, streams=streams)
     return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
 
 

@@ -8,7 +8,7 @@ allocator could give away too early. It hands out the memory of a freed tensor a
 allocated it; other streams do not count (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management).
 
     with simulated_cuda() as device:
-        subject = engine(..., streams=device.streams(), runners=(FakeGraphRunner(), FakeGraphRunner()))
+        subject = engine(..., streams=device.streams(), graph_runners=(FakeGraphRunner(), FakeGraphRunner()))
         device.watch()
         ...
         assert device.faults == []

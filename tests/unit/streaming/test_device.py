@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import (
     FAMILIES,
     KEY,
@@ -29,14 +30,7 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import (
-    Compute,
-    EagerRunner,
-    FakeGraphRunner,
-    GraphRunner,
-    Tensors,
-    _CapturedGraph,
-)
+from tts_worker.engine.cosyvoice.backends.graphs import CapturedGraph, Compute, CudaGraphRunner, EagerRunner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStream,
     ExecutionStreams,
@@ -72,7 +66,7 @@ def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
         "voices": {"prompted": voice(family), "plain": voice(family, 0), "short": voice(family, 3)},
     }
     runners = FakeGraphRunner(), FakeGraphRunner()
-    subject = engine(family, small, runners=runners, **shared)
+    subject = engine(family, small, graph_runners=runners, **shared)
     subject.warm_up()
     assert subject.info.degraded == ()
     graphs = [captured_graphs(runner) for runner in runners]
@@ -97,7 +91,7 @@ def test_warm_up_speaks_again_after_the_captures(monkeypatch: pytest.MonkeyPatch
     small = settings(max_segment_s=4, lm_tokens=256, decode_batch=1, render_batch=1, checked=False)
     voices = {"prompted": voice("cosyvoice3"), "plain": voice("cosyvoice3", 0)}
     runners = FakeGraphRunner(), FakeGraphRunner()
-    subject = engine("cosyvoice3", small, runners=runners, voices=voices)
+    subject = engine("cosyvoice3", small, graph_runners=runners, voices=voices)
     spoken: list[tuple[str, bool, bool]] = []
     speak = subject.speak
 
@@ -118,7 +112,7 @@ def test_decode_steps_of_cosyvoice_300m_are_replayed() -> None:
     family = "cosyvoice1"
     small = settings(lm_tokens=512, decode_batch=2, checked=False)
     voices = {"prompted": voice(family, 10), "plain": voice(family, 0)}
-    subject = engine(family, small, runners=(FakeGraphRunner(), EagerRunner()), voices=voices)
+    subject = engine(family, small, graph_runners=(FakeGraphRunner(), EagerRunner()), voices=voices)
     assert subject.components.capture(small)
     assert subject.components.degraded == ()
 
@@ -202,7 +196,7 @@ def test_graph_keeps_what_its_computation_refers_to(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph", lambda *args, **kwargs: nullcontext())
-    runner = GraphRunner(SimpleNamespace(device_index=0))  # type: ignore[arg-type]
+    runner = CudaGraphRunner(SimpleNamespace(device_index=0))  # type: ignore[arg-type]
     table = torch.ones(2)
     is_alive = weakref.ref(table)
     runner.capture(("key",), lambda x, table=table: (x + table,), (torch.ones(2),))
@@ -236,7 +230,7 @@ def test_invalid_capture_concerns_its_key_only(has_ended: bool, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     stream: Any = SimpleNamespace(device_index=0)
-    runner = GraphRunner(stream)
+    runner = CudaGraphRunner(stream)
 
     runner.capture(("key",), lambda x: (x + 1,), (torch.ones(1),))
 
@@ -480,7 +474,7 @@ class FailingCaptureRunner(FakeGraphRunner):
         self._failing = failing
         self._error = error
 
-    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> CapturedGraph:
         self.attempts += 1
         if self.attempts in self._failing:
             raise self._error
@@ -495,7 +489,7 @@ def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixtur
     expected = synthesize(engine("cosyvoice3", small), TEXT[:1])
     tokens = FailingCaptureRunner([1, 3], RuntimeError("operation not permitted when stream is capturing"))
     audio = FailingCaptureRunner([1], torch.OutOfMemoryError("out of memory"))  # the largest unconditional pass
-    subject = engine("cosyvoice3", small, runners=(tokens, audio))
+    subject = engine("cosyvoice3", small, graph_runners=(tokens, audio))
     subject.warm_up()
     assert_pcm_close(synthesize(subject, TEXT[:1]).pcm, expected.pcm)
     for runner, refused in ((tokens, 2), (audio, 1)):
@@ -513,7 +507,7 @@ def test_refused_capture_concerns_its_shape_only(caplog: pytest.LogCaptureFixtur
 def test_report_names_operations_and_missing_graphs() -> None:
     small = settings(max_segment_s=4, lm_tokens=512, decode_batch=2, render_batch=1, checked=False)
     audio = FakeGraphRunner()
-    subject = engine("cosyvoice3", small, runners=(FakeGraphRunner(), audio))
+    subject = engine("cosyvoice3", small, graph_runners=(FakeGraphRunner(), audio))
     subject.warm_up()
     parts = subject.components.start_s
     captures = [f"capture_{name}" for name in ("tokens", "flow", "vocoder")]

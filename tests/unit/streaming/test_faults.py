@@ -26,7 +26,7 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Key, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
@@ -94,8 +94,8 @@ CROWD = [UtteranceKey(f"s{n}", 2) for n in range(3)]
 
 
 def synthesize_crowd(
-    tokens: Runner,
-    audio: Runner,
+    tokens: GraphRunner,
+    audio: GraphRunner,
     config: StreamingConfig | None = None,
     params: SynthesisParams = PROMPTED,
     streams: ExecutionStreams | None = None,
@@ -106,7 +106,7 @@ def synthesize_crowd(
         "cosyvoice2",
         config or settings(render_batch=4, decode_batch=4),
         script=script,
-        runners=(tokens, audio),
+        graph_runners=(tokens, audio),
         streams=streams,
     )
     for key in CROWD:
@@ -221,7 +221,7 @@ def test_audio_lost_in_copy_is_rendered_again(expected_crowd: dict[UtteranceKey,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_failed_prompt_is_computed_again(family: str) -> None:
     expected = synthesize(engine(family), TEXT)
-    subject = engine(family, runners=(EagerRunner(), FailingRunner(torch.OutOfMemoryError("out of memory"), 1)))
+    subject = engine(family, graph_runners=(EagerRunner(), FailingRunner(torch.OutOfMemoryError("out of memory"), 1)))
     (end,) = synthesize(subject, TEXT).ends
     assert isinstance(end, Failed)
     assert_outputs_close(synthesize(subject, TEXT), expected)
@@ -310,7 +310,7 @@ def test_persistent_fault_fails_one_utterance(
 
 def test_dead_device_raises_device_lost() -> None:
     failing = FailingRunner(RuntimeError("device-side assert"), 3)
-    subject = engine("cosyvoice3", runners=(EagerRunner(), failing), healthy=lambda: False)
+    subject = engine("cosyvoice3", graph_runners=(EagerRunner(), failing), healthy=lambda: False)
     with pytest.raises(DeviceLost) as caught:
         synthesize(subject, TEXT)
     assert "Hello" not in caught.value.message

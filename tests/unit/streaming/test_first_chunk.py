@@ -116,7 +116,7 @@ def test_audio_and_ids_are_those_of_the_usual_way(
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         batches = record_batches(monkeypatch)
-        subject = engine(family, streams=late(tokens, audio), runners=runners())
+        subject = engine(family, streams=late(tokens, audio), graph_runners=runners())
         keys = [UtteranceKey("s", n) for n in range(calls)]
         outputs = speak(subject, keys, replace(PROMPTED, speed=speed))
     assert batches == [1] * (calls == 1), "a batch of the flow has one call here"
@@ -125,7 +125,7 @@ def test_audio_and_ids_are_those_of_the_usual_way(
 
 def test_calls_share_the_pass_of_their_first_chunks(batches: list[int]) -> None:
     keys = [UtteranceKey("s", n) for n in range(3)]
-    outputs = speak(engine("cosyvoice3", settings(render_batch=4), streams=late(), runners=runners()), keys)
+    outputs = speak(engine("cosyvoice3", settings(render_batch=4), streams=late(), graph_runners=runners()), keys)
     assert batches == [3]
     for output in outputs:
         assert_outputs_close(output, expected("cosyvoice3"))
@@ -195,7 +195,9 @@ def test_fault_of_a_shared_first_chunk_fails_no_call(stage: str, batches: list[i
     problem = torch.OutOfMemoryError("out of memory")
     streams = late()
     token_runner, audio_runner = runners()
-    subject = engine("cosyvoice3", settings(render_batch=4), streams=streams, runners=(token_runner, audio_runner))
+    subject = engine(
+        "cosyvoice3", settings(render_batch=4), streams=streams, graph_runners=(token_runner, audio_runner)
+    )
     fails: list[str] = []
 
     def failing(original: Callable[..., Any]) -> Callable[..., Any]:

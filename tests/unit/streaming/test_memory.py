@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, FakeGraphRunner, Key, Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.sequence import plain_segment
@@ -246,10 +247,10 @@ def test_silent_utterance_does_not_block_others() -> None:
 
 
 @pytest.mark.parametrize("runner", [EagerRunner, FakeGraphRunner])
-def test_closed_engine_frees_memory_without_gc(runner: type[Runner]) -> None:
+def test_closed_engine_frees_memory_without_gc(runner: type[GraphRunner]) -> None:
     """A worker freezes its heap at the start, so a reference cycle in it would never be collected."""
     small = settings(lm_tokens=256, max_segment_s=4, pages=20, decode_batch=1, checked=False)
-    subject = engine("cosyvoice3", small, runners=(runner(), runner()))
+    subject = engine("cosyvoice3", small, graph_runners=(runner(), runner()))
     subject.warm_up()
     memory = (
         weakref.ref(subject.components.pool),
@@ -350,7 +351,7 @@ async def test_faulted_engine_is_freed_before_rebuild(stage: str) -> None:
 
     def factory() -> CosyVoiceEngine:
         alive.extend(part() is not None for part in parts)
-        subject = engine("cosyvoice3", runners=(Breaks(), Breaks()))
+        subject = engine("cosyvoice3", graph_runners=(Breaks(), Breaks()))
         if not parts:
             parts.extend([weakref.ref(subject.components.pool), weakref.ref(subject.components.decoder)])
         return subject

@@ -34,7 +34,7 @@ from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
 from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import (
     ExecutionStreams,
     HostStream,
@@ -248,12 +248,12 @@ def test_transient_batch_fault_fails_no_utterance(on_call: int) -> None:
     """Flow and vocoder passes alternate; one of them fails once."""
     batch = settings(render_batch=4, decode_batch=4)
 
-    def run(audio: Runner) -> dict[UtteranceKey, EngineOutput]:
+    def run(audio: GraphRunner) -> dict[UtteranceKey, EngineOutput]:
         subject = engine(
             "cosyvoice2",
             batch,
             script=crowd_script,
-            runners=(EagerRunner(), audio),
+            graph_runners=(EagerRunner(), audio),
             streams=flow_stream(SlowStream([1, 4])),
         )
         return run_crowd(subject)
@@ -269,12 +269,12 @@ def test_transient_batch_fault_fails_no_utterance(on_call: int) -> None:
 
 @pytest.mark.parametrize("first", [2, 3, 5])
 def test_persistent_fault_fails_one_utterance(first: int) -> None:
-    def run(audio: Runner) -> dict[UtteranceKey, EngineOutput]:
+    def run(audio: GraphRunner) -> dict[UtteranceKey, EngineOutput]:
         subject = engine(
             "cosyvoice2",
             settings(render_batch=4, decode_batch=4),
             script=crowd_script,
-            runners=(EagerRunner(), audio),
+            graph_runners=(EagerRunner(), audio),
             streams=flow_stream(SlowStream([2])),
         )
         outputs = run_crowd(subject)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import FAMILIES, bundle, cancel_two, engine, settings, voice
 from tests.unit.streaming.simulated_cuda import SimulatedDevice, SimulatedStream, simulated_cuda
 from tests.unit.streaming.test_device import TEXT, speak_together
 from tests.unit.streaming.test_engine import assert_pcm_close
 from tests.unit.streaming.test_first_chunk import record_batches
-from tts_worker.engine.cosyvoice.backends.graphs import FakeGraphRunner
 from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
@@ -65,7 +65,7 @@ def cuda_engine(family: str, device: SimulatedDevice) -> CosyVoiceEngine:
         config,
         loaded=networks,
         script=script(family),
-        runners=(FakeGraphRunner(), FakeGraphRunner()),
+        graph_runners=(FakeGraphRunner(), FakeGraphRunner()),
         streams=device.streams(),
         voices=voices(family),
     )

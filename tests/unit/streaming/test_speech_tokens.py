@@ -15,7 +15,7 @@ from tests.unit.streaming.engines import FAMILIES, KEY, PROMPTED, engine, networ
 from tests.unit.streaming.test_engine import assert_pcm_close, build_request
 from tests.unit.streaming.test_faults import FailingRunner
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, Runner
+from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.errors import ErrorCode
@@ -119,9 +119,9 @@ def test_cancelled_conversion_frees_everything(steps: int) -> None:
     assert subject.active_utterances == 0
 
 
-def convert_two(audio: Runner) -> dict[UtteranceKey, EngineOutput]:
+def convert_two(audio: GraphRunner) -> dict[UtteranceKey, EngineOutput]:
     """Convert two sources at once."""
-    subject = engine("cosyvoice2", settings(render_batch=4), runners=(EagerRunner(), audio))
+    subject = engine("cosyvoice2", settings(render_batch=4), graph_runners=(EagerRunner(), audio))
     for key in (KEY, OTHER):
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
         subject.handle(Speech(key, TOKENS))

@@ -1,4 +1,4 @@
-"""Builds the components of an engine from networks and settings: memory, streams, runners and voices."""
+"""Builds the components of an engine from networks and settings: memory, streams, graph runners and voices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_fo
 from tts_worker.engine.cosyvoice.backends.graphs import (
     CapturingRunner,
     CountingRunner,
+    CudaGraphRunner,
     EagerRunner,
     GraphRunner,
-    Runner,
 )
 from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
 from tts_worker.engine.cosyvoice.backends.selection import BackendState
@@ -74,7 +74,7 @@ class Components:
         pool: Memory of the flow.
         voice_cache: Voices and their prepared prompts.
         streams: Execution streams of the device.
-        runners: Runner of tokens, runner of audio.
+        graph_runners: Those of the language model and of the audio networks.
         backend: What runs flow and vocoder.
         compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
         missing: What is slower because a package is missing, in words.
@@ -88,7 +88,7 @@ class Components:
     pool: FlowPool | UnpagedPool
     voice_cache: VoiceCache
     streams: ExecutionStreams
-    runners: tuple[Runner, Runner]
+    graph_runners: tuple[GraphRunner, GraphRunner]
     backend: BackendState = field(default_factory=BackendState)
     compiler: Compiler | None = None
     missing: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Components:
         *,
         stored: Path | None = None,
         enrolled: EnrolledVoices | None = None,
-        runners: tuple[Runner, Runner] | None = None,
+        graph_runners: tuple[GraphRunner, GraphRunner] | None = None,
         streams: ExecutionStreams | None = None,
     ) -> Components:
         """Allocate memory and build all components.
@@ -117,7 +117,7 @@ class Components:
             config: Settings of the engine.
             stored: Directory of stored voices.
             enrolled: Voices enrolled at run time.
-            runners: Replaces the runners of the device, for tests.
+            graph_runners: Replace those of the device, for tests.
             streams: Replaces the streams of the device, for tests.
         """
         device = networks.flow.noise.device
@@ -127,21 +127,21 @@ class Components:
             with _timed(start_s, "kernels"):
                 kernel_faults = use_kernels(networks, device, config)
         streams = streams or streams_for(device, overlap=config.overlap)
-        if runners is None:
-            runners = (EagerRunner(), EagerRunner())
+        if graph_runners is None:
+            graph_runners = (EagerRunner(), EagerRunner())
             if config.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
-                audio = GraphRunner(streams.flow.cuda_stream) if config.audio_graphs else EagerRunner()
-                runners = (GraphRunner(streams.tokens.cuda_stream), audio)
+                audio = CudaGraphRunner(streams.flow.cuda_stream) if config.audio_graphs else EagerRunner()
+                graph_runners = (CudaGraphRunner(streams.tokens.cuda_stream), audio)
         decoder = Decoder(
             networks,
             slots=config.max_utterances,
             max_tokens=config.lm_tokens,
             stream=streams.tokens,
-            runner=runners[0],
+            runner=graph_runners[0],
             checked=config.checked,
         )
         with _timed(start_s, "attention"):
-            pool, renderer, unattended = _audio_parts(networks, config, streams, runners[1])
+            pool, renderer, unattended = _audio_parts(networks, config, streams, graph_runners[1])
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
@@ -161,7 +161,7 @@ class Components:
             pool,
             voice_cache,
             streams,
-            runners,
+            graph_runners,
             compiler=compiler,
             missing=missing_packages(networks.config.family, device, config) + unattended,
             kernel_faults=kernel_faults,
@@ -174,7 +174,7 @@ class Components:
         Returns:
             Whether there was anything to capture.
         """
-        tokens, audio = self.runners
+        tokens, audio = self.graph_runners
         if tokens.fixed_shapes:
             with self.timed("capture_tokens"):
                 self.decoder.capture(config.decode_batch, self.compiler)
@@ -191,7 +191,7 @@ class Components:
 
     def reset_counts(self) -> None:
         """Start to count computations, after the warm-up."""
-        for runner in self.runners:
+        for runner in self.graph_runners:
             if isinstance(runner, CountingRunner):
                 runner.reset_counts()
         self.take_eager_names()
@@ -212,19 +212,19 @@ class Components:
     @property
     def computations(self) -> tuple[ComputationCounts, ...]:
         """How often each computation ran, and how."""
-        counting = [runner for runner in self.runners if isinstance(runner, CountingRunner)]
+        counting = [runner for runner in self.graph_runners if isinstance(runner, CountingRunner)]
         return tuple(counts for runner in counting for counts in runner.computations)
 
     @property
     def eager_keys(self) -> dict[str, int]:
         """How often each computation and shape ran without a graph, where graphs are captured."""
-        capturing = [runner for runner in self.runners if isinstance(runner, CapturingRunner)]
+        capturing = [runner for runner in self.graph_runners if isinstance(runner, CapturingRunner)]
         return {" ".join(map(str, key)): n for runner in capturing for key, n in runner.eager_keys.most_common()}
 
     def take_eager_names(self) -> tuple[str, ...]:
         """Return the computations that ran without their graph since the last call."""
         names: dict[str, None] = {}
-        for runner in self.runners:
+        for runner in self.graph_runners:
             if isinstance(runner, CapturingRunner):
                 names.update((str(key[0]), None) for key in runner.recent_eager_keys)
                 runner.recent_eager_keys.clear()
@@ -234,7 +234,7 @@ class Components:
         """Wait for submitted work and release captured graphs."""
         self.streams.close()
         self.voice_cache.close()
-        for runner in self.runners:
+        for runner in self.graph_runners:
             runner.clear()
 
 
@@ -246,7 +246,7 @@ def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
 
 
 def _audio_parts(
-    networks: Networks, config: StreamingConfig, streams: ExecutionStreams, runner: Runner
+    networks: Networks, config: StreamingConfig, streams: ExecutionStreams, runner: GraphRunner
 ) -> tuple[FlowPool | UnpagedPool, Renderer, tuple[str, ...]]:
     """Build the memory of the flow, and what runs flow and vocoder. Says why attention is not computed as asked."""
     flow = networks.flow

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, Runner, captured_rows, padded_rows
+from tts_worker.engine.cosyvoice.backends.graphs import Compute, GraphRunner, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     IDLE,
     NOT_FORCED,
@@ -117,7 +117,7 @@ class Decoder:
         slots: int,
         max_tokens: int,
         stream: ExecutionStream,
-        runner: Runner,
+        runner: GraphRunner,
         checked: bool = False,
     ) -> None:
         dims = networks.config.lm

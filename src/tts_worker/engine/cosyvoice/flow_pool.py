@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import (
     Compute,
     EagerRunner,
-    Runner,
+    GraphRunner,
     Tensors,
     captured_rows,
     padded_rows,
@@ -57,7 +57,7 @@ class FlowPool:
         max_chunks: int,
         dtype: torch.dtype = torch.float32,
         checked: bool = False,
-        runner: Runner | None = None,
+        runner: GraphRunner | None = None,
         page_bucket: int = 1,
         library: Callable[[PageShape], PagedLibrary] | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
@@ -240,7 +240,7 @@ class Renderer:
         networks: Networks,
         pool: FlowPool | UnpagedPool,
         streams: ExecutionStreams,
-        runner: Runner,
+        runner: GraphRunner,
         stride: int = 1,
         first_tokens: int = 8,
     ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.graphs import Runner
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -43,7 +43,7 @@ class V1Renderer(Renderer):
 
     pool: UnpagedPool
 
-    def __init__(self, networks: Networks, pool: UnpagedPool, streams: ExecutionStreams, runner: Runner) -> None:
+    def __init__(self, networks: Networks, pool: UnpagedPool, streams: ExecutionStreams, runner: GraphRunner) -> None:
         super().__init__(networks, pool, streams, runner)
         assert isinstance(networks.flow, V1Flow)
         self._flow = networks.flow

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tts_worker.audio.pcm import FULL_SCALE
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Runner, Tensors, captured_rows, padded_rows
+from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.models.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
@@ -104,7 +104,7 @@ class VocoderWindows:
     """
 
     def __init__(
-        self, hift: Hift, stream: ExecutionStream, runner: Runner, sizes: Sequence[int], device: torch.device
+        self, hift: Hift, stream: ExecutionStream, runner: GraphRunner, sizes: Sequence[int], device: torch.device
     ) -> None:
         self._hift = hift
         self._stream = stream

@@ -1,9 +1,8 @@
 """Runs computations of fixed shapes, eagerly or as captured graphs.
 
 A computation is a function of tensors. Its key fixes everything else (shapes, batch, context) and begins with the name
-of the computation. ``EagerRunner`` calls it. ``GraphRunner`` replays the CUDA graph that was captured for the key, on
-static input and output buffers. ``FakeGraphRunner`` does the same without a device, so CPU tests detect state that a
-capture would miss. They count replays and calls.
+of the computation. ``EagerRunner`` calls it. ``CudaGraphRunner`` replays the CUDA graph that was captured for the key,
+on static input and output buffers. They count replays and calls.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +32,7 @@ _RECENT_KEYS = 8  # keys without a graph that are remembered for a report
 _COUNTED_KEYS = 1000  # most keys without a graph that are counted; shapes are rounded, so that there are few
 
 
-class Runner(Protocol):
+class GraphRunner(Protocol):
     """Runs keyed computations.
 
     Attributes:
@@ -137,7 +135,7 @@ class EagerRunner(CountingRunner):
 
 
 @dataclass
-class _CapturedGraph:
+class CapturedGraph:
     """A graph and what it uses by address, which must live as long: its buffers, and what ``compute`` refers to."""
 
     inputs: Tensors
@@ -165,7 +163,7 @@ class CapturingRunner(CountingRunner, ABC):
         self.refused: dict[Key, str] = {}
         self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
         self.eager_keys: Counter[Key] = Counter()
-        self._graphs: dict[Key, _CapturedGraph] = {}
+        self._graphs: dict[Key, CapturedGraph] = {}
         self._timed: list[tuple[Key, Any, Any]] | None = None  # begin and end of the replays, while they are timed
 
     def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
@@ -229,7 +227,7 @@ class CapturingRunner(CountingRunner, ABC):
         self._graphs.clear()
 
     @abstractmethod
-    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph: ...
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> CapturedGraph: ...
 
     @abstractmethod
     def _mark(self) -> Any:
@@ -243,7 +241,7 @@ class CapturingRunner(CountingRunner, ABC):
         """Return unused memory to the device after a failed capture."""
 
 
-class GraphRunner(CapturingRunner):
+class CudaGraphRunner(CapturingRunner):
     """Captures CUDA graphs that share one memory pool.
 
     Args:
@@ -255,13 +253,13 @@ class GraphRunner(CapturingRunner):
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
+    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> CapturedGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # Thread-local, because another engine, or the successor of this one, may use the device on its own thread.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             static_outputs = compute(*inputs)
-        return _CapturedGraph(inputs, static_outputs, graph.replay, compute)
+        return CapturedGraph(inputs, static_outputs, graph.replay, compute)
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -285,34 +283,3 @@ class GraphRunner(CapturingRunner):
             torch.cuda.empty_cache()
         except RuntimeError as error:
             log.warning("after the failed capture no memory is returned to the device (%s)", str(error).splitlines()[0])
-
-
-class FakeGraphRunner(CapturingRunner):
-    """Mimics graph replay on the CPU.
-
-    A replay calls the captured function on the captured input buffers and writes into the captured output buffers.
-    State that reaches a computation in any other way shows as a wrong result. So do outputs that are used after the
-    next replay of any graph: on a device the graphs share their memory.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last_outputs: Tensors = ()
-
-    def _capture(self, compute: Compute, inputs: Tensors, outputs: Tensors) -> _CapturedGraph:
-        static_outputs = tuple(output.clone() for output in outputs)
-
-        def replay() -> None:
-            for buffer in self._last_outputs:
-                buffer.fill_(torch.nan if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min)
-            for buffer, output in zip(static_outputs, compute(*inputs), strict=True):
-                buffer.copy_(output)
-            self._last_outputs = static_outputs
-
-        return _CapturedGraph(inputs, static_outputs, replay, compute)
-
-    def _mark(self) -> float:
-        return perf_counter()
-
-    def _elapsed_ms(self, begin: float, end: float) -> float:
-        return 1000 * (end - begin)

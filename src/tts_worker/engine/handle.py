@@ -1,6 +1,6 @@
-"""What runs one engine for an ``EngineLoop``, once: ``EngineRunner``, and the one that uses a thread.
+"""What an ``EngineLoop`` holds of one engine: ``EngineHandle``, and the one of an engine on a thread.
 
-``engine.process`` has the one that uses a process. The loop replaces a runner whose engine is broken.
+``engine.process`` has the one of an engine in a process. The loop replaces the handle of a broken engine.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ class EngineStats:
 
 
 class EngineOwner(Protocol):
-    """Receives what a runner reports; all methods are called on the event loop."""
+    """Receives what a handle reports; all methods are called on the event loop."""
 
     stats: EngineStats
 
-    def on_ready(self, runner: EngineRunner, info: EngineInfo) -> None: ...
-    def on_events(self, runner: EngineRunner, events: Sequence[Event]) -> None: ...
-    def on_fault(self, runner: EngineRunner, fault: BaseException) -> None: ...
+    def on_ready(self, handle: EngineHandle, info: EngineInfo) -> None: ...
+    def on_events(self, handle: EngineHandle, events: Sequence[Event]) -> None: ...
+    def on_fault(self, handle: EngineHandle, fault: BaseException) -> None: ...
 
 
-class EngineRunner(Protocol):
+class EngineHandle(Protocol):
     """Runs one engine, once. All methods are called on the event loop.
 
     Attributes:
         has_started: Whether the engine is built and warm.
-        is_isolated: It runs in a separate process: the next runner has a new device context, and a hanging engine can
-            be killed.
+        is_isolated: It runs in a separate process: the next engine has a new device context, and a hanging one can be
+            killed.
     """
 
     @property
@@ -123,7 +123,7 @@ class EngineRunner(Protocol):
         ...
 
 
-class ThreadRunner:
+class ThreadHandle:
     """Runs an engine on a thread of this process.
 
     A hanging engine is abandoned with its thread, and closed if the call returns.
