@@ -113,6 +113,6 @@ def test_pace_of_the_voice_fits_its_speech(bundle: Bundle, alone: Said) -> None:
     """Its word times follow from it; the default for unknown voices is a quarter too slow."""
     if bundle.config.pace == DEFAULT_TOKENS_PER_WEIGHT:
         pytest.skip("the bundle does not say its pace")
-    tokens = alone.samples / bundle.config.token_samples
+    tokens = alone.samples / bundle.config.sample_rate_hz * bundle.config.token_rate_hz
     spelled = TextTokenizer.from_bundle(bundle).spell(alone.text)
     assert 0.67 <= tokens / (bundle.config.pace * text_weight(spelled)) <= 1.5

@@ -47,17 +47,17 @@ def test_families_differ_like_the_reference() -> None:
     assert (v3.lm.sos_row, v3.lm.task_row) == (6561, 6563)
     assert (v2.mel.fmax_hz, v3.mel.fmax_hz) == (8000, None)
     assert (v2.tokenizer_version, v3.tokenizer_version) == ("cosyvoice2", "cosyvoice3")
-    assert v2.token_samples == v3.token_samples == 960
+    assert (v2.sample_rate_hz, v2.token_rate_hz) == (v3.sample_rate_hz, v3.token_rate_hz) == (24_000, 25)
     assert v2.chunked_flow.dit is None
     assert v3.chunked_flow.unet is None
 
 
 def test_cosyvoice_300m_has_other_rates() -> None:
     config = official_config("cosyvoice1")
-    wanted = (22_050, 50, 441, 256, 8000)
+    wanted = (22_050, 50, 256, 8000)
 
     assert (config.family, config.tokenizer_version) == ("cosyvoice1", "whisper")
-    hz = (config.sample_rate_hz, config.token_rate_hz, config.token_samples, config.mel.hop_samples, config.mel.fmax_hz)
+    hz = (config.sample_rate_hz, config.token_rate_hz, config.mel.hop_samples, config.mel.fmax_hz)
     assert hz == wanted
     assert [config.flow.frames(tokens) for tokens in (0, 1, 20, 100, 120)] == [0, 1, 34, 172, 206]
     assert (config.flow.chunk_tokens, config.flow.lookahead_tokens, config.lm.eos_id) == (100, 20, 4096)

@@ -14,7 +14,7 @@ from tests.unit.streaming.engines import KEY, bundle, engine, tokenizer
 from tests.unit.streaming.engines import settings as streaming
 from tts_worker.commands import say, speak_offline
 from tts_worker.engine.cosyvoice.enrol import instruct_ids
-from tts_worker.engine.cosyvoice.presets import DIALECTS, PRESETS
+from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
 from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, is_speakable
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, END_OF_PROMPT, phonemes
 from tts_worker.text.control_tags import ControlTags
@@ -123,8 +123,9 @@ def test_text_in_another_script_is_not_speakable() -> None:
 @pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
 def test_presets_are_names_of_instructions(family: str) -> None:
     config = bundle(family).config
-    seen = {tuple(instruct_ids(tokenizer(family), config, name)) for name in PRESETS}
-    assert len(seen) == len(PRESETS)
+    names = (*DIALECTS, *EMOTIONS, *MANNERS)
+    seen = {tuple(instruct_ids(tokenizer(family), config, name)) for name in names}
+    assert len(seen) == len(names)
     sentence = f"请用{DIALECTS['cantonese']}表达。" if family == "cosyvoice3" else "用广东话说这句话"
     for name in ("cantonese", " Cantonese "):
         named = instruct_ids(tokenizer(family), config, name)

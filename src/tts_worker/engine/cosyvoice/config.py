@@ -111,11 +111,6 @@ class CosyVoiceConfig:
         assert isinstance(self.flow, FlowDims)
         return self.flow
 
-    @property
-    def token_samples(self) -> int:
-        """Audio samples per speech token."""
-        return self.sample_rate_hz // self.token_rate_hz
-
     @classmethod
     def from_files(cls, yaml_text: str, qwen_json: object, source: str) -> CosyVoiceConfig:
         """Parse and check a configuration.

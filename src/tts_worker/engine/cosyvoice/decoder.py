@@ -106,8 +106,6 @@ class Decoder:
 
     Attributes:
         max_tokens: Longest sequence of a slot.
-        steps: Forward passes so far.
-        positions: Input vectors processed so far.
     """
 
     def __init__(
@@ -153,8 +151,6 @@ class Decoder:
         self._free = list(range(slots))[::-1]
         self._cached_items: list[list[Item]] = [[] for _ in range(count)]
         self._used_positions = [0] * count  # beyond them, the memory of a slot is zero
-        self.steps = 0
-        self.positions = 0
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -379,8 +375,6 @@ class Decoder:
         sent += [_PrefillRow(DecodeRow(self._padding_slot, 0, 0, 0), (), 0).sent(span)] * (rows - len(members))
         key = ("prefill", rows, span, context)
         (ids,) = self._runner.run(key, self._prefill_step(span, context), (self._stream.to_device(sent),))
-        self.steps += 1
-        self.positions += rows * span
         return ids[: len(members)].clone()  # a graph reuses its output buffer
 
     def _prefill_step(self, span: int, context: int) -> Callable[[Tensor], tuple[Tensor]]:
@@ -438,8 +432,6 @@ class Decoder:
             key = ("decode", plan.shape[1], context)
             ids = self._runner.run(key, self._decode_step(context), (plan,))[0]
             drawn.append(ids.clone())
-            self.positions += plan.shape[1]
-        self.steps += len(plans)
         return torch.stack(drawn)[:, :rows, 0]
 
     def record_burst(self, slot: int, ids: Sequence[int], last: int) -> list[int]:

@@ -28,13 +28,12 @@ DIALECTS = {
     "yunnan": "云南话",
 }
 EMOTIONS = {"angry": "生气", "fearful": "恐惧", "happy": "开心", "sad": "伤心", "surprised": "惊讶"}
-_MANNERS = {
+MANNERS = {
     "fast": "请用尽可能快地语速说一句话。",
     "slow": "请用尽可能慢地语速说一句话。",
     "loud": "请尽可能非常大声地说一句话。",
     "soft": "请非常轻声地说一句话。",
 }
-PRESETS = (*DIALECTS, *EMOTIONS, *_MANNERS)
 
 
 def instruction_of(text: str, family: str) -> str:
@@ -44,4 +43,4 @@ def instruction_of(text: str, family: str) -> str:
         return f"请用{DIALECTS[name]}表达。" if family == V3 else f"用{DIALECTS[name]}说这句话"
     if name in EMOTIONS:
         return f"请非常{EMOTIONS[name]}地说一句话。" if family == V3 else f"用{EMOTIONS[name]}的语气说这句话"
-    return _MANNERS.get(name, text)
+    return MANNERS.get(name, text)

@@ -68,7 +68,6 @@ class Usage:
     flow_us: float = 0.0
     vocoder_us: float = 0.0
     thread_us: float = 0.0
-    steps: int = 0
     passes: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
 
@@ -198,7 +197,6 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         )
 
     def submit(self, plan: Plan) -> None:
-        self.usage.steps += 1
         self._occupy_thread(self._times.step.us(len(self.sequences)))
         for key in plan.refused:
             self.sequences[key].enter(SequencePhase.WAITING_PAGES)

@@ -115,7 +115,7 @@ class ReferenceSpeech:
         """
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device: PyTorch finds no {device} on this machine")
-        return Networks.load(self._bundle, device=device, float32_phase=True)
+        return Networks.load(self._bundle, device=device, float32_phase=self._compat.float32_phase)
 
     def speak(self, networks: Networks) -> Iterator[tuple[int, AudioChunk]]:
         """Yield the number of each segment with its chunks.
