@@ -53,11 +53,11 @@ def test_pages_take_85_percent_beside_the_other_caches(free_gb: int, monkeypatch
     loaded = networks("cosyvoice3")
     subject = SimpleNamespace(
         config=loaded.config,
+        device=torch.device("cuda"),
         lm=loaded.lm,
         hift=loaded.hift,
         flow=SimpleNamespace(
             dtype=torch.bfloat16,
-            noise=SimpleNamespace(device=torch.device("cuda")),
             parameters=loaded.flow.parameters,
             buffers=loaded.flow.buffers,
         ),

@@ -120,7 +120,7 @@ class Components:
             graph_runners: Replace those of the device, for tests.
             streams: Replaces the streams of the device, for tests.
         """
-        device = networks.flow.noise.device
+        device = networks.device
         start_s: dict[str, float] = {}
         kernel_faults: dict[str, str] = {}
         if device.type == "cuda":

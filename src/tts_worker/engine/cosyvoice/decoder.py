@@ -500,16 +500,13 @@ class Decoder:
         )
         return plan_draws(sent, self._draws.keys, self._draws.steps, self._remaining).unbind()
 
-    def _context(self, longest: int) -> int:
-        if self._runner.fixed_shapes:
-            longest = -(-longest // CONTEXT_BUCKET) * CONTEXT_BUCKET
-        return min(longest, self.max_tokens)
-
     def _decode_context(self, longest: int) -> int:
         """Return the context of a decode step. The fused attention reads what is there, so that two suffice."""
         if self._runner.fixed_shapes and self._has_slot_attention:
-            return min(SPLIT_POSITIONS if longest <= SPLIT_POSITIONS else self.max_tokens, self.max_tokens)
-        return self._context(longest)
+            longest = SPLIT_POSITIONS if longest <= SPLIT_POSITIONS else self.max_tokens
+        elif self._runner.fixed_shapes:
+            longest = -(-longest // CONTEXT_BUCKET) * CONTEXT_BUCKET
+        return min(longest, self.max_tokens)
 
     def _decode_step(self, context: int) -> Compute:
         """Return the step: drawn ids ``[B, 1]``, and the scores, which show that a compiled step is right."""

@@ -77,7 +77,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
     def __init__(self, components: Components, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
         config = model.config
         settings = model.settings
-        device = components.networks.flow.noise.device
+        device = components.networks.device
         super().__init__(
             EngineInfo(
                 name="cosyvoice",

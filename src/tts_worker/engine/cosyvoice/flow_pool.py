@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageRow, PageShape
@@ -27,6 +28,7 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import IndexedPast, Memory, PagedMemory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import Estimator, Sites, chunk_mask
+from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.models.flow import ChunkPast, Flow, Velocity
 from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
 from tts_worker.errors import OutOfMemory
@@ -203,9 +205,21 @@ class FlowPool:
 
     @torch.inference_mode()
     def advance(self, states: list[FlowState], tokens: Tensor, known: list[int], spk: Tensor, cond: Tensor) -> Tensor:
-        """Compute the next n chunks of each utterance: ``tokens [B, n*chunk+A]`` from where each stands, of which
-        ``known`` exist (fewer only at the end), ``spk [B, mel]``, ``cond [B, n*chunk_frames, mel]`` (prompt mel or 0).
-        Returns mel ``[B, n*chunk_frames, mel]``. Raises OutOfMemory before anything changed."""
+        """Compute the next n chunks of each utterance.
+
+        Args:
+            states: The utterances.
+            tokens: ``[B, n*chunk + lookahead]`` ids from where each stands.
+            known: How many of them exist; fewer only at the end.
+            spk: Speaker conditions ``[B, mel]``.
+            cond: Prompt mel or zeros, ``[B, n*chunk_frames, mel]``.
+
+        Returns:
+            Mel ``[B, n*chunk_frames, mel]``.
+
+        Raises:
+            OutOfMemory: There are too few pages. Nothing has changed.
+        """
         size = self.chunk_tokens
         ratio = self.flow.dims.frames_per_token
         chunks = tokens.shape[1] // size
@@ -348,3 +362,29 @@ class FlowPool:
             front, partial(self._estimator.view, slots, table, fresh, library=self._library), null, velocity
         )
         return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)
+
+
+def chunk_inputs(
+    dims: FlowDims, tokens: Sequence[int], prompt_mel: Tensor, start: int, chunks: int = 1
+) -> tuple[list[int], int, Tensor]:
+    """Return the inputs of ``FlowPool.advance`` for one utterance.
+
+    Args:
+        dims: Dimensions of the flow.
+        tokens: Speech ids of prompt and segment.
+        prompt_mel: Mel of the prompt, ``[F, bins]``.
+        start: First token of the pass.
+        chunks: Number of chunks.
+
+    Returns:
+        Padded ids with lookahead, the number of ids before the padding, and the condition
+        ``[1, chunks * chunk_frames, bins]``.
+    """
+    size = chunks * dims.chunk_tokens
+    span = size + dims.lookahead_tokens
+    frames = size * dims.frames_per_token
+    ids = list(tokens[start : start + span])
+    first = start * dims.frames_per_token
+    cond = prompt_mel[first : first + frames]
+    cond = F.pad(cond, (0, 0, 0, frames - cond.shape[0]))[None]
+    return [*ids, *[0] * (span - len(ids))], len(ids), cond

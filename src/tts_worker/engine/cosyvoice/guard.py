@@ -46,9 +46,8 @@ class TokenGuard:
         self._recent: list[int] = []  # at most one period
         self._checked_tokens = 0
         self._silent_tokens = 0  # at the end
-        self._repeats = [0] * (
-            self._limits.period_tokens + 1
-        )  # by period: consecutive tokens equal to the one a period earlier
+        # By period: consecutive tokens equal to the one a period earlier.
+        self._repeats = [0] * (self._limits.period_tokens + 1)
 
     def check(self, token: int) -> Violation | None:
         """Check the next id. A violation is returned as soon as it is certain."""

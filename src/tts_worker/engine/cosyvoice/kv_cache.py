@@ -1,7 +1,7 @@
 """Preallocated KV caches and convolution contexts for many utterances.
 
 Everything here can run inside a CUDA graph: positions, slots and pages are index tensors, nothing grows and nothing is
-read back to the host. Allocation of slots and pages is done elsewhere (flow/stream.py, the streaming engine).
+read back to the host. ``Decoder`` allocates the slots of the language model, ``FlowPool`` slots and pages of the flow.
 With ``checked=True`` the memory is filled with NaN, so that a read of unwritten memory shows in the next output.
 """
 

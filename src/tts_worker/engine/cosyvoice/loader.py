@@ -348,7 +348,7 @@ def page_count(networks: Networks, utterances: int, memory_gb: float | None, mem
     if networks.config.family == V1:
         return MIN_PAGES  # its flow has none
     each = page_bytes(networks.config, networks.flow.dtype)
-    device = networks.flow.noise.device
+    device = networks.device
     if memory_gb is not None:
         budget = memory_gb * 1e9
     elif device.type == "cuda":

@@ -136,7 +136,7 @@ class Networks:
             BundleError: An output is not finite or implausible; names the network.
         """
         config = self.config
-        device = self.flow.noise.device
+        device = self.device
         dtype = self.lm.llm_decoder.weight.dtype
         one = torch.ones(1, dtype=torch.long, device=device)
         lm = config.lm

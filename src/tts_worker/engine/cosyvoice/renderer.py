@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState, chunk_inputs
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
@@ -30,7 +30,7 @@ from tts_worker.engine.cosyvoice.vocoder_windows import (
     to_int16,
     window_sizes,
 )
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState, window
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.types import SAMPLE_RATE_HZ
 
@@ -327,28 +327,28 @@ class Renderer:
 
     def _advance(self, requests: Sequence[RenderRequest], chunks: int) -> list[Tensor]:
         """Compute the next ``chunks`` chunks of each state. Returns the frames ``[1, n, mel]`` within each request."""
-        config = self._networks.config
-        ratio = config.flow.frames_per_token
+        dims = self._networks.config.chunked_flow
+        ratio = dims.frames_per_token
         flow_states = []
-        windows = []
+        inputs = []
         starts = []
         for request in requests:
             voice = request.state.voice
             flow_state = request.state.flow
             assert isinstance(flow_state, FlowState)
             tokens = [*voice.prompt, *(request.tokens or [0] * request.chunk.known)]
-            windows.append(window(config, tokens, voice.prompt_mel, flow_state.tokens, len(tokens), chunks))
+            inputs.append(chunk_inputs(dims, tokens, voice.prompt_mel, flow_state.tokens, chunks))
             flow_states.append(flow_state)
             starts.append(flow_state.tokens)
-        tokens_sent = self._streams.flow.to_device([ids for ids, _, _ in windows])
+        tokens_sent = self._streams.flow.to_device([ids for ids, _, _ in inputs])
         for row, request, start in zip(tokens_sent, requests, starts, strict=True):
             self._insert_ids(row, request, start)
         mel = cast("FlowPool", self.pool).advance(
             flow_states,
             tokens_sent,
-            [known for _, known, _ in windows],
+            [known for _, known, _ in inputs],
             torch.cat([request.state.voice.spk for request in requests]),
-            torch.cat([cond for _, _, cond in windows]),
+            torch.cat([cond for _, _, cond in inputs]),
         )
         self.flow_frames += mel.shape[0] * mel.shape[1]
         frames = []

@@ -55,7 +55,7 @@ class FirstTokens:
 
 
 @dataclass(frozen=True)
-class _TokenPass:
+class _LmPass:
     """A pass in flight.
 
     Attributes:
@@ -94,7 +94,7 @@ class TokenRunner:
         self._stream = components.streams.tokens
         self._burst_steps = burst_steps
         self._timings = timings
-        self._pass: _TokenPass | None = None
+        self._pass: _LmPass | None = None
         self._results: list[TokenResult] = []
 
     @property
@@ -170,7 +170,7 @@ class TokenRunner:
         for sequence in members:
             sequence.enter_pass(token_pass)
         end = self._stream.record_event()
-        self._pass = _TokenPass(tuple(members), stage, steps, copy, start, prefilled, end, started_at_s)
+        self._pass = _LmPass(tuple(members), stage, steps, copy, start, prefilled, end, started_at_s)
         return ids
 
     def _draw(
@@ -234,7 +234,7 @@ class TokenRunner:
         self._results = []
         return results
 
-    def _finish(self, finished: _TokenPass) -> None:
+    def _finish(self, finished: _LmPass) -> None:
         for sequence in finished.members:
             sequence.enter_pass(TokenPass.NONE)
         read = attempt(finished.members, finished.stage, partial(_read, finished))
@@ -276,7 +276,7 @@ def _pending_items(sequence: Sequence) -> list[Item]:
     return sequence.generator.run.pending_items if sequence.generator.run is not None else []
 
 
-def _read(finished: _TokenPass) -> tuple[list[list[int]], float, float]:
+def _read(finished: _LmPass) -> tuple[list[list[int]], float, float]:
     """Return the ids of each member, and the device time of the prefill and of the decode steps in milliseconds."""
     columns = finished.ids.wait().T.tolist()
     if finished.prefilled is not None:

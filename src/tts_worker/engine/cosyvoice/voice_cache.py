@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
@@ -23,7 +22,7 @@ from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState, chunk_inputs
 from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
@@ -256,9 +255,7 @@ class VoiceCache:
                 state.prompt_mel = state.prompt_mel.to(stream.device)
                 state.flow = pool.open()
             if not state.is_prepared and isinstance(pool, FlowPool):
-                tokens, known, cond = window(
-                    self._config, state.prompt, state.prompt_mel, state.flow.tokens, len(state.prompt)
-                )
+                tokens, known, cond = chunk_inputs(pool.flow.dims, state.prompt, state.prompt_mel, state.flow.tokens)
                 try:
                     pool.advance([state.flow], stream.to_device([tokens]), [known], state.spk, cond)
                 except Exception:  # the state is incomplete, and unused so far: start again with the next call
@@ -325,31 +322,3 @@ def _made_up_voice(config: CosyVoiceConfig, tokens: int) -> Voice:
 
 def _do_nothing() -> None:
     """The callback of a cache whose engine is not woken."""
-
-
-def window(
-    config: CosyVoiceConfig, tokens: tuple[int, ...] | list[int], mel: Tensor, start: int, end: int, chunks: int = 1
-) -> tuple[list[int], int, Tensor]:
-    """Return the inputs of a flow pass over ``chunks`` chunks.
-
-    Args:
-        config: Configuration of the model.
-        tokens: Speech ids of prompt and segment.
-        mel: Mel of the prompt, ``[F, bins]``.
-        start: First token of the pass.
-        end: Number of ids in ``tokens`` that may be used.
-        chunks: Number of chunks.
-
-    Returns:
-        Padded ids with lookahead, the number of ids before the padding, and the condition
-        ``[1, chunks * chunk_frames, bins]``.
-    """
-    flow = config.chunked_flow
-    size = chunks * flow.chunk_tokens
-    span = size + flow.lookahead_tokens
-    frames = size * flow.frames_per_token
-    ids = list(tokens[start : min(end, start + span)])
-    first = start * flow.frames_per_token
-    cond = mel[first : first + frames]
-    cond = F.pad(cond, (0, 0, 0, frames - cond.shape[0]))[None]
-    return [*ids, *[0] * (span - len(ids))], len(ids), cond

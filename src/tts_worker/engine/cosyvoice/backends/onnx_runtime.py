@@ -209,7 +209,7 @@ def run_on_onnxruntime(
     Returns:
         The providers in use, most preferred first.
     """
-    device = networks.flow.noise.device
+    device = networks.device
     specs = replaceable_specs(networks)
     profiles = chunk_profiles(networks, specs, plan) if plan is not None else {}
     graphs = {}

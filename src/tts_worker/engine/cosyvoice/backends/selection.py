@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import torch
-
 from tts_worker.engine.cosyvoice.backends import tensorrt
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
 from tts_worker.engine.cosyvoice.backends.onnx_runtime import run_on_onnxruntime
@@ -124,7 +122,7 @@ def _use_tensorrt(networks: Networks, options: BackendOptions) -> str:
     """Run on TensorRT and describe it. Raises BackendUnavailable."""
     if options.plan is None:
         raise BackendUnavailable("TensorRT is for the streaming engine, whose chunks have limits")
-    device: torch.device = networks.flow.noise.device
+    device = networks.device
     library, gpu = tensorrt.find_tensorrt(device)
     cache = tensorrt.PlanCache(options.plan_cache or tensorrt.default_cache())
     factory = tensorrt.EngineFactory(library, gpu, cache, device)

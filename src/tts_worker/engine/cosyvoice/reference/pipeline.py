@@ -421,7 +421,7 @@ class OfflinePipeline:
         """A stateful vocoder: takes mel ``[1, mel, T]`` and whether it is final, returns audio ``[1, n]``."""
         hift = self.networks.hift
         config = self.networks.config
-        device = self.networks.flow.noise.device
+        device = self.networks.device
         noise = self._noise or HashedNoise(torch.tensor([seed % MAX_SEED], device=device), not config.hift.causal)
         if self._noise is None and self.compat.torch_draws:
             noise = NaturalNoise(config.chunked_flow, config.hift) if config.hift.causal else DefaultGeneratorNoise()
