@@ -49,9 +49,9 @@ def watched_guard(*, enabled: bool) -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     retry, truncate, check = TokenGenerator._retry_run, TokenGenerator._truncate, TokenGuard.check
 
-    def count_retry(generator: TokenGenerator, *args: Any) -> bool:
+    def count_retry(generator: TokenGenerator, *args: Any) -> None:
         counts["redraw"] += 1
-        return retry(generator, *args)
+        retry(generator, *args)
 
     def count_cut(generator: TokenGenerator, reason: str, *args: Any) -> None:
         counts["cut"] += 1

@@ -199,7 +199,7 @@ def test_device_computes_the_first_chunk_without_values(family: str, fused: bool
         ids, copy, _ = decoder.prefill_and_burst(rows, [[(Kind.SOS, 0), (Kind.TEXT, 5)]] * 2, 3)
         chunk = Chunk(0, 8, FIRST_DRAWS, False)
         requests = [
-            RenderRequest(RenderState(voice, 1, []), chunk, (), column)
+            RenderRequest(RenderState(voice, 1), chunk, (), column)
             for column in ids.repeat(4, 1)[:FIRST_DRAWS].unbind(1)
         ]
         mels = renderer.flow(requests).result().frames

@@ -77,7 +77,7 @@ def test_engine_renders_the_mel_of_the_reference() -> None:
     renderer = V1Renderer(networks(), pool, streams, EagerRunner())
     spk = flow.speaker(spoken.embedding[None])
     voice = VoiceState("v", None, spoken.flow_prompt, spoken.prompt_mel, spoken.embedding, 1.0, 100, 0, spk)  # type: ignore[arg-type]
-    state = RenderState(voice, 1, list(tokens))
+    state = RenderState(voice, 1)
     for chunk in (Chunk(0, 100, 120, False), Chunk(100, 130, 130, True)):
         (frames,) = renderer.flow([RenderRequest(state, chunk, tokens[: chunk.known])]).result().frames
         part = expected[chunk.final]

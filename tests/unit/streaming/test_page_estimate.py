@@ -8,7 +8,6 @@ from tests.unit.streaming.engines import bundle, engine
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.renderer import RenderState
-from tts_worker.engine.cosyvoice.silence import SilenceFilter
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(8, 0), (9, 1), (33, 1), (34, 2), (75, 3), (83, 3)])
@@ -17,10 +16,7 @@ def test_started_segment_counts_its_last_partial_page(tokens: int, pages: int) -
     config = bundle("cosyvoice3").config
     subject = engine("cosyvoice3")
     voice = subject.components.voice_cache.acquire("prompted")
-    state = RenderState(voice, 0, [])
-    segment = AudioSegment(
-        state, config.flow, SilenceFilter(frozenset()), pace=1.0, speed=1.0, frame_samples=config.hift.frame_samples
-    )
+    segment = AudioSegment(RenderState(voice, 0), config, pace=1.0)
     segment.tokens.extend(range(100, 100 + tokens))
     segment.mark_rendered(Chunk(0, 8, 11, False))
 

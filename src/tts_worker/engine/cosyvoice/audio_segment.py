@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.phases import SEGMENT_TRANSITIONS, SegmentPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
-from tts_worker.engine.cosyvoice.silence import SilenceFilter
+from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.phases import change_phase
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
@@ -32,9 +32,15 @@ class MelFigures:
 class AudioSegment:
     """Tokens, chunks and words of one audio segment.
 
+    Args:
+        state: Render state of a segment that has not begun.
+        config: Configuration of the model.
+        pace: Speech tokens per unit of text weight.
+        stride: Most chunks of the mask that are rendered at a time.
+
     Attributes:
-        state: Render state: voice, tokens and network caches.
-        tokens: Speech tokens so far; the list of ``state``.
+        state: Render state: voice, pace and network caches.
+        tokens: Speech tokens so far.
         aligner: Estimates word positions.
         phase: How far it is.
         base_sample: First sample of the segment in the utterance, once its first audio is rendered.
@@ -42,31 +48,20 @@ class AudioSegment:
         rendered_frames: Mel frames that are rendered.
     """
 
-    def __init__(
-        self,
-        state: RenderState,
-        flow: AnyFlowDims,
-        silence: SilenceFilter,
-        *,
-        pace: float,
-        speed: float,
-        frame_samples: int,
-        stride: int = 1,
-        token_rate_hz: int = 25,
-        sample_rate_hz: int = SAMPLE_RATE_HZ,
-    ) -> None:
+    def __init__(self, state: RenderState, config: CosyVoiceConfig, *, pace: float, stride: int = 1) -> None:
+        flow = config.flow
         self.state = state
-        self.tokens = state.tokens
-        self.aligner = WordAligner(pace, token_rate_hz)
+        self.tokens: list[int] = []
+        self.aligner = WordAligner(pace, config.token_rate_hz)
         self.phase = SegmentPhase.OPEN
         self.base_sample: int | None = None
         self.rendered_tokens = 0
         self.rendered_frames = 0
-        self._speed = speed
-        self._frame_samples = frame_samples * SAMPLE_RATE_HZ / sample_rate_hz
-        self._resampler = Resampler(sample_rate_hz, SAMPLE_RATE_HZ)
+        self._speed = 1.0 if state.resampler is None else state.resampler.speed
+        self._frame_samples = config.hift.frame_samples * SAMPLE_RATE_HZ / config.sample_rate_hz
+        self._resampler = Resampler(config.sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
-        self._silence = silence
+        self._silence = SilenceFilter(SILENT_TOKENS[config.family])
         prompt_tokens = 0 if flow.has_independent_chunks else len(state.voice.prompt)
         self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._text_ranges: list[tuple[int, int]] = []
@@ -121,7 +116,7 @@ class AudioSegment:
         """The first chunk, unless the speech ends in it."""
         return self._plan.first_chunk
 
-    def describe(self, chunk: Chunk, mel: MelFigures) -> tuple[tuple[str, float], ...]:
+    def count_frames(self, chunk: Chunk, mel: MelFigures) -> tuple[tuple[str, float], ...]:
         """Count the frames of ``chunk``, and return what the log has of it, by name."""
         start = self.rendered_frames
         self.rendered_frames += mel.frames
@@ -179,7 +174,7 @@ class AudioSegment:
         if len(self._text_ranges) == 1:
             self._text_range = (segment.start, segment.end)
 
-    def words(self, chunk: Chunk) -> list[WordTiming]:
+    def take_words(self, chunk: Chunk) -> list[WordTiming]:
         """Return the words that begin in ``chunk``, in samples of the utterance, and update ``text_range``."""
         aligned = self.aligner.take_words(chunk.end, chunk.known, chunk.final)
         if aligned:

@@ -108,7 +108,6 @@ class RenderState:
     Attributes:
         voice: The voice.
         seed: Seed of the vocoder's noise.
-        tokens: Speech tokens so far.
         resampler: Changes the pace; ``None`` at normal pace.
         flow: Cache of the flow; ``None`` before the first pass and after a fault.
         hift: Cache of the vocoder.
@@ -116,7 +115,6 @@ class RenderState:
 
     voice: VoiceState
     seed: int
-    tokens: list[int]
     resampler: MelResampler | None = None
     flow: FlowState | PartState | None = None
     hift: HiftState | WindowState | None = None

@@ -262,7 +262,7 @@ class Sequence(EngineSequence):
         """Append the audio of ``chunk`` to the output buffer. A final chunk ends its segment."""
         if segment.base_sample is None:
             segment.base_sample = self.output.rendered_samples
-        words = segment.words(chunk)
+        words = segment.take_words(chunk)
         pcm = segment.resample(pcm, final=chunk.final)
         if chunk.final and self.generator.truncated is not None and len(self.generator.audio_segments) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
@@ -272,7 +272,7 @@ class Sequence(EngineSequence):
             text_range=segment.text_range,
             wall_ms=self._lm_ms + flow_ms + vocoder_ms,
             stages_ms=(("lm", self._lm_ms), ("flow", flow_ms), ("vocoder", vocoder_ms)),
-            details=segment.describe(chunk, mel),
+            details=segment.count_frames(chunk, mel),
         )
         self._lm_ms = 0.0
         self.in_flight_samples = 0

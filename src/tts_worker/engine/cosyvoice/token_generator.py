@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, SegmentPhase, T
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
-from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.phases import change_phase
@@ -39,8 +39,8 @@ _SPEECH_PER_TEXT = 7  # speech tokens per text token of slow English
 _MASK = (1 << 64) - 1
 
 Script = Callable[[UtteranceKey, int], Sequence[int]]
-"""Returns the ids of run number n of an utterance, including its end id, instead of drawn ones. For tests and
-benchmarks."""
+"""Returns the ids of run number n of an utterance, its end id included, instead of drawn ones; none to draw them. For
+the warm-up, tests and benchmarks."""
 
 
 def derive_seed(seed: int, *numbers: int) -> int:
@@ -73,7 +73,7 @@ def is_speakable(segment: Segment, languages: tuple[str, ...] = ()) -> bool:
 
 @dataclass(frozen=True)
 class Model:
-    """What all utterances of an engine share: dimensions, tokenizer, settings, and a script for tests."""
+    """What all utterances of an engine share: dimensions, tokenizer, settings, and a script."""
 
     config: CosyVoiceConfig
     tokenizer: TextTokenizer
@@ -100,7 +100,7 @@ class TokenGenerator:
         truncated: Why the utterance was truncated; ``None`` if it was not.
         run_seed: Seed of the draws of the run.
         drawn: Ids drawn or forced in the run.
-        script: Ids to force instead of drawing, for tests.
+        script: Ids of the run to force instead of drawing.
     """
 
     def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
@@ -269,7 +269,7 @@ class TokenGenerator:
         assert self.voice is not None
         flow = self._model.config.flow
         chunk = GridPlan(len(self.voice.prompt), flow.chunk_tokens, flow.lookahead_tokens).first_chunk
-        pages = chunk_pages(RenderState(self.voice, 0, []), chunk, flow.chunk_tokens)
+        pages = chunk_pages(RenderState(self.voice, 0), chunk, flow.chunk_tokens)
         expected_tokens = estimate_tokens(self._spelled_words(self._text_segments[0]), self.voice.pace)
         return chunk.known, pages, max(pages, -(-math.ceil(expected_tokens) // flow.chunk_tokens))
 
@@ -303,21 +303,13 @@ class TokenGenerator:
         audio_segment = self._open_audio_segment()
         if audio_segment is None:
             assert self.voice is not None
-            config = self._model.config
-            params = self.params
-            resampler = None if params.speed == 1.0 else MelResampler(params.speed)
-            seed = derive_seed(params.seed, self._audio_segments_started)
-            silence = SilenceFilter(SILENT_TOKENS[config.family])
+            speed = self.params.speed
+            seed = derive_seed(self.params.seed, self._audio_segments_started)
             audio_segment = AudioSegment(
-                RenderState(self.voice, seed, [], resampler),
-                config.flow,
-                silence,
+                RenderState(self.voice, seed, None if speed == 1.0 else MelResampler(speed)),
+                self._model.config,
                 pace=self.voice.pace if self._last_aligner is None else self._last_aligner.later_pace,
-                speed=params.speed,
-                frame_samples=config.hift.frame_samples,
                 stride=self._model.settings.stride_chunks,
-                token_rate_hz=config.token_rate_hz,
-                sample_rate_hz=config.sample_rate_hz,
             )
             self._audio_segments_started += 1
             self._last_aligner = audio_segment.aligner
@@ -493,18 +485,22 @@ class TokenGenerator:
 
     def process_ids(self, ids: Sequence[int]) -> None:
         """Process drawn ids, in order. Invalid output restarts the run or truncates the utterance."""
+        run = self.run
         for token in ids:
-            if self.run is None or not self._process_id(self.audio_segments[-1], self.run, token):
+            if run is None or self.run is not run:  # it is over, or another one is drawn in its place
                 return
+            self._process_id(run, token)
 
-    def _process_id(self, audio_segment: AudioSegment, run: LmRun, token: int) -> bool:
-        """Process one id. Returns False if the run is over or was restarted."""
+    def _process_id(self, run: LmRun, token: int) -> None:
         if token < 0:
-            return self._handle_violation("broken_scores", len(self._run_ids))
+            self._handle_violation("broken_scores", len(self._run_ids))
+            return
         try:
             is_speech = run.take(token)
         except SynthesisFailed:
-            return self._handle_violation("stray_id", len(self._run_ids))
+            self._handle_violation("stray_id", len(self._run_ids))
+            return
+        audio_segment = self.audio_segments[-1]
         self.drawn.append(token)
         if is_speech:
             self._run_ids.append(token)
@@ -512,17 +508,17 @@ class TokenGenerator:
             self._tokens_after_id.append(len(audio_segment.tokens))
             violation = None if self.script else self._guard.check(token)
             if violation is not None:
-                return self._handle_violation(violation.reason, violation.valid_tokens)
+                self._handle_violation(violation.reason, violation.valid_tokens)
+                return
         self._schedule_words(audio_segment)
         phase = run.phase
         is_over = phase is RunPhase.ENDED or phase is RunPhase.TRUNCATED
         if is_over and not self._run_ids and self._can_retry(audio_segment):
-            return self._retry_run(audio_segment)
-        if phase is RunPhase.ENDED or (is_over and self.script):
+            self._retry_run(audio_segment)
+        elif phase is RunPhase.ENDED or (is_over and self.script):
             self._end_run(audio_segment)
         elif is_over or len(audio_segment.tokens) >= self._max_segment_tokens:
             self._truncate("no_end_of_speech", len(audio_segment.tokens))
-        return not is_over
 
     def end_at_capacity(self) -> None:
         """Truncate the utterance because the sequence does not fit into the language model."""
@@ -542,22 +538,21 @@ class TokenGenerator:
         if not has_more and audio_segment is not None:
             audio_segment.enter(SegmentPhase.COMPLETE)
 
-    def _handle_violation(self, reason: str, valid_ids: int) -> bool:
+    def _handle_violation(self, reason: str, valid_ids: int) -> None:
         """Retry the run if none of its audio may have been sent, otherwise truncate before the violation."""
         audio_segment = self.audio_segments[-1]
         if self._can_retry(audio_segment):
-            return self._retry_run(audio_segment)
-        self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_start)
-        return False
+            self._retry_run(audio_segment)
+        else:
+            self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_start)
 
     def _can_retry(self, audio_segment: AudioSegment) -> bool:
         return self._attempt < self._model.settings.retries and audio_segment.committed_tokens() <= self._run_start
 
-    def _retry_run(self, audio_segment: AudioSegment) -> bool:
+    def _retry_run(self, audio_segment: AudioSegment) -> None:
         self._attempt += 1
         audio_segment.rewind(self._run_start)
         self._start_run(audio_segment)
-        return False
 
     def _truncate(self, reason: str, length: int) -> None:
         audio_segment = self.audio_segments[-1]
