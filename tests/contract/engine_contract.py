@@ -17,6 +17,8 @@ from functools import lru_cache
 
 from tests.fakes.opened_files import opened_files
 from tts_worker.engine.base import Engine
+from tts_worker.engine.scheduler import Budgets, Candidate, Plan
+from tts_worker.engine.shell import EngineShell
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
     BYTES_PER_SAMPLE,
@@ -525,6 +527,26 @@ def warm_up_does_not_change_output(case: EngineCase) -> None:
     assert files == [], "a warm engine waits for no disk"
 
 
+def step_plans_once_at_most(case: EngineCase) -> None:
+    driver = EngineDriver(case)
+    engine = driver.engine
+    assert isinstance(engine, EngineShell)
+    policy = engine.policy
+    planned_steps: list[int] = []
+
+    def note_step(candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
+        planned_steps.append(now_us)
+        return policy(candidates, budgets, now_us)
+
+    engine.policy = note_step
+    for key in (KEY, UtteranceKey("contract", 2)):
+        driver.open(key)
+        driver.send_text(key)
+    driver.drain()
+    assert planned_steps
+    assert len(planned_steps) == len(set(planned_steps)), "a plan takes the turn and the pages of its utterances"
+
+
 ContractCheck = Callable[[EngineCase], None]
 
 CONTRACT: tuple[ContractCheck, ...] = (
@@ -551,5 +573,6 @@ CONTRACT: tuple[ContractCheck, ...] = (
     open_beyond_capacity_is_rejected,
     words_are_ordered_and_precede_their_audio,
     closed_engine_has_no_work,
+    step_plans_once_at_most,
     warm_up_does_not_change_output,
 )

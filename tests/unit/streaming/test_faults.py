@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.fakes.opened_files import opened_files
 from tests.unit.streaming.engines import (
     FAMILIES,
     KEY,
@@ -151,6 +153,16 @@ def test_transient_batch_fault_fails_no_utterance(
     for key in CROWD:
         assert outputs[key].ends == [Done(key)]
         assert_outputs_close(outputs[key], expected_crowd[key])
+
+
+def test_fault_opens_no_file_on_the_engine_thread(caplog: pytest.LogCaptureFixture) -> None:
+    subject = engine("cosyvoice2", graph_runners=(FailingRunner(RuntimeError("unknown"), 2), EagerRunner()))
+    linecache.clearcache()  # of the source that another fault has shown
+    with opened_files() as files:
+        output = synthesize(subject, (plain_segment("Hello world"),))
+    assert [type(end) for end in output.ends] == [Failed]
+    assert files == [], "a slow disk must not delay other utterances"
+    assert "test_faults.py" in caplog.text, "the log says where it was raised"
 
 
 def test_failed_shared_start_fails_no_utterance(expected_crowd: dict[UtteranceKey, EngineOutput]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
+from tests.fakes.opened_files import opened_files
 from tests.unit.streaming.engines import (
     KEY,
     PROMPTED,
@@ -105,6 +106,19 @@ def test_slow_disk_does_not_delay_other_calls(folder: Path, monkeypatch: pytest.
     run_until_idle(subject, outputs)
     assert outputs[UtteranceKey("stored", 1)].ends == [Done(UtteranceKey("stored", 1))]
     assert disk.threads == {"tts-voices"}
+    subject.close()
+
+
+def test_stored_voices_open_no_file_on_the_engine_thread(folder: Path) -> None:
+    subject = engine_with_stored_voices(folder)
+    subject.warm_up()
+    with opened_files() as files:
+        first = synthesize(subject, TEXT, STORED)
+        again = synthesize(subject, TEXT, STORED)
+        unknown = synthesize(subject, TEXT, SynthesisParams("bob"))
+    assert first.ends == again.ends == [Done(KEY)]
+    assert isinstance(unknown.ends[0], Failed)
+    assert files == []
     subject.close()
 
 

@@ -46,7 +46,7 @@ class Fault:
         kind: What it says about the device.
         error: The error for the clients. It contains no user text.
         cause: Name of the exception.
-        trace: Where it was raised, without values.
+        trace: Where it was raised, without values and without the source, which would be read from the disk.
     """
 
     members: tuple[Sequence, ...]
@@ -73,8 +73,12 @@ def attempt(members: Iterable[Sequence], stage: Stage, work: Callable[[], T]) ->
         else:
             name = type(error).__name__
             info = SynthesisFailed(f"the model could not synthesize a part of the text ({name})").info
-        trace = "".join(traceback.format_tb(error.__traceback__))
-        return Fault(tuple(members), stage, kind, info, type(error).__name__, trace)
+        return Fault(tuple(members), stage, kind, info, type(error).__name__, _trace(error))
+
+
+def _trace(error: Exception) -> str:
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return "\n".join(f'  File "{code.co_filename}", line {line}, in {code.co_name}' for code, line in frames)
 
 
 def fault_kind(error: BaseException) -> FaultKind:
