@@ -84,8 +84,8 @@ class Candidate(NamedTuple):
     Attributes:
         key: The utterance.
         lead_samples: Audio rendered and not yet played, by the client or, if unpaced, by a virtual playhead.
-        waiting_since_us: Time of its last step; before its first chunk and where no two utterances share a step, the
-            time of its first text.
+        waiting_since_us: Since when its operation has been due. The count starts anew when audio is emitted, and in
+            engines with batches after each step that the utterance determined.
         started: Whether it has emitted audio.
         paced: Whether the client takes audio at the pace of playback.
         needs: Its next operation. With ``NONE`` it may only join a batch.

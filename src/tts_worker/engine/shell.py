@@ -3,7 +3,7 @@
 An engine derives from ``EngineShell`` and supplies three hooks: ``open_sequence`` creates the state of an utterance,
 ``submit`` starts the work of a plan, and ``close_sequence`` frees what an utterance holds. An engine whose work goes on
 after ``submit`` also overrides ``collect`` and ``is_busy``, and one with several kinds of work ``budgets``. With
-``WORKS_IN_SUBMIT``, steps pass over utterances that wait for their client or for a result.
+``SKIPS_IDLE_SEQUENCES``, a step costs nothing for utterances that wait for their client or for a result.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EngineSequence(ABC):
         params: Its synthesis parameters.
         output: Rendered audio that waits for credit.
         input: What it has received.
-        waiting_since_us: Since when an operation has been due; None if none is.
+        waiting_since_us: Since when an operation has been due, to start counting at the next plan if it is None.
         in_flight_samples: Samples that are being rendered.
         arrival: Its number in the order of arrival.
     """
@@ -285,10 +285,10 @@ class EngineShell(ABC, Generic[S]):
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
-    WORKS_IN_SUBMIT: ClassVar[bool] = False
-    """Whether a sequence with nothing to do waits for a command, or for ``mark_ready``.
+    SKIPS_IDLE_SEQUENCES: ClassVar[bool] = False
+    """Whether steps pass over a sequence with nothing to do until it gets a command, or ``mark_ready`` is called.
 
-    All its work is done when ``submit`` returns, or the engine calls ``mark_ready`` when a result arrives.
+    An engine may set it if all work is done when ``submit`` returns, or if it calls ``mark_ready`` for every result.
     """
 
     @abstractmethod
@@ -444,16 +444,17 @@ class EngineShell(ABC, Generic[S]):
     def _to_postprocess(self) -> dict[UtteranceKey, S]:
         """The utterances that may have audio to emit.
 
-        With ``WORKS_IN_SUBMIT`` only a command, a result or ``submit`` gives them some.
+        With ``SKIPS_IDLE_SEQUENCES`` only a command, a result or ``submit`` gives them some.
         """
-        return self._changed if self.WORKS_IN_SUBMIT else self._ready
+        return self._changed if self.SKIPS_IDLE_SEQUENCES else self._ready
 
     def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events."""
         now_us = int(now_s * 1e6)
         self.collect()
         self._postprocess(now_us)
-        if self._next_step_kind() is _StepKind.WORK:
+        self._step_kind = self._next_step_kind
+        if self._step_kind is _StepKind.WORK:
             plan = self._schedule(now_us)
             self.submit(plan)
             self._mark_changed(plan)
@@ -461,10 +462,9 @@ class EngineShell(ABC, Generic[S]):
                 self._postprocess(now_us)
         return self._take_events()
 
+    @property
     def _next_step_kind(self) -> _StepKind:
-        has_emitted = self._events and self._step_kind is _StepKind.WORK
-        self._step_kind = _StepKind.EMIT if has_emitted else _StepKind.WORK
-        return self._step_kind
+        return _StepKind.EMIT if self._events and self._step_kind is _StepKind.WORK else _StepKind.WORK
 
     def _postprocess(self, now_us: int) -> None:
         """Emit audio within the credit, and end utterances whose audio is emitted."""
@@ -479,7 +479,7 @@ class EngineShell(ABC, Generic[S]):
                     self._emit(sequence)
             if sequence.is_finished:
                 self._finish(sequence)
-            elif self.WORKS_IN_SUBMIT and sequence.needs is Need.NONE and not self._has_output(sequence):
+            elif self.SKIPS_IDLE_SEQUENCES and sequence.needs is Need.NONE and not self._has_output(sequence):
                 del self._ready[sequence.key]
 
     def _mark_changed(self, plan: Plan) -> None:

@@ -167,7 +167,7 @@ class _NoteSequence(EngineSequence):
 class ToneEngine(EngineShell[_NoteSequence]):
     """Renders sine tones; a word's letters determine the pitch and their number the length."""
 
-    WORKS_IN_SUBMIT = True
+    SKIPS_IDLE_SEQUENCES = True
 
     def __init__(self, settings: ToneSettings | None = None) -> None:
         self._settings = settings or ToneSettings()

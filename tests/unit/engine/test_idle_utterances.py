@@ -45,7 +45,7 @@ class _Sequence(EngineSequence):
 
 
 class _Engine(EngineShell[_Sequence]):
-    WORKS_IN_SUBMIT = True
+    SKIPS_IDLE_SEQUENCES = True
     emits_from_us = 0
 
     def __init__(self) -> None:

@@ -332,8 +332,8 @@ def page_budget(free_bytes: int, total_bytes: int, weight_bytes: int, lm_cache_b
         lm_cache_bytes: KV cache of the language model, which is allocated beside the pages.
         share: Part of the device for this engine, weights included.
     """
-    room = min(free_bytes, share * total_bytes - weight_bytes) - lm_cache_bytes
-    return max(0.0, min(CUDA_MEMORY_SHARE * room, room - CUDA_WORKING_BYTES))
+    available = min(free_bytes, share * total_bytes - weight_bytes) - lm_cache_bytes
+    return max(0.0, min(CUDA_MEMORY_SHARE * available, available - CUDA_WORKING_BYTES))
 
 
 def weight_bytes(networks: Networks) -> int:

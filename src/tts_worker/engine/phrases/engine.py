@@ -439,7 +439,7 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         OVERDUE_INTERVAL_US: Time between two overdue calls: together they would interrupt the running ones.
     """
 
-    WORKS_IN_SUBMIT = True
+    SKIPS_IDLE_SEQUENCES = True
     MAX_SPECTRA_FRAMES: ClassVar[int] = 8_000
     MAX_UNPACED_SPECTRA_FRAMES: ClassVar[int] = 4_000
     MAX_RUN_S: ClassVar[float] = 2.0
