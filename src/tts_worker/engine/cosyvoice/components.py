@@ -101,7 +101,7 @@ class Components:
         networks: Networks,
         tokenizer: TextTokenizer,
         voices: Mapping[str, Voice],
-        config: StreamingConfig,
+        settings: StreamingConfig,
         *,
         stored: Path | None = None,
         enrolled: EnrolledVoices | None = None,
@@ -114,7 +114,7 @@ class Components:
             networks: Loaded networks; their device is used for everything.
             tokenizer: Text tokenizer of the model.
             voices: Voices of the model directory, by name.
-            config: Settings of the engine.
+            settings: Settings of the engine.
             stored: Directory of stored voices.
             enrolled: Voices enrolled at run time.
             graph_runners: Replace those of the device, for tests.
@@ -125,35 +125,35 @@ class Components:
         kernel_faults: dict[str, str] = {}
         if device.type == "cuda":
             with _timed(start_s, "kernels"):
-                kernel_faults = use_kernels(networks, device, config)
-        streams = streams or streams_for(device, overlap=config.overlap)
+                kernel_faults = use_kernels(networks, device, settings)
+        streams = streams or streams_for(device, overlap=settings.overlap)
         if graph_runners is None:
             graph_runners = (EagerRunner(), EagerRunner())
-            if config.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
-                audio = CudaGraphRunner(streams.flow.cuda_stream) if config.audio_graphs else EagerRunner()
+            if settings.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
+                audio = CudaGraphRunner(streams.flow.cuda_stream) if settings.audio_graphs else EagerRunner()
                 graph_runners = (CudaGraphRunner(streams.tokens.cuda_stream), audio)
         decoder = Decoder(
             networks,
-            slots=config.max_utterances,
-            max_tokens=config.lm_tokens,
+            slots=settings.max_utterances,
+            max_tokens=settings.lm_tokens,
             stream=streams.tokens,
             runner=graph_runners[0],
-            checked=config.checked,
+            checked=settings.checked,
         )
         with _timed(start_s, "attention"):
-            pool, renderer, unattended = _audio_parts(networks, config, streams, graph_runners[1])
+            pool, renderer, unattended = _audio_parts(networks, settings, streams, graph_runners[1])
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
             voices,
             stored=stored,
-            first_tokens=config.first_tokens,
-            cached=config.cached_voices,
+            first_tokens=settings.first_tokens,
+            cached=settings.cached_voices,
             enrolled=enrolled,
         )
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
-        compiler = compiler_for(config.compile, device) if config.graphs else None
+        compiler = compiler_for(settings.compile, device) if settings.graphs else None
         return cls(
             networks,
             decoder,
@@ -163,12 +163,12 @@ class Components:
             streams,
             graph_runners,
             compiler=compiler,
-            missing=missing_packages(networks.config.family, device, config) + unattended,
+            missing=missing_packages(networks.config.family, device, settings) + unattended,
             kernel_faults=kernel_faults,
             start_s=start_s,
         )
 
-    def capture(self, config: StreamingConfig) -> bool:
+    def capture(self, settings: StreamingConfig) -> bool:
         """Capture all computations of fixed shapes. Call it once, after one utterance has run.
 
         Returns:
@@ -177,12 +177,12 @@ class Components:
         tokens, audio = self.graph_runners
         if tokens.fixed_shapes:
             with self.timed("capture_tokens"):
-                self.decoder.capture(config.decode_batch, self.compiler)
+                self.decoder.capture(settings.decode_batch, self.compiler)
         if audio.fixed_shapes and isinstance(self.pool, FlowPool):
             with self.timed("capture_flow"), self.streams.flow:
-                self.pool.capture(config.render_batch, range(1, config.stride_chunks + 1), self.compiler)
+                self.pool.capture(settings.render_batch, range(1, settings.stride_chunks + 1), self.compiler)
             with self.timed("capture_vocoder"):
-                self.renderer.capture(config.render_batch, self.compiler)
+                self.renderer.capture(settings.render_batch, self.compiler)
         return tokens.fixed_shapes or audio.fixed_shapes
 
     def timed(self, part: str) -> AbstractContextManager[None]:
@@ -246,26 +246,26 @@ def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
 
 
 def _audio_parts(
-    networks: Networks, config: StreamingConfig, streams: ExecutionStreams, runner: GraphRunner
+    networks: Networks, settings: StreamingConfig, streams: ExecutionStreams, runner: GraphRunner
 ) -> tuple[FlowPool | UnpagedPool, Renderer, tuple[str, ...]]:
     """Build the memory of the flow, and what runs flow and vocoder. Says why attention is not computed as asked."""
     flow = networks.flow
     if isinstance(flow, V1Flow):
         unpaged = UnpagedPool(flow.dims.chunk_tokens, flow.device)
         return unpaged, V1Renderer(networks, unpaged, streams, runner), ()
-    library, missing = attention_library(flow, config.attention, captures=runner.fixed_shapes)
+    library, missing = attention_library(flow, settings.attention, captures=runner.fixed_shapes)
     pool = FlowPool(
         flow,
-        slots=2 * config.max_utterances + config.cached_voices,
-        pages=config.pages,
-        max_chunks=max_flow_chunks(networks.config, config.max_segment_s),
+        slots=2 * settings.max_utterances + settings.cached_voices,
+        pages=settings.pages,
+        max_chunks=max_flow_chunks(networks.config, settings.max_segment_s),
         dtype=flow.dtype,
-        checked=config.checked,
+        checked=settings.checked,
         runner=runner,
         page_bucket=PAGE_BUCKET if runner.fixed_shapes else 1,
         library=library,
     )
-    renderer = Renderer(networks, pool, streams, runner, config.stride_chunks, config.first_tokens)
+    renderer = Renderer(networks, pool, streams, runner, settings.stride_chunks, settings.first_tokens)
     return pool, renderer, missing
 
 
@@ -291,15 +291,15 @@ def attention_library(
     return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
 
 
-def missing_packages(family: str, device: torch.device, config: StreamingConfig) -> tuple[str, ...]:
+def missing_packages(family: str, device: torch.device, settings: StreamingConfig) -> tuple[str, ...]:
     """Say what an engine computes more slowly because a package is missing, or what it needs."""
-    has_use = (config.kernels and family != V1) or (config.graphs and config.compile is not CompileMode.OFF)
+    has_use = (settings.kernels and family != V1) or (settings.graphs and settings.compile is not CompileMode.OFF)
     if device.type != "cuda" or not has_use or not (problem := kernels.triton_problem()):
         return ()
     return (f"{problem}: no fused kernels, nothing is compiled",)
 
 
-def use_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> dict[str, str]:
+def use_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
     """Switch fused kernels on or off, and check them on the device.
 
     Returns:
@@ -307,21 +307,21 @@ def use_kernels(networks: Networks, device: torch.device, config: StreamingConfi
     """
     faults: dict[str, str] = {}
     for operator in (language_model.slot_attention, audio.paged_attention):
-        operator.is_excluded = config.attention is AttentionMode.GATHER
-    if not config.kernels:
+        operator.is_excluded = settings.attention is AttentionMode.GATHER
+    if not settings.kernels:
         kernels.disable()
     elif networks.config.family != V1 and kernels.enable():
         advice = "; if the log says that a kernel has failed, set kernels: false"
         with device_checked(partial(device_responds, device), advice):
-            faults = _check_kernels(networks, device, config)
+            faults = _check_kernels(networks, device, settings)
     return faults
 
 
-def _check_kernels(networks: Networks, device: torch.device, config: StreamingConfig) -> dict[str, str]:
+def _check_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
     model = networks.config
     lm_dtype, flow_dtype = networks.lm.llm_decoder.weight.dtype, networks.flow.dtype
     return {
         **kernels.check(language_model.cases(model.qwen, model.sampling, lm_dtype, device)),
-        **kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, config.stride_chunks)),
+        **kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, settings.stride_chunks)),
         **kernels.check(audio.vocoder_cases(model.hift, device)),
     }
