@@ -20,7 +20,7 @@ from tts_worker.client.local import LocalConnector
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import bundle_voices
-from tts_worker.engine.cosyvoice.token_generator import Model
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import SynthesisFailed
@@ -72,7 +72,7 @@ class CosyVoiceWorker(Worker):
         decide = self._fault
         script = None if decide is None else lambda key, run: self._inject_fault(decide, key, run)
         return EngineWithoutWarmUp(
-            parts, Model(loaded.config, tokenizer(FAMILY), config, script), healthy=lambda: False
+            parts, EngineSpec(loaded.config, tokenizer(FAMILY), config, script), healthy=lambda: False
         )
 
     def _inject_fault(self, decide: Decide, key: UtteranceKey, run: int) -> Sequence[int]:

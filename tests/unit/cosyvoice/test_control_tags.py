@@ -15,7 +15,7 @@ from tests.unit.streaming.engines import settings as streaming
 from tts_worker.commands import say, speak_offline
 from tts_worker.engine.cosyvoice.enrol import instruct_ids
 from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
-from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, is_speakable
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, END_OF_PROMPT, phonemes
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.lexicon import Lexicon
@@ -46,7 +46,7 @@ def units(segments: list[Segment]) -> list[str]:
 
 
 def ids(*texts: Segment) -> list[int]:
-    model = Model(bundle(FAMILY).config, tokenizer(FAMILY), streaming())
+    model = EngineSpec(bundle(FAMILY).config, tokenizer(FAMILY), streaming())
     generator = TokenGenerator(KEY, SynthesisParams("prompted"), model)
     found = []
     for segment in texts:

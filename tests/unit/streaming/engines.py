@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.loader import bundle_voices
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.engine.cosyvoice.token_generator import Model, Script
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.types import (
     Audio,
@@ -141,7 +141,7 @@ def engine(
     loaded = loaded or networks(family)
     known = {**(voices or {"prompted": voice(family)}), **bundle_voices(bundle(family))}
     parts = Components.build(loaded, tokenizer(family), known, config, graph_runners=graph_runners, streams=streams)
-    return CosyVoiceEngine(parts, Model(loaded.config, tokenizer(family), config, script), healthy=healthy)
+    return CosyVoiceEngine(parts, EngineSpec(loaded.config, tokenizer(family), config, script), healthy=healthy)
 
 
 def run_until_idle(subject: CosyVoiceEngine, outputs: dict[UtteranceKey, EngineOutput], max_steps: int = 5000) -> None:

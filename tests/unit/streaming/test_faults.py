@@ -40,7 +40,7 @@ from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler
 from tts_worker.engine.cosyvoice.sequence import plain_segment
-from tts_worker.engine.cosyvoice.token_generator import Model, Script
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, ErrorCode
 from tts_worker.types import (
@@ -471,7 +471,7 @@ def engine_with_stored_voices(folder: Path) -> CosyVoiceEngine:
     from tests.unit.streaming.engines import networks
 
     parts = Components.build(networks(family), tokenizer(family), bundle_voices(bundle(family)), config, stored=folder)
-    return CosyVoiceEngine(parts, Model(bundle(family).config, tokenizer(family), config))
+    return CosyVoiceEngine(parts, EngineSpec(bundle(family).config, tokenizer(family), config))
 
 
 def test_stored_voice_can_be_removed_while_in_use(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tts_worker.engine.cosyvoice import voice_loader
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.sequence import plain_segment
-from tts_worker.engine.cosyvoice.token_generator import Model
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import BundleError, ErrorCode
 from tts_worker.types import (
@@ -52,7 +52,7 @@ TEXT = (plain_segment("Hello you"),)
 def engine_with_stored_voices(folder: Path) -> CosyVoiceEngine:
     config = settings()
     parts = Components.build(networks(FAMILY), tokenizer(FAMILY), {"prompted": voice(FAMILY)}, config, stored=folder)
-    return CosyVoiceEngine(parts, Model(bundle(FAMILY).config, tokenizer(FAMILY), config))
+    return CosyVoiceEngine(parts, EngineSpec(bundle(FAMILY).config, tokenizer(FAMILY), config))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.engine.cosyvoice.sequence import plain_segment
-from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator, derive_seed
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, derive_seed
 from tts_worker.errors import ConfigError
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams
@@ -41,7 +41,7 @@ def generator_for(  # type: ignore[no-untyped-def]
     components, texts: Sequence[Segment], *, limit: int | None = None, **changes: object
 ) -> TokenGenerator:
     config = replace(bundle(FAMILY).config, context_tokens=limit)
-    model = Model(config, tokenizer(FAMILY), settings(**changes))
+    model = EngineSpec(config, tokenizer(FAMILY), settings(**changes))
     generator = TokenGenerator(KEY, SynthesisParams("prompted", seed=5), model)
     voice = components.voice_cache.acquire("prompted")
     generator.set_voice(voice, voice.request(None))
@@ -323,7 +323,7 @@ def test_words_take_as_long_as_what_the_model_reads(components) -> None:  # type
     respelled = copy(tokenizer(FAMILY))
     respelled._respell = Respelling({"though": "ðO", "axis": "ˈæksˌɪs"})
     generator = generator_for(components, segments(("though axis", Boundary.END)))
-    generator._model = replace(generator._model, tokenizer=respelled)
+    generator._spec = replace(generator._spec, tokenizer=respelled)
     generator.begin_run()
     generator.process_ids([*distinct_ids(33), EOS])
     first, second = generator.audio_segments[0].aligner.take_words(33, 33, True)

@@ -27,7 +27,7 @@ from tools.speech_study.measures import (
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.guard import TokenGuard
 from tts_worker.engine.cosyvoice.sequence import plain_segment
-from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator
 from tts_worker.types import SAMPLE_RATE_HZ, Word
 
 WORDS = ["Our", "flight", "to", "San", "Francisco", "has", "been", "delayed"]
@@ -105,7 +105,9 @@ def test_lost_bundle_has_noise_in_its_language_model(tmp_path: Path) -> None:
 def test_watched_guard_counts_what_ends_speech(enabled: bool, reason: str) -> None:
     check = TokenGuard.check
     components = engine("cosyvoice2").components
-    generator = TokenGenerator(KEY, PROMPTED, Model(bundle("cosyvoice2").config, tokenizer("cosyvoice2"), settings()))
+    generator = TokenGenerator(
+        KEY, PROMPTED, EngineSpec(bundle("cosyvoice2").config, tokenizer("cosyvoice2"), settings())
+    )
     voice = components.voice_cache.acquire(PROMPTED.voice)
     generator.set_voice(voice, voice.request(None))
     generator.add_text(plain_segment("Hello world and you"))

@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt,
 from tts_worker.engine.cosyvoice.phases import SequencePhase
 from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
 from tts_worker.engine.cosyvoice.timings import StageTimings
-from tts_worker.engine.cosyvoice.token_generator import Model
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
@@ -66,7 +66,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     Args:
         components: Networks, memory, streams and voices.
-        model: What all utterances share.
+        spec: What all utterances share.
         healthy: Whether the device still works; called after a fault.
 
     Attributes:
@@ -74,9 +74,9 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         timings: Device time of the stages.
     """
 
-    def __init__(self, components: Components, model: Model, *, healthy: Callable[[], bool] | None = None) -> None:
-        config = model.config
-        settings = model.settings
+    def __init__(self, components: Components, spec: EngineSpec, *, healthy: Callable[[], bool] | None = None) -> None:
+        config = spec.config
+        settings = spec.settings
         device = components.networks.device
         super().__init__(
             EngineInfo(
@@ -101,7 +101,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         )
         self.components = components
         self.timings = StageTimings()
-        self._model = _with_warm_up(model)
+        self._spec = _with_warm_up(spec)
         self._tokens = TokenRunner(components, settings.burst_tokens, self.timings)
         self._audio = AudioRunner(components, self.timings)
         self._awaited: list[TokenResult | AudioResult] = []  # results that the step waited for
@@ -117,7 +117,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     @property
     def settings(self) -> StreamingConfig:
-        return self._model.settings
+        return self._spec.settings
 
     # -- utterances ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         voice_cache = self.components.voice_cache
         voice = voice_cache.acquire(command.params.voice)
         slot = self.components.decoder.acquire()
-        sequence = Sequence(command, self._model, slot, first_chunk_on_device=self._first_chunk_on_device)
+        sequence = Sequence(command, self._spec, slot, first_chunk_on_device=self._first_chunk_on_device)
         if isinstance(voice, StreamFuture):
             self._lookups[sequence] = voice
             return sequence
@@ -296,7 +296,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             return False
         if not sequence.will_continue:
             return False
-        decode_s = self._model.config.flow.chunk_tokens * self.timings.token_s
+        decode_s = self._spec.config.flow.chunk_tokens * self.timings.token_s
         times = ChunkTimes(int(decode_s * 1e6), int(self.timings.chunk_s * 1e6))
         first = Candidate(sequence.key, output.waiting_samples, now_us, started=False, paced=output.paced)
         batch = self.settings.render_batch
@@ -469,7 +469,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
         What the components were built and captured for must be the same.
         """
-        engine = CosyVoiceEngine(self.components, replace(self._model, settings=settings), healthy=self._healthy)
+        engine = CosyVoiceEngine(self.components, replace(self._spec, settings=settings), healthy=self._healthy)
         engine.info = replace(engine.info, degraded=self.info.degraded)
         return engine
 
@@ -479,12 +479,12 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         self.components.close()
 
 
-def _with_warm_up(model: Model) -> Model:
-    """Return ``model`` with a script for the warm-up utterance, which ends with any weights."""
-    speech = model.config.lm.speech_tokens
-    eos = model.config.lm.eos_id
-    flow = model.config.flow
-    original = model.script
+def _with_warm_up(spec: EngineSpec) -> EngineSpec:
+    """Return ``spec`` with a script for the warm-up utterance, which ends with any weights."""
+    speech = spec.config.lm.speech_tokens
+    eos = spec.config.lm.eos_id
+    flow = spec.config.flow
+    original = spec.script
     # A first, a middle and a last chunk with their look-ahead.
     tokens = 2 * flow.chunk_tokens + flow.lookahead_tokens + _WARM_UP_REST_TOKENS
     sentence = (*(i * 97 % speech for i in range(tokens)), eos)
@@ -494,4 +494,4 @@ def _with_warm_up(model: Model) -> Model:
             return sentence
         return original(key, run) if original is not None else ()
 
-    return Model(model.config, model.tokenizer, model.settings, script)
+    return replace(spec, script=script)

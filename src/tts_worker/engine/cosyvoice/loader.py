@@ -34,7 +34,7 @@ from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.token_generator import Model, Script
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
 from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
@@ -202,7 +202,7 @@ def _load_engine(
     components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
-    return CosyVoiceEngine(components, Model(bundle.config, text_tokenizer, config, script))
+    return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, config, script))
 
 
 def _return_unused_memory() -> None:

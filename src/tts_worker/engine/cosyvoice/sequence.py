@@ -16,7 +16,7 @@ from tts_worker.engine.cosyvoice.phases import (
     TokenPass,
 )
 from tts_worker.engine.cosyvoice.runs import RunPhase
-from tts_worker.engine.cosyvoice.token_generator import Model, TokenGenerator
+from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
@@ -42,11 +42,11 @@ class Sequence(EngineSequence):
         first_ids: Ids that its first chunk was rendered from before the host had read them.
     """
 
-    def __init__(self, command: Open, model: Model, slot: int, *, first_chunk_on_device: bool = False) -> None:
+    def __init__(self, command: Open, spec: EngineSpec, slot: int, *, first_chunk_on_device: bool = False) -> None:
         super().__init__(command)
-        languages = ", ".join(model.config.languages)
+        languages = ", ".join(spec.config.languages)
         self.unspeakable = f'the text contains nothing that the voice "{command.params.voice}" ({languages}) can speak'
-        self.generator = TokenGenerator(command.key, command.params, model)
+        self.generator = TokenGenerator(command.key, command.params, spec)
         self.slot = slot
         self.phase = SequencePhase.WAITING_VOICE
         self.token_pass = TokenPass.NONE
@@ -56,7 +56,7 @@ class Sequence(EngineSequence):
         self.first_ids: tuple[int, ...] = ()
         self._first_chunk_on_device = first_chunk_on_device and command.paced
         self._lm_ms = 0.0  # since the last rendered chunk
-        flow = model.config.flow
+        flow = spec.config.flow
         self._max_ahead_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def is_speakable(segment: Segment, languages: tuple[str, ...] = ()) -> bool:
 
 
 @dataclass(frozen=True)
-class Model:
+class EngineSpec:
     """What all utterances of an engine share: dimensions, tokenizer, settings, and a script."""
 
     config: CosyVoiceConfig
@@ -87,7 +87,7 @@ class TokenGenerator:
     Args:
         key: The utterance.
         params: Its synthesis parameters.
-        model: What all utterances share.
+        spec: What all utterances share.
 
     Attributes:
         key: The utterance.
@@ -103,7 +103,7 @@ class TokenGenerator:
         script: Ids of the run to force instead of drawing.
     """
 
-    def __init__(self, key: UtteranceKey, params: SynthesisParams, model: Model) -> None:
+    def __init__(self, key: UtteranceKey, params: SynthesisParams, spec: EngineSpec) -> None:
         self.key = key
         self.params = params
         self.voice: VoiceState | None = None
@@ -115,7 +115,7 @@ class TokenGenerator:
         self.run_seed = 0
         self.drawn: list[int] = []
         self.script: tuple[int, ...] = ()
-        self._model = model
+        self._spec = spec
         self._speech: deque[tuple[int, ...]] = deque()  # given tokens, until they are in an audio segment
         self._request: Request | None = None
         self._text_segments: deque[Segment] = deque()
@@ -140,7 +140,7 @@ class TokenGenerator:
         """Add the next text segment. Unspeakable text is skipped."""
         if self.phase is TextPhase.TRUNCATED:
             return
-        if is_speakable(segment, self._model.config.languages):
+        if is_speakable(segment, self._spec.config.languages):
             self._text_segments.append(segment)
             self._feed_interleaved()
         elif segment.boundary is Boundary.FLUSH and self._interleaved:
@@ -179,7 +179,7 @@ class TokenGenerator:
         Raises:
             InvalidRequest: The flow does not know one of them.
         """
-        vocab = self._model.config.flow.vocab
+        vocab = self._spec.config.flow.vocab
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             raise InvalidRequest(f"speech tokens must be 0 to {vocab - 1}")
         if tokens:
@@ -210,7 +210,7 @@ class TokenGenerator:
 
     @property
     def _interleaved(self) -> bool:
-        return self._model.settings.text_mode is TextMode.INTERLEAVED
+        return self._spec.settings.text_mode is TextMode.INTERLEAVED
 
     @property
     def due_segment(self) -> AudioSegment | None:
@@ -267,7 +267,7 @@ class TokenGenerator:
     def first_chunk_needs(self) -> tuple[int, int, int]:
         """Return the tokens and pages of the first chunk, and the estimated pages of its audio segment."""
         assert self.voice is not None
-        flow = self._model.config.flow
+        flow = self._spec.config.flow
         chunk = GridPlan(len(self.voice.prompt), flow.chunk_tokens, flow.lookahead_tokens).first_chunk
         pages = chunk_pages(RenderState(self.voice, 0), chunk, flow.chunk_tokens)
         expected_tokens = estimate_tokens(self._spelled_words(self._text_segments[0]), self.voice.pace)
@@ -307,9 +307,9 @@ class TokenGenerator:
             seed = derive_seed(self.params.seed, self._audio_segments_started)
             audio_segment = AudioSegment(
                 RenderState(self.voice, seed, None if speed == 1.0 else MelResampler(speed)),
-                self._model.config,
+                self._spec.config,
                 pace=self.voice.pace if self._last_aligner is None else self._last_aligner.later_pace,
-                stride=self._model.settings.stride_chunks,
+                stride=self._spec.settings.stride_chunks,
             )
             self._audio_segments_started += 1
             self._last_aligner = audio_segment.aligner
@@ -329,11 +329,11 @@ class TokenGenerator:
     @property
     def _max_tokens(self) -> int:
         """Most speech tokens of an audio segment. With their text they fit into the language model."""
-        return min(self._max_segment_tokens, self._model.settings.lm_tokens // 2)
+        return min(self._max_segment_tokens, self._spec.settings.lm_tokens // 2)
 
     @property
     def _max_segment_tokens(self) -> int:
-        return self._model.settings.max_segment_s * self._model.config.token_rate_hz
+        return self._spec.settings.max_segment_s * self._spec.config.token_rate_hz
 
     def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
         """Add ``segment`` to the run and return its text ids."""
@@ -346,12 +346,12 @@ class TokenGenerator:
 
     def _spelled_words(self, segment: Segment) -> tuple[SpokenWord, ...]:
         """Words with the text that the model reads: phonemes tell more about durations than letters do."""
-        spell = self._model.tokenizer.spell
+        spell = self._spec.tokenizer.spell
         return tuple(replace(word, text=spell(word.text)) for word in spoken_words(segment))
 
     def _text_ids(self, segment: Segment) -> list[int]:
         """Return the ids of a text. Control tags and known phonemes become special tokens, all else is plain text."""
-        tokenizer = self._model.tokenizer
+        tokenizer = self._spec.tokenizer
         pieces: list[str | list[int]] = []
         for span in segment.spans:
             ids = None if span.phonemes is None else tokenizer.control_ids(span.phonemes)
@@ -372,16 +372,16 @@ class TokenGenerator:
     def _start_run(self, audio_segment: AudioSegment) -> None:
         """Start the current run, or start it again with the seed of this attempt."""
         request = self.request
-        config = self._model.config
-        model = self._model
+        config = self._spec.config
+        spec = self._spec
         self._run_ids = []
         self._tokens_after_id = []
         self.drawn = []
         self._words_scheduled = 0
         self.run_seed = derive_seed(self.params.seed, self._run_index, self._attempt)
         self._guard = TokenGuard(SILENT_TOKENS[config.family], GuardLimits.at_rate(config.token_rate_hz))
-        if model.script is not None:
-            self.script = tuple(model.script(self.key, self._run_index))
+        if spec.script is not None:
+            self.script = tuple(spec.script(self.key, self._run_index))
         self._trim_context()
         before = [*request.prompt_text, *(i for text, _ in self._context for i in text)]
         speech = [*request.lm_prompt, *(i for _, tokens in self._context for i in tokens)]
@@ -392,7 +392,7 @@ class TokenGenerator:
             self.run = ClauseRun(
                 config.lm, before, self._run_text, speech, max_tokens, tells_speaker=request.tells_speaker
             )
-            if len(self.run.pending_items) + MIN_RATIO * len(self._run_text) > model.settings.lm_tokens:
+            if len(self.run.pending_items) + MIN_RATIO * len(self._run_text) > spec.settings.lm_tokens:
                 raise TextTooLong(
                     "a stretch of text without punctuation is longer than the model can read; add punctuation"
                 )
@@ -401,8 +401,8 @@ class TokenGenerator:
     def _interleaved_run(
         self, audio_segment: AudioSegment, before: Sequence[int], speech: Sequence[int]
     ) -> InterleavedRun:
-        config = self._model.config
-        end_of_prompt = self._model.tokenizer.end_of_prompt_id
+        config = self._spec.config
+        end_of_prompt = self._spec.tokenizer.end_of_prompt_id
         dims = config.lm
         text_tokens, speech_tokens = config.mix_ratio
         rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text_tokens, speech_tokens, MAX_RATIO)
@@ -416,13 +416,13 @@ class TokenGenerator:
     @property
     def _context_limit(self) -> int:
         """Most speech tokens of earlier runs that a run continues."""
-        limit = self._model.config.context_tokens
-        setting = self._model.settings.context_tokens
+        limit = self._spec.config.context_tokens
+        setting = self._spec.settings.context_tokens
         return setting if limit is None else min(limit, setting)
 
     def _trim_context(self) -> None:
         """Drop the oldest runs until the context fits."""
-        settings = self._model.settings
+        settings = self._spec.settings
         # Interleaved text does not count: how much has arrived depends on time.
         text = 0 if self._interleaved else len(self._run_text)
         prompt = len(self.request.prompt_text) + len(self.request.lm_prompt) + (1 + MIN_RATIO) * text
@@ -547,7 +547,7 @@ class TokenGenerator:
             self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_start)
 
     def _can_retry(self, audio_segment: AudioSegment) -> bool:
-        return self._attempt < self._model.settings.retries and audio_segment.committed_tokens() <= self._run_start
+        return self._attempt < self._spec.settings.retries and audio_segment.committed_tokens() <= self._run_start
 
     def _retry_run(self, audio_segment: AudioSegment) -> None:
         self._attempt += 1
