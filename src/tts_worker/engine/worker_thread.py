@@ -92,9 +92,13 @@ class WorkerThread:
         """Call ``callback`` on the thread after all work submitted so far."""
         self._inbox.put(callback)
 
-    def close(self) -> None:
-        """Wait for submitted work. Nothing may be submitted afterwards."""
+    def end(self) -> None:
+        """Let the thread end after submitted work. Nothing may be submitted afterwards."""
         self._inbox.put(None)
+
+    def close(self) -> None:
+        """End the thread, and wait for submitted work."""
+        self.end()
         self.thread.join()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +9,9 @@ from pathlib import Path
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.worker_thread import StreamFuture
+from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
 from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
 from tts_worker.voicepack.voice_file import load_voice, stored_hash, stored_voices
-
-_Inbox = queue.SimpleQueue[Callable[[], object] | None]
 
 
 class VoiceLoader:
@@ -32,10 +27,7 @@ class VoiceLoader:
         self._folder = folder
         self._config = config
         self._tokenizer = tokenizer
-        self._inbox: _Inbox = queue.SimpleQueue()
-        # The thread holds no reference to the loader, so the loader can be collected; the finalizer ends the thread.
-        threading.Thread(target=_serve, args=(self._inbox,), name="tts-voices", daemon=True).start()
-        weakref.finalize(self, self._inbox.put, None)
+        self._thread = WorkerThread("tts-voices")
 
     def load(self, name: str, cached: Speaker | None, done: Callable[[], None]) -> StreamFuture[Speaker]:
         """Start to read the voice ``name``, or only to check that it is still the one that is ``cached``.
@@ -63,25 +55,15 @@ class VoiceLoader:
                 return read_files(deleted=True)
             raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
 
-        def work() -> None:
-            future.run()
-            done()
-
-        future = StreamFuture(read)
-        self._inbox.put(work)
+        future = self._thread.submit(read)
+        self._thread.call(done)
         return future
 
     def close(self) -> None:
-        """End the thread."""
-        self._inbox.put(None)
+        """End the thread, without waiting for the disk."""
+        self._thread.end()
 
 
 def unknown_voice(name: str, known: list[str]) -> str:
     """Return the message of the error for an unknown voice."""
     return f'unknown voice "{name[:64]}"; available: {", ".join(known[:20]) or "none"}'
-
-
-def _serve(inbox: _Inbox) -> None:
-    while (work := inbox.get()) is not None:
-        work()
-        del work  # release what it refers to before the next item arrives
