@@ -185,7 +185,7 @@ def test_compiling_ends_with_its_time() -> None:
         (CompileMode.OFF, False, False),
     ],
 )
-def test_compile_mode(
+def test_only_cuda_without_kernels_compiles_by_default(
     mode: CompileMode, kernels_enabled: bool, compiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "are_enabled", lambda: kernels_enabled)

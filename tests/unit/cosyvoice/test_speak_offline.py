@@ -124,7 +124,7 @@ def test_seed_determines_the_output(say: Say) -> None:
 
 
 @pytest.mark.parametrize("how", [[], ["--stream"]])
-def test_chunks_add_up(say: Say, how: list[str]) -> None:
+def test_chunks_follow_each_other_to_the_end(say: Say, how: list[str]) -> None:
     said = say("Hello, how are you doing today, and what is the weather like?", *how, "--seed", "5")
     chunks = said["chunks"]
 

@@ -48,7 +48,20 @@ class FlowState:
 
 
 class FlowPool:
-    """Memory for up to ``slots`` utterances and voices with ``pages`` chunks in total, at most ``max_chunks`` each."""
+    """Memory of the flow for utterances and voices.
+
+    Args:
+        flow: The flow.
+        slots: Most utterances and voices at a time.
+        pages: Chunks of all of them.
+        max_chunks: Most chunks of one.
+        dtype: Of the memory.
+        checked: Fill memory with NaN, for tests.
+        runner: Runs the passes.
+        page_bucket: Page tables are rounded up to it and, if it is more than 1, batches to powers of two, so that there
+            are few distinct shapes.
+        library: Returns what computes the estimator's attention, if a library does.
+    """
 
     def __init__(
         self,
@@ -63,11 +76,6 @@ class FlowPool:
         page_bucket: int = 1,
         library: Callable[[PageShape], PagedLibrary] | None = None,
     ) -> None:
-        """``runner`` runs the passes; ``library`` returns what computes the estimator's attention, if a library does.
-
-        Page tables are rounded up to ``page_bucket`` and, if that is more than 1, batches to powers of two, so that
-        there are few distinct shapes.
-        """
         dims = flow.dims
         device = flow.noise.device
         self.flow = flow

@@ -64,6 +64,12 @@ class Interleave:
     While ``wants_text``, call ``push`` or ``end``; otherwise feed the items of ``feed()`` and pass the next id to
     ``take``, until ``is_over``. The result depends on the text and the ids, never on how they were split or timed.
 
+    Args:
+        rule: Lengths of the groups, and special ids.
+        prefix: Text ids that are fed first (CosyVoice3: the instruction up to its end tag).
+        prompt_text: Text ids of the prompt.
+        prompt_speech: Speech ids of the prompt.
+
     Attributes:
         phase: What is due.
     """
@@ -75,7 +81,6 @@ class Interleave:
         prompt_text: Sequence[int],
         prompt_speech: Sequence[int],
     ) -> None:
-        """``prefix``: text ids fed first (CosyVoice3: the instruction up to its end tag)."""
         self._rule = rule
         self._pending: list[Item] = [(Kind.SOS, 0), *((Kind.TEXT, i) for i in prefix)]
         self._text = list(prompt_text)
