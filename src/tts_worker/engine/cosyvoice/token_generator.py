@@ -324,15 +324,16 @@ class TokenGenerator:
 
     def _is_long(self, audio_segment: AudioSegment) -> bool:
         """Whether the audio segment should close at the next opportunity, to bound its memory."""
-        return 2 * len(audio_segment.tokens) >= self._max_tokens
+        return 2 * len(audio_segment.tokens) >= self._max_drawn_tokens
 
     @property
-    def _max_tokens(self) -> int:
-        """Most speech tokens of an audio segment. With their text they fit into the language model."""
+    def _max_drawn_tokens(self) -> int:
+        """Most tokens that are drawn for an audio segment: with their text they fit into the language model."""
         return min(self._max_segment_tokens, self._spec.settings.lm_tokens // 2)
 
     @property
     def _max_segment_tokens(self) -> int:
+        """Most tokens of an audio segment."""
         return self._spec.settings.max_segment_s * self._spec.config.token_rate_hz
 
     def _encode(self, audio_segment: AudioSegment, segment: Segment) -> list[int]:
@@ -448,8 +449,8 @@ class TokenGenerator:
             run.push(self._encode(audio_segment, segment))
             # Counted in text, because the amount of speech drawn by now depends on time.
             expected = len(self._run_text) * _SPEECH_PER_TEXT
-            stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_tokens
-            if segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_tokens:
+            stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_drawn_tokens
+            if segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_drawn_tokens:
                 self._close_after_run(audio_segment)
         if self.phase is TextPhase.ENDED and not self._text_segments:
             self._close_after_run(audio_segment)
