@@ -41,9 +41,14 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     _forget()
 
 
+def _be_amd(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(linear_module, "_is_amd", lambda: True)
+    patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+
+
 def use_onednn(patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Go on as on a processor of AMD with AVX-512. Returns the shapes of the rows of all products by oneDNN to come."""
-    patch.setattr(linear_module, "_is_amd", lambda: True)
+    _be_amd(patch)
     _forget()
     product = onednn_product()
     assert product is not None
@@ -129,14 +134,20 @@ def test_other_processors_keep_mkl(processor: pytest.MonkeyPatch) -> None:
     assert onednn_product() is None
 
 
-def test_pytorch_without_the_operator_keeps_mkl(processor: pytest.MonkeyPatch) -> None:
+def test_products_of_all_processors_are_mkls(processor: pytest.MonkeyPatch) -> None:
     processor.setattr(linear_module, "_is_amd", lambda: True)
+    processor.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")  # ATEN_CPU_CAPABILITY=default
+    assert onednn_product() is None
+
+
+def test_pytorch_without_the_operator_keeps_mkl(processor: pytest.MonkeyPatch) -> None:
+    _be_amd(processor)
     processor.setattr(torch.ops, "mkldnn", SimpleNamespace())
     assert onednn_product() is None
 
 
 def test_operator_with_wrong_numbers_is_not_used(processor: pytest.MonkeyPatch) -> None:
-    processor.setattr(linear_module, "_is_amd", lambda: True)
+    _be_amd(processor)
     operator = SimpleNamespace(default=lambda x, weight, *arguments: x @ weight.t())  # ignores the bias
     processor.setattr(torch.ops, "mkldnn", SimpleNamespace(_linear_pointwise=operator))
     assert onednn_product() is None

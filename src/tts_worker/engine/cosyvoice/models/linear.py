@@ -56,9 +56,9 @@ def onednn_product() -> Product | None:
     """Return oneDNN's product of rows and weights; None where MKL's is used for all.
 
     It is the operator that Inductor puts into its programs for linear layers. PyTorch does not document it, so it is
-    tried first.
+    tried first. Where PyTorch is told to use no AVX, MKL's products are the same on all processors.
     """
-    if not _is_amd():
+    if not _is_amd() or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return None
     try:
         product = cast(Product, torch.ops.mkldnn._linear_pointwise.default)
