@@ -8,6 +8,7 @@ fit into its cache.
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
@@ -42,10 +43,12 @@ def _by_heads(product: Product, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
     q = q * width**-0.5
     if mask is not None and mask.dtype == torch.bool:
         mask = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    for n in range(count):
-        for h in range(heads):
-            scores = product(q[n, h], k[n, h], None, "none", [], "")  # [T, L]
-            if mask is not None:
-                scores.add_(mask[n % len(mask), 0])
-            out[n, :, h] = product(scores.softmax(-1), v[n, h].t(), None, "none", [], "")
+    masks = [None] if mask is None else mask[:, 0].unbind()
+    rows = zip(q.unbind(), k.unbind(), v.transpose(2, 3).unbind(), out.transpose(1, 2).unbind(), strict=True)
+    for row, bias in zip(rows, cycle(masks)):
+        for query, key, values, result in zip(*(part.unbind() for part in row), strict=True):
+            scores = product(query, key, None, "none", [], "")  # [T, L]
+            if bias is not None:
+                scores.add_(bias)
+            result.copy_(product(scores.softmax(-1), values, None, "none", [], ""))
     return out.flatten(2)
