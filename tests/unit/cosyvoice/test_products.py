@@ -18,7 +18,7 @@ from tests.unit.cosyvoice.test_flow import LIMIT, Speech, advance, pool_of
 from tts_worker.engine.cosyvoice.models import attention as attention_module
 from tts_worker.engine.cosyvoice.models import linear as linear_module
 from tts_worker.engine.cosyvoice.models.attention import attention
-from tts_worker.engine.cosyvoice.models.linear import Linear, linear, onednn_product, store_by_columns
+from tts_worker.engine.cosyvoice.models.linear import Linear, linear, onednn_product, pointwise, store_by_columns
 
 EPSILON = torch.finfo(torch.float32).eps
 
@@ -54,9 +54,10 @@ def use_onednn(patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     assert product is not None
     shapes: list[tuple[int, ...]] = []
 
-    def record(x: Tensor, *arguments: Any) -> Tensor:
+    def record(x: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+        assert weight.is_contiguous() or weight.t().is_contiguous()  # oneDNN takes a thousand times as long for others
         shapes.append(tuple(x.shape))
-        return product(x, *arguments)
+        return product(x, weight, *arguments)
 
     patch.setattr(linear_module, "onednn_product", lambda: record)
     patch.setattr(attention_module, "_product", lambda: record)
@@ -102,6 +103,14 @@ def test_rows_go_to_onednn_and_a_single_row_does_not(amd: list[tuple[int, ...]])
     layer(rows[:1, :1])
     layer(rows[:0])
     assert amd == [(2, 3, 6)]
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_convolution_of_width_1_is_a_product(amd: list[tuple[int, ...]]) -> None:
+    conv, x = torch.nn.Conv1d(6, 5, 1), noise(2, 6, 4)
+    torch.testing.assert_close(pointwise(conv, x), conv(x))
+    assert amd == [(2, 4, 6)]
 
 
 @needs_onednn
@@ -179,6 +188,15 @@ def test_attention_by_heads_equals_pytorchs(
     expected = F.scaled_dot_product_attention(q, k, v, masks[mask]).transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention(q, k, v, masks[mask]), expected)
     assert len(amd) == 2 * 4 * 3
+
+
+@needs_onednn
+@torch.inference_mode()
+def test_heads_next_to_each_other_are_taken_apart(amd: list[tuple[int, ...]], processor: pytest.MonkeyPatch) -> None:
+    processor.setattr(attention_module, "_MIN_SCORES", 0)
+    q, k, v = noise(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)  # rows of a key have those of other heads between them
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention(q, k, v, None), expected)
 
 
 @needs_onednn

@@ -44,6 +44,8 @@ def _by_heads(product: Product, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
     if mask is not None and mask.dtype == torch.bool:
         mask = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     masks = [None] if mask is None else mask[:, 0].unbind()
+    # With gaps between its rows, oneDNN takes a thousand times as long for a matrix of weights.
+    k, v = (part if part.stride()[2:] == (width, 1) else part.contiguous() for part in (k, v))
     rows = zip(q.unbind(), k.unbind(), v.transpose(2, 3).unbind(), out.transpose(1, 2).unbind(), strict=True)
     for row, bias in zip(rows, cycle(masks)):
         for query, key, values, result in zip(*(part.unbind() for part in row), strict=True):

@@ -37,6 +37,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def pointwise(conv: nn.Conv1d, x: Tensor) -> Tensor:
+    """Return the convolution of width 1 of ``x [N, C, T]``, ``[N, C', T]``; as a product if oneDNN computes those."""
+    if is_plain_product(x) and onednn_product() is not None:
+        return linear(x.transpose(1, 2), conv.weight[:, :, 0], conv.bias).transpose(1, 2)
+    return cast(Tensor, conv(x))
+
+
 def is_plain_product(x: Tensor) -> bool:
     """Whether products of ``x`` are in float32 on a CPU, and neither recorded nor differentiated."""
     if x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -31,7 +31,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
     sinusoid,
 )
 from tts_worker.engine.cosyvoice.models.dims import UnetDims, V1UnetDims
-from tts_worker.engine.cosyvoice.models.linear import Linear, linear
+from tts_worker.engine.cosyvoice.models.linear import Linear, linear, pointwise
 
 
 class CausalBlock(nn.Module):
@@ -73,7 +73,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, time: Tensor, memory: Memory) -> Tensor:
         """``x [N, C, T] -> [N, C', T]``; ``time [N or 1, C']`` is already projected by ``mlp``."""
         y = self.block1(x, memory) + time[:, :, None].to(x.dtype)
-        return self.block2(y, memory) + self.res_conv(x)
+        return self.block2(y, memory) + pointwise(self.res_conv, x)
 
     def fused(self, x: Tensor, time: Tensor, following: nn.LayerNorm, memory: PagedView) -> tuple[Tensor, Tensor]:
         """``forward`` of ``x [N, T, C]`` with ``time [C']``, and the norm of the first transformer block.
@@ -218,7 +218,7 @@ class Unet(Estimator):
             skip = x if i == 0 else skip
             for conv in sampler:
                 x = conv(x, past)
-        return self.final_proj(self.final_block(x, past)).transpose(1, 2)
+        return pointwise(self.final_proj, self.final_block(x, past)).transpose(1, 2)
 
     def _fused(self, x: Tensor, times: Sequence[Tensor], past: PagedView) -> Tensor:
         stages = self._stages()
