@@ -418,6 +418,20 @@ def utterance_without_text_is_done(case: EngineCase) -> None:
         assert output.ends == [Done(KEY)]
 
 
+def input_after_the_end_is_ignored(case: EngineCase) -> None:
+    driver = EngineDriver(case)
+    output = driver.open(KEY)
+    driver.send_text(KEY)
+    driver.send_text(KEY)
+    empty_key = _other_key(2)
+    empty = driver.open(empty_key, 0)
+    driver.send(EndText(empty_key), EndText(empty_key), Text(empty_key, case.segments[0]), EndText(empty_key))
+    driver.drain()
+    assert output.content == _solo_output(case).content
+    assert not empty.audio
+    assert empty.ends == [Done(empty_key)]
+
+
 def unspeakable_text_fails_with_typed_error(case: EngineCase) -> None:
     driver = EngineDriver(case)
     output = driver.open(KEY)
@@ -567,6 +581,7 @@ CONTRACT: tuple[ContractCheck, ...] = (
     unknown_and_ended_keys_are_ignored,
     utterance_stays_open_until_end_of_text,
     utterance_without_text_is_done,
+    input_after_the_end_is_ignored,
     unspeakable_text_fails_with_typed_error,
     partly_unspeakable_text_is_done,
     unsupported_voice_or_speed_is_rejected,

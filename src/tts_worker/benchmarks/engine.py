@@ -152,6 +152,7 @@ class Bench:
             "threads": self._threads,
             "overlap": self.engine.settings.overlap,
             "torch": torch.__version__,
+            "products": info.get("products"),
             "graphs": parts.graph_runners[0].fixed_shapes,
             "warm_up_s": round(self._warm_up_s, 2),
         }

@@ -142,11 +142,13 @@ class EngineSequence(ABC):
         return self.input is Input.ENDED or self.input is Input.ENDED_EMPTY
 
     def receive_speech(self, tokens: tuple[int, ...]) -> None:
-        """Take speech tokens in order.
+        """Take speech tokens in order. What follows the end is ignored.
 
         Raises:
             InvalidRequest: The utterance has text, or the engine does not know them.
         """
+        if self.text_ended:
+            return
         if self.input is Input.TEXT:
             raise InvalidRequest("an utterance takes either text or speech tokens")
         self.add_speech(tokens)
@@ -154,7 +156,7 @@ class EngineSequence(ABC):
             self._enter_input(Input.SPEECH)
 
     def receive(self, command: Text | EndText) -> None:
-        """Take text in order. After a break it waits for the audio before it."""
+        """Take text in order. After a break it waits for the audio before it; what follows the end is ignored."""
         self._received.append(command)
         self.pass_text_on()
 
@@ -173,6 +175,8 @@ class EngineSequence(ABC):
                 self.drop_pause()
                 continue
             command = self._received.popleft()
+            if self.text_ended:
+                continue  # nothing of an utterance may break an engine that others share
             if isinstance(command, EndText):
                 self.end_text()
                 continue
