@@ -240,7 +240,8 @@ async def test_texts_count_in_the_storage(tmp_path: Path) -> None:
         for _ in range(2):
             unspeakable = {"input": "." * 5_000, "instructions": "x" * 4_000}
             batches.append(await runner.submit(BatchRequest.model_validate({**PCM, "items": [unspeakable] * 2})))
-            await runner.wait(batches[-1], 1)
+            for index in range(2):  # they are spoken side by side
+                await runner.wait(batches[-1], index)
         assert [each.stored.id for each in await runner.list()] == [batches[1].stored.id]
 
 

@@ -98,6 +98,6 @@ async def test_worker_is_lost_with_one_of_its_engines() -> None:
     async with running_worker(tone_settings()) as worker:
         (engine,) = worker.engines.values()
         assert not worker.lost.is_set()
-        engine.on_fault(engine._runner, DeviceLost("sticky"))  # type: ignore[arg-type]
+        engine.on_fault(engine._handle, DeviceLost("sticky"))  # type: ignore[arg-type]
         await worker.lost.wait()
         assert (engine.state, worker.hub.ready, worker.hub.lost) == (EngineState.LOST, False, True)

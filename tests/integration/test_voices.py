@@ -280,28 +280,31 @@ def test_vendor_shapes_add_and_delete_voices(served: Served) -> None:
 
 
 def test_elevenlabs_sdk_adds_and_deletes_voices(served: Served) -> None:
-    client = elevenlabs_client.ElevenLabs(api_key="studio-key-0123456789", base_url=f"http://{served.address}")
-    for labels in ({}, {"labels": {"accent": "british"}}):  # without labels the package sends null
-        added = client.voices.ivc.create(name="Mine", files=[GOOD], **labels)
-        assert [voice.voice_id for voice in client.voices.get_all().voices] == [added.voice_id]
+    address = f"http://{served.address}"
+    with httpx.Client(timeout=60) as http:
+        client = elevenlabs_client.ElevenLabs(api_key="studio-key-0123456789", base_url=address, httpx_client=http)
+        for labels in ({}, {"labels": {"accent": "british"}}):  # without labels the package sends null
+            added = client.voices.ivc.create(name="Mine", files=[GOOD], **labels)
+            assert [voice.voice_id for voice in client.voices.get_all().voices] == [added.voice_id]
+            with pytest.raises(elevenlabs_core.ApiError) as caught:
+                client.voices.ivc.create(name="Mine", files=[b"no recording"], **labels)
+            assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (400, "invalid_request")
+            assert client.voices.delete(added.voice_id).status == "ok"
         with pytest.raises(elevenlabs_core.ApiError) as caught:
-            client.voices.ivc.create(name="Mine", files=[b"no recording"], **labels)
-        assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (400, "invalid_request")
-        assert client.voices.delete(added.voice_id).status == "ok"
-    with pytest.raises(elevenlabs_core.ApiError) as caught:
-        client.voices.delete(added.voice_id)
-    assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (404, "unknown_voice")
+            client.voices.delete(added.voice_id)
+        assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (404, "unknown_voice")
 
 
 def test_cartesia_sdk_adds_and_deletes_voices(served: Served) -> None:
-    client = cartesia_sdk.Cartesia(api_key="studio-key-0123456789", base_url=f"http://{served.address}", max_retries=0)
-    added = client.voices.clone(clip=GOOD, name="Mine", language="en")
-    assert [voice.id for voice in client.voices.list()] == [added.id]
-    client.voices.delete(added.id)
-    with pytest.raises(cartesia_sdk.NotFoundError):
+    address = f"http://{served.address}"
+    with cartesia_sdk.Cartesia(api_key="studio-key-0123456789", base_url=address, max_retries=0) as client:
+        added = client.voices.clone(clip=GOOD, name="Mine", language="en")
+        assert [voice.id for voice in client.voices.list()] == [added.id]
         client.voices.delete(added.id)
-    with pytest.raises(cartesia_sdk.BadRequestError):
-        client.voices.clone(clip=b"no recording", name="Mine", language="en")
+        with pytest.raises(cartesia_sdk.NotFoundError):
+            client.voices.delete(added.id)
+        with pytest.raises(cartesia_sdk.BadRequestError):
+            client.voices.clone(clip=b"no recording", name="Mine", language="en")
 
 
 async def test_deleted_voice_finishes_accepted_utterances(served: Served) -> None:
