@@ -243,7 +243,7 @@ def certificates_are_read_once() -> Iterator[None]:
     """Every client of httpx reads the certificate authorities, also for http: 28 ms, more than most requests take."""
     from httpx._transports import default as transports
 
-    create = transports.create_ssl_context
+    create = transports.create_ssl_context  # type: ignore[attr-defined]  # private
 
     @lru_cache
     def shared(*authorities: str | None) -> ssl.SSLContext:

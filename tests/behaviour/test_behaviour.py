@@ -88,8 +88,9 @@ async def paced_tasks(request: pytest.FixtureRequest) -> AsyncIterator[GetTask]:
 
     tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
     for item in request.session.items:
-        is_selected = isinstance(item, pytest.Function) and item.function is test_paced_behaviour
-        if is_selected and not any(mark.args[0] for mark in item.iter_markers("skipif")):
+        if not (isinstance(item, pytest.Function) and item.function is test_paced_behaviour):
+            continue
+        if not any(mark.args[0] for mark in item.iter_markers("skipif")):
             transport, name = (str(item.callspec.params[key]) for key in ("transport", "name"))
             tasks[transport, name] = asyncio.create_task(run_when_free(transport, name))
     yield lambda transport, name: tasks[transport, name]

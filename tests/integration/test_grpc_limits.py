@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import grpc
@@ -370,8 +371,8 @@ async def test_models_that_are_unknown_and_models_in_use() -> None:
 
 
 async def _health(server: GrpcWorker, service: str = "tts.TTSService") -> int:
-    stub = health_pb2_grpc.HealthStub(server.channel)
-    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status  # type: ignore[no-any-return]
+    stub: Any = health_pb2_grpc.HealthStub(server.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
 async def test_health_and_reflection_list_the_services() -> None:

@@ -286,9 +286,9 @@ async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:
                 chunks.append(chunk)
                 resume.set()  # the rest is synthesized after the first chunk was received
         async with http(address) as plain:
-            answer = await plain.post("/v1/audio/speech", json=speech(response_format="pcm", stream_format="sse"))
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            sent = await plain.post("/v1/audio/speech", json=speech(response_format="pcm", stream_format="sse"))
+            assert sent.headers["content-type"].startswith("text/event-stream")
+            events = [json.loads(line[6:]) for line in sent.text.splitlines() if line.startswith("data: ")]
             pcm = b"".join(base64.b64decode(e["audio"]) for e in events if e["type"] == "speech.audio.delta")
             assert pcm == b"".join(chunks)
             assert [e["type"] for e in events].count("speech.audio.done") == 1

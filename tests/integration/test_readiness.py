@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import httpx
@@ -144,7 +145,7 @@ async def test_degraded_engine_is_ready_and_says_why(caplog: pytest.LogCaptureFi
 async def test_grpc_health_waits_for_every_engine() -> None:
     worker = TwoEngines()
     async with serving(worker), join_fleet(worker) as member, dial(member.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
         worker.go_on.set()

@@ -15,7 +15,7 @@ from tests.integration.test_api_keys import APP, OPERATOR, bearer, key_file
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.engine.factory import model_version
+from tts_worker.engine.factory import EngineFactory, model_version
 from tts_worker.engine.loop import EngineState
 from tts_worker.errors import (
     BundleError,
@@ -29,7 +29,7 @@ from tts_worker.errors import (
 from tts_worker.server.compat.rendering import synthesize
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import Outcome, SessionOptions, State
-from tts_worker.worker import EngineFactory, running_worker
+from tts_worker.worker import running_worker
 
 
 async def test_calls_finish_on_the_old_model() -> None:

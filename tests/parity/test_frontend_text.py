@@ -15,7 +15,6 @@ from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import spoken_transcript
 from tts_worker.engine.cosyvoice.reference.normalizer import (
-    contains_chinese,
     is_only_punctuation,
     normalize,
     normalize_and_split,
@@ -24,6 +23,7 @@ from tts_worker.engine.cosyvoice.reference.normalizer import (
 )
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
+from tts_worker.text.front_end import contains_chinese
 
 TEXT = DATA / "golden" / "text"
 REAL_VOCABULARY = DATA / "qwen2-tokenizer"

@@ -177,9 +177,9 @@ class Driver:
             assert item.index == received.frames
             assert item.start_sample == len(received.pcm) // 2, "missing or repeated samples"
             assert 0 < item.samples <= (self.config.frame_samples or 10**9)
-            for word in self.engine.utterances[item.key].words:
-                if word.start_sample < item.start_sample + item.samples:
-                    assert word.start_sample in received.words, "a word later than its audio"
+            for timing in self.engine.utterances[item.key].words:
+                if timing.start_sample < item.start_sample + item.samples:
+                    assert timing.start_sample in received.words, "a word later than its audio"
             received.frames += 1
             received.pcm += item.pcm
         elif isinstance(item, Words):

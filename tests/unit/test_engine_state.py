@@ -91,8 +91,9 @@ def _assigned(node: ast.ClassDef) -> Iterator[str]:
 def phase_enums(source: str) -> Iterator[str]:
     """Yield the names of the enums whose docstring draws a life: ``A -> B``."""
     for node in ast.walk(ast.parse(source)):
-        is_enum = isinstance(node, ast.ClassDef) and "Enum" in map(ast.unparse, node.bases)
-        if is_enum and "->" in str(ast.get_docstring(node)):
+        if not isinstance(node, ast.ClassDef) or "Enum" not in map(ast.unparse, node.bases):
+            continue
+        if "->" in str(ast.get_docstring(node)):
             yield node.name
 
 

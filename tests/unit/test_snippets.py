@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -32,7 +32,7 @@ class Snippet(NamedTuple):
     text: str
 
 
-def snippets(*languages: str) -> list[object]:
+def snippets(*languages: str) -> list[Any]:
     """The fenced blocks in one of ``languages`` as pytest parameters named by page and line."""
     found = []
     for page in PAGES:

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.profiler_util import DeviceType, EventList, FunctionEvent
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.benchmarks import gpu, gpu_convolutions, gpu_load, gpu_process
+from tts_worker.benchmarks.engine import Bench
 from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
 from tts_worker.benchmarks.gpu_counts import fallbacks_of
 from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
@@ -33,7 +35,7 @@ from tts_worker.engine.cosyvoice import config, random_bundle
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.loader import LoadOptions
+from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import ConfigError, DeviceLost
@@ -135,9 +137,9 @@ def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monk
         return loaded[-1]
 
     built = []
-    bench_of = gpu.Bench
+    bench_of = Bench
 
-    def built_bench(*args: Any) -> gpu.Bench:
+    def built_bench(*args: Any) -> Bench:
         built.append(args[0])
         return bench_of(*args)
 
@@ -368,7 +370,7 @@ def test_bad_arguments_are_refused(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before weights are written, which takes minutes at the official size."""
-    if arguments == ["--device", "cuda"] and gpu.torch.cuda.is_available():
+    if arguments == ["--device", "cuda"] and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     monkeypatch.setattr(random_bundle, "write_random_bundle", lambda *_: pytest.fail("weights were written"))
 
@@ -394,12 +396,12 @@ def test_choices_of_random_weights_are_all_there_are() -> None:
 
 
 def test_device_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
-    assert str(gpu.resolve_device("cuda:1")) == "cuda:1"
+    assert str(resolve_device("cuda:1")) == "cuda:1"
     with pytest.raises(ConfigError, match="there is no cuda:2"):
-        gpu.resolve_device("cuda:2")
+        resolve_device("cuda:2")
 
 
 # -- processes --------------------------------------------------------------------------------------------------------

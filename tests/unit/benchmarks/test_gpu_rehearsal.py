@@ -20,6 +20,7 @@ from tts_worker.benchmarks.gpu_plan import Plan, Results
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.components import Components
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
@@ -51,14 +52,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     def simulated(networks: Networks, *args: Any, **kwargs: Any) -> Components:
         settings = args[2]
         runner = FakeGraphRunner if settings.graphs else EagerRunner
-        return build(networks, *args, **kwargs, graph_runners=(runner(), runner()), streams=device.streams())
+        return build(networks, *args, **kwargs, graph_runners=(runner(), runner()), streams=cuda.streams())
 
     monkeypatch.setattr(Components, "build", simulated)
-    config_of = loader.StreamingConfig
     # As on CUDA, where the device decides.
-    monkeypatch.setattr(loader, "StreamingConfig", lambda **given: config_of(**{**given, "graphs": True}))
-    with simulated_cuda() as device:
-        yield device
+    monkeypatch.setattr(loader, "StreamingConfig", lambda **given: StreamingConfig(**{**given, "graphs": True}))
+    with simulated_cuda() as cuda:
+        yield cuda
 
 
 @pytest.mark.timeout(120)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
+import threading
 
 import pytest
 from hypothesis import assume, given, settings
@@ -61,7 +64,7 @@ async def test_monitor_process_ends_with_its_context() -> None:
 def test_each_stall_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is ended while its threads write; half a line would break the reader."""
     writes: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(stall_monitor_module.os, "write", lambda file, line: writes.append((file, line)))
+    monkeypatch.setattr(os, "write", lambda file, line: writes.append((file, line)))
     monkeypatch.setattr(stall_monitor_module, "detect_stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
     stall_monitor_module._watch(None, 0.01)
     assert writes == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
@@ -78,8 +81,8 @@ def test_ready_is_written_before_any_stall(monkeypatch: pytest.MonkeyPatch, caps
             started.append(self)
 
     started: list[Thread] = []
-    monkeypatch.setattr(stall_monitor_module.threading, "Thread", Thread)
-    monkeypatch.setattr(stall_monitor_module.sys, "stdin", io.StringIO())
+    monkeypatch.setattr(threading, "Thread", Thread)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     stall_monitor_module._main(0.01)
     assert started
     assert capsys.readouterr().out == ""

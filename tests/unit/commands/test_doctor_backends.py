@@ -311,7 +311,7 @@ def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch)
     def fail(_: str) -> Any:
         raise OSError("libnvinfer.so.10: cannot open shared object file")
 
-    monkeypatch.setattr(doctor_backends.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
     assert finding.status is Status.OPTIONAL
     assert "cannot be imported: libnvinfer.so.10" in finding.detail

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tts_worker import cli
 from tts_worker.cli import COMMANDS, main, run_command
 from tts_worker.commands import doctor
 from tts_worker.commands.installation import install_command
@@ -90,7 +89,7 @@ def test_command_without_torch_names_the_extra(
     assert run_command("tts-worker bench x", command_that_needs("torch"), []) == 1
     message = capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(cli.importlib, "import_module", command_that_needs("torch").run)
+        patch.setattr(importlib, "import_module", command_that_needs("torch").run)
         assert main(["bench", "gpu", "--random", "cosyvoice3"]) == 1
     assert capsys.readouterr().err == message.replace("bench x", "bench gpu")
     assert message.startswith('error: tts-worker bench x needs the extra "cosyvoice": pip install')

@@ -165,13 +165,13 @@ def check_pages(dtype: torch.dtype) -> None:
         (17, 2, 24, 1, (1, 4), 1, 0),
         (50, 1, 16, 1, (1,), 3, 1),
     ):
-        *arguments, store, table, fresh, start, total = pages(
+        qkv, rotations, store, table, fresh, start, total = pages(
             draw, page, heads, dim, branches, past_pages, chunks, missing
         )
         where = f"{dtype}, {chunks} chunks of {page}"
         stored, expected_store = store.clone(), store.nan_to_num(0.0)
-        expected = a.paged_attention.composition(*arguments, expected_store, table, fresh, start, total)
-        got = a.paged_attention.launch(*arguments, stored, table, fresh, start, total)
+        expected = a.paged_attention.composition(qkv, rotations, expected_store, table, fresh, start, total)
+        got = a.paged_attention.launch(qkv, rotations, stored, table, fresh, start, total)
         assert kernels.relative_difference(got, expected) <= 2 * draw.tolerance, where
         written = fresh.flatten()
         new = kernels.relative_difference(stored[:, :, :, written], expected_store[:, :, :, written])

@@ -240,6 +240,7 @@ def test_solver_noise_is_fixed_and_uses_no_global_generator() -> None:
     assert made.shape == (NOISE_FRAMES, MEL)
     assert made.T.flatten()[:5].tolist() == pytest.approx([-1.1258, -1.1524, -0.2506, -0.4339, 0.8487], abs=1e-4)
     flow = networks("cosyvoice3").flow
+    assert isinstance(flow, Flow)
     late = flow.noise_at(torch.tensor([NOISE_FRAMES - 2]), 4)[0]  # beyond 300 s it begins again
     assert torch.equal(late, torch.cat([made[-2:], made[:2]]))
 

@@ -126,7 +126,7 @@ def test_prefill_and_burst_launch_few_kernels() -> None:
         _, around = count(subject.decoder.prefill, [row], [items])
         _, burst = count(subject.decoder.burst, [row], 8)
 
-    assert at_full_depth(*prefills, DEPTH) <= MAX_PREFILL_LAUNCHES
+    assert at_full_depth(prefills[0], prefills[1], DEPTH) <= MAX_PREFILL_LAUNCHES
     assert around.launches <= MAX_LAUNCHES_AROUND_A_PREFILL, around.operators
     assert burst.launches <= MAX_LAUNCHES_AROUND_A_BURST, burst.operators
 

@@ -39,8 +39,8 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     graph_specs,
 )
 from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
+from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU
 from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
-    CPU,
     SessionOptions,
     compare_graphs,
     open_graph,

@@ -6,6 +6,7 @@ The stand-in's plan is the ONNX file, which it runs on ONNX Runtime: everything 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -370,7 +371,7 @@ def test_library_that_cannot_be_loaded_is_no_error(monkeypatch: pytest.MonkeyPat
     def fail(_: str) -> object:
         raise OSError("libnvinfer.so.10: cannot open shared object file")
 
-    monkeypatch.setattr(tensorrt.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(BackendUnavailable, match=r"libnvinfer\.so\.10"):
         tensorrt.find_tensorrt(torch.device("cuda"))
 

@@ -526,7 +526,7 @@ class FaultyEngine(ToneEngine):
         self._maybe_fail("handle")
         super().handle(command)
 
-    def step(self, now: float) -> list[Event]:
+    def step(self, now: float) -> Sequence[Event]:
         self._maybe_fail("step")
         return super().step(now)
 

@@ -271,7 +271,7 @@ def test_text_is_not_fed_twice_after_lost_ids() -> None:
         prefill = subject.components.decoder.prefill
         burst = subject.components.decoder.burst
 
-        def counting_prefill(rows: Sequence[DecodeRow], items: Sequence[list[Item]]) -> PendingCopy:
+        def counting_prefill(rows: Sequence[DecodeRow], items: Sequence[Sequence[Item]]) -> PendingCopy:
             passes.append(len(rows))
             return prefill(rows, items)
 

@@ -42,7 +42,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import Voice, save_voice
+from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
 
 FAMILY = "cosyvoice3"
 STORED = SynthesisParams("alice", seed=3)
@@ -67,12 +67,11 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ready = threading.Event()
         self.threads: set[str] = set()
-        read = voice_loader.load_voice
 
         def load(root: Path, name: str, *, deleted: bool = False) -> Voice:
             self.threads.add(threading.current_thread().name)
             assert self.ready.wait(60)
-            return read(root, name, deleted=deleted)
+            return load_voice(root, name, deleted=deleted)
 
         monkeypatch.setattr(voice_loader, "load_voice", load)
 

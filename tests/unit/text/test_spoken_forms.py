@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.text.english_numbers import number_words, ordinal_words, year_words
+from tts_worker.text.english_rules import RULES, features
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import RULES, SpokenForms, features, rewrites, spoken_forms
+from tts_worker.text.spoken_forms import SpokenForms, rewrites, spoken_forms
 from tts_worker.text.spoken_words import spoken_words
 
 CASES = [

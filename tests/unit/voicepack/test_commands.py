@@ -16,6 +16,7 @@ from tts_worker.engine.cosyvoice.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
 from tts_worker.voicepack import commands, manifest
 from tts_worker.voicepack.manifest import ModelFile, PublishedModel
+from tts_worker.voicepack.report import Problem
 from tts_worker.voicepack.voice_file import load_voice, stored_voices
 
 
@@ -169,5 +170,5 @@ def test_report_has_one_line_per_problem() -> None:
     assert str(spoiled).splitlines()[1:] == ["  error  a.pt: is odd", "  note   b.pt: is odd"]
 
 
-def manifest_problem(file: str, fatal: bool) -> commands.Problem:
-    return commands.Problem(file, "is odd", fatal)
+def manifest_problem(file: str, fatal: bool) -> Problem:
+    return Problem(file, "is odd", fatal)
