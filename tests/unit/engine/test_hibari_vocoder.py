@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hibari import dsp
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tts_worker.engine.hibari import vocoder as vocoder_module
@@ -77,6 +77,7 @@ PITCHES_HZ = st.one_of(st.just(0.0), st.floats(0, 1, width=32), st.floats(20, 1_
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(PITCHES_HZ, st.integers(1, 12)), min_size=1, max_size=40))
+@example([(40.0, 2), (20.0, 1)])
 def test_pulses_are_those_of_the_library(runs: list[tuple[float, int]]) -> None:
     f0_hz = np.repeat([hz for hz, _ in runs], [frames for _, frames in runs]).astype(np.float32)
     actual, expected = vocoder_module.pulse_train(f0_hz), dsp.pulses(f0_hz)

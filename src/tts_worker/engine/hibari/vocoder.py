@@ -156,7 +156,7 @@ def pulse_train(f0_hz: Floats) -> Floats:
     """
     around = np.pad(f0_hz, 1, mode="edge")
     neighbours = sliding_window_view(around, 3)
-    rows = np.flatnonzero(neighbours.max(axis=1) > _MIN_PITCH_HZ)
+    rows = np.flatnonzero(neighbours.max(axis=1) >= _MIN_PITCH_HZ)  # the mean of two equal ones may be rounded up
     # Pitch is linear between the centers of frames: half a frame from the previous center, half to the next one.
     weights = ((np.arange(0.5, FRAME_SAMPLES) / FRAME_SAMPLES - 0.5) % 1).astype(np.float32).reshape(2, -1)
     near = neighbours[rows]
