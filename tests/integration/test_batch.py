@@ -7,6 +7,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import threading
 import time
 import zipfile
@@ -23,7 +24,7 @@ from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_f
 from tts_worker.errors import Draining, OverCapacity
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch
-from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id
+from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id, stored_ids
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 
@@ -32,6 +33,14 @@ PCM: dict[str, Any] = {"response_format": "pcm", "voice": "tone"}
 
 def items(*texts: str) -> list[dict[str, Any]]:
     return [{"input": text} for text in texts]
+
+
+def new_folder(directory: Path) -> BatchFolder:
+    """Store a batch of one item, locked as that of a process that runs it."""
+    folder = BatchFolder(directory, new_id())
+    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
+    folder.create(StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request))
+    return folder
 
 
 async def submit(client: httpx.AsyncClient, texts: list[dict[str, Any]], **fields: Any) -> str:
@@ -217,6 +226,48 @@ async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, mon
         await worker.batches.delete(old)
         assert await asyncio.to_thread(new.folder.path.exists), "only the old one is forgotten"
         assert old.stored.id not in worker.batches._batches
+
+
+def test_batch_appears_whole_and_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workers look for batches to continue at any time, also while one is accepted."""
+    claimed: list[str] = []
+
+    def let_others_look(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            claimed.extend(each for each in stored_ids(tmp_path) if BatchFolder(tmp_path, each).claim())
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((Path, "mkdir"), (Path, "replace"), (Path, "rename")):
+        let_others_look(owner, name)
+    folder = new_folder(tmp_path)
+    assert stored_ids(tmp_path) == [folder.path.name]
+    assert claimed == []
+    folder.release()
+
+
+def test_id_is_accepted_once(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    content = folder.read()
+    assert content is not None
+    again = BatchFolder(tmp_path, folder.path.name)
+    with pytest.raises(FileExistsError):
+        again.create(content[0])
+    assert os.listdir(tmp_path) == [folder.path.name], "nothing is left of the second one"
+    folder.release()
+
+
+def test_abandoned_batches_are_removed(tmp_path: Path) -> None:
+    new, abandoned, deleted = (tmp_path / name for name in (".new-A", ".new-B", ".deleted-C"))
+    for folder in (new, abandoned, deleted):
+        folder.mkdir()
+    os.utime(abandoned, (0, 0))
+    assert stored_ids(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [new], "it may be accepted right now"
 
 
 async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
@@ -448,9 +499,7 @@ async def test_exit_cuts_off_a_download(
     """A second signal does not wait until the download notices the drain."""
     monkeypatch.setattr("tts_worker.serving._GOODBYE_S", 0.0)
     monkeypatch.setattr("tts_worker.serving._CLOSE_S", 0)
-    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
-    folder = BatchFolder(tmp_path, new_id())
-    folder.create(StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request))
+    folder = new_folder(tmp_path)
     async with AsyncExitStack() as stack:
         async with serving(batch={"directory": tmp_path}) as address:
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=20))
@@ -463,9 +512,7 @@ async def test_exit_cuts_off_a_download(
 
 
 async def test_worker_that_stops_while_it_claims_holds_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = BatchRequest.model_validate({**PCM, "items": items("One.")})
-    folder = BatchFolder(tmp_path, new_id())
-    folder.create(StoredBatch(id=folder.path.name, owner=None, created_at_s=time.time(), request=request))
+    folder = new_folder(tmp_path)
     folder.release()
     claiming, stopping = threading.Event(), threading.Event()
     claim = BatchFolder.claim

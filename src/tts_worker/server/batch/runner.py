@@ -159,7 +159,7 @@ class BatchRunner:
                     log.error("cannot store a batch: %s", error.strerror)
                     raise OverCapacity("the worker cannot store the batch", retry_after_s=60.0) from None
             if batch is None:
-                raise OverCapacity("another worker is accepting this batch", retry_after_s=1.0)
+                raise OverCapacity("another worker is deleting the batch of this Idempotency-Key", retry_after_s=1.0)
             if batch.request != request:
                 raise IllegalCommand("this Idempotency-Key was used for another batch")
             return batch
@@ -459,7 +459,7 @@ class BatchRunner:
             if content is not None and name not in self._batches:  # deleted and submitted again meanwhile
                 batch = self._batches[name] = Batch(content[0], folder, content[1])
             elif content is None and now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime > _MAINTENANCE_S:
-                await _to_thread(folder.delete)  # its process crashed before it was accepted
+                await _to_thread(folder.delete)  # without a request it is of no use
         except OSError:
             return  # deleted meanwhile
         finally:

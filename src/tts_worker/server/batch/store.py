@@ -8,12 +8,14 @@ claim the folder and continue. A finished batch needs no lock. All functions blo
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ except ImportError:  # Windows: a directory must not be shared there
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{16}")
 _REQUEST, _LOCK = "batch.json", "lock"
+_NEW, _DELETED = ".new-", ".deleted-"  # how the names of folders begin that hold no batch yet, or none any more
+_ABANDONED_S = 3_600  # a new folder of this age is one whose process crashed
 
 
 class StoredBatch(BaseModel):
@@ -86,11 +90,27 @@ class BatchFolder:
         self._identity: tuple[int, int, int] | None = None  # of the file of the lock
 
     def create(self, batch: StoredBatch) -> None:
-        """Write a new batch and claim it. Raises FileExistsError if there is one with this id."""
-        self.path.mkdir(parents=True, mode=0o700)
-        if not self.claim():
-            raise FileExistsError("another process has claimed the batch")
-        self._write(_REQUEST, batch.model_dump_json().encode())
+        """Write a new batch and claim it. Raises FileExistsError if there is one with this id.
+
+        The folder appears whole and locked, so that no other process claims it before this one.
+        """
+        new = BatchFolder(self.path.parent, f"{_NEW}{self.path.name}-{secrets.token_hex(4)}")
+        new.path.mkdir(parents=True, mode=0o700)
+        try:
+            new._write(_REQUEST, batch.model_dump_json().encode())
+            if fcntl is None:  # a folder with an open file cannot be renamed there
+                new.path.rename(self.path)
+                self.claim()
+            else:
+                new.claim()
+                new.path.rename(self.path)
+                self._lock, self._identity = new._lock, new._identity
+        except OSError as error:
+            new.release()
+            shutil.rmtree(new.path, ignore_errors=True)
+            if error.errno == errno.ENOTEMPTY:
+                raise FileExistsError("there is a batch with this id") from None
+            raise
 
     def claim(self) -> bool:
         """Take the lock of the batch; return False if another process has it."""
@@ -163,7 +183,7 @@ class BatchFolder:
 
     def delete(self) -> None:
         """Delete the batch at once, also for the process that runs it."""
-        doomed = self.path.with_name(f".deleted-{self.path.name}-{secrets.token_hex(4)}")
+        doomed = self.path.with_name(f"{_DELETED}{self.path.name}-{secrets.token_hex(4)}")
         with suppress(OSError):  # another process deletes it
             self.path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -183,15 +203,22 @@ def _identity(file: os.stat_result) -> tuple[int, int, int]:
 
 
 def stored_ids(directory: Path) -> list[str]:
-    """Return the ids of the batches in a directory; remnants of deleted ones are removed."""
+    """Return the ids of the batches in a directory; remnants of deleted and of abandoned ones are removed."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
     for name in names:
-        if name.startswith(".deleted-"):
+        if name.startswith(_DELETED) or (name.startswith(_NEW) and _is_abandoned(directory / name)):
             shutil.rmtree(directory / name, ignore_errors=True)
     return sorted(name for name in names if is_id(name))
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        return time.time() - folder.stat().st_mtime > _ABANDONED_S
+    except FileNotFoundError:
+        return False  # its batch was accepted
 
 
 def is_id(name: str) -> bool:
