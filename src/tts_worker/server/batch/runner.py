@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, TypeVar
 
@@ -28,7 +27,16 @@ from tts_worker.errors import (
     TTSWorkerError,
 )
 from tts_worker.server.batch.request import BatchItem, BatchRequest
-from tts_worker.server.batch.store import BatchFolder, ItemResult, StoredBatch, id_of_key, is_id, new_id, stored_ids
+from tts_worker.server.batch.store import (
+    BatchFolder,
+    ItemResult,
+    StoredBatch,
+    id_of_key,
+    is_id,
+    new_id,
+    stored_ids,
+    unix_time_s,
+)
 from tts_worker.server.compat.rendering import synthesize
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import BatchSettings
@@ -173,7 +181,7 @@ class BatchRunner:
             await self._make_room(request.text_bytes)
         except StorageFull:
             raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0) from None
-        stored = StoredBatch(id=name, owner=caller.key, created_at_s=_now_s(), request=request)
+        stored = StoredBatch(id=name, owner=caller.key, created_at_s=unix_time_s(), request=request)
         folder = BatchFolder(await self._open_directory(), stored.id)
         batch = Batch(stored, folder)
         self._batches[stored.id] = batch  # before it is written: maintenance must not claim it
@@ -434,7 +442,7 @@ class BatchRunner:
         batch.notify()
 
     async def _maintain(self) -> None:
-        now_s = _now_s()
+        now_s = unix_time_s()
         for batch in list(self._batches.values()):
             if now_s > self.expires_at_s(batch):
                 await self.delete(batch)
@@ -496,11 +504,6 @@ async def _open_audio(folder: BatchFolder, index: int) -> BinaryIO:
         if not opening.cancelled() and opening.exception() is None:
             opening.result().close()
         raise
-
-
-def _now_s() -> float:
-    """Return the Unix time, by which batches expire also after a restart."""
-    return datetime.now(timezone.utc).timestamp()
 
 
 class StorageFull(OverCapacity):

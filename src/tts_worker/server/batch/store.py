@@ -15,9 +15,9 @@ import os
 import re
 import secrets
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,6 +68,11 @@ class ItemResult:
     size: int = 0
     samples: int = 0
     error: ErrorInfo | None = None
+
+
+def unix_time_s() -> float:
+    """Return the Unix time, by which batches expire also after a restart."""
+    return datetime.now(timezone.utc).timestamp()
 
 
 def new_id() -> str:
@@ -216,7 +221,7 @@ def stored_ids(directory: Path) -> list[str]:
 
 def _is_abandoned(folder: Path) -> bool:
     try:
-        return time.time() - folder.stat().st_mtime > _ABANDONED_S
+        return unix_time_s() - folder.stat().st_mtime > _ABANDONED_S
     except FileNotFoundError:
         return False  # its batch was accepted
 
