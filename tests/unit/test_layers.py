@@ -33,6 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.simulator",
         "engine.cosyvoice.chunks",
         "engine.cosyvoice.phases",
+        "engine.cosyvoice.render_progress",
         "engine.cosyvoice.silence",
     ),
     ("engine",),

@@ -14,10 +14,9 @@ from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.cosyvoice.alignment import WordAligner
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.phases import SEGMENT_TRANSITIONS, SegmentPhase
+from tts_worker.engine.cosyvoice.render_progress import RenderProgress
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
-from tts_worker.engine.phases import change_phase
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
 
@@ -29,7 +28,7 @@ class MelFigures:
     value_range: tuple[float, float] | None = None
 
 
-class AudioSegment:
+class AudioSegment(RenderProgress):
     """Tokens, chunks and words of one audio segment.
 
     Args:
@@ -42,79 +41,37 @@ class AudioSegment:
         state: Render state: voice, pace and network caches.
         tokens: Speech tokens so far.
         aligner: Estimates word positions.
-        phase: How far it is.
         base_sample: First sample of the segment in the utterance, once its first audio is rendered.
-        rendered_tokens: Tokens that are rendered.
         rendered_frames: Mel frames that are rendered.
     """
 
     def __init__(self, state: RenderState, config: CosyVoiceConfig, *, pace: float, stride: int = 1) -> None:
         flow = config.flow
+        prompt_tokens = 0 if flow.has_independent_chunks else len(state.voice.prompt)
+        super().__init__(GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride))
         self.state = state
         self.tokens: list[int] = []
         self.aligner = WordAligner(pace, config.token_rate_hz)
-        self.phase = SegmentPhase.OPEN
         self.base_sample: int | None = None
-        self.rendered_tokens = 0
         self.rendered_frames = 0
         self._speed = 1.0 if state.resampler is None else state.resampler.speed
         self._frame_samples = config.hift.frame_samples * SAMPLE_RATE_HZ / config.sample_rate_hz
         self._resampler = Resampler(config.sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
         self._silence = SilenceFilter(SILENT_TOKENS[config.family])
-        prompt_tokens = 0 if flow.has_independent_chunks else len(state.voice.prompt)
-        self._plan = GridPlan(prompt_tokens, flow.chunk_tokens, flow.lookahead_tokens, stride)
         self._text_ranges: list[tuple[int, int]] = []
         self._text_range = (0, 0)
 
-    def enter(self, phase: SegmentPhase) -> None:
-        """Change the phase.
-
-        Raises:
-            ValueError: The change is illegal.
-        """
-        self.phase = change_phase(self.phase, phase, SEGMENT_TRANSITIONS)
+    # -- tokens -------------------------------------------------------------------------------------------------------
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no further token follows."""
-        return self.phase is SegmentPhase.COMPLETE or self.phase is SegmentPhase.RENDERED
-
-    # -- tokens -------------------------------------------------------------------------------------------------------
+    def token_count(self) -> int:
+        return len(self.tokens)
 
     def add(self, token: int) -> None:
         """Append a drawn speech id, unless it exceeds the limit of silence."""
         if self._silence.accepts(token):
             self.tokens.append(token)
-
-    @property
-    def unrendered_tokens(self) -> int:
-        """Tokens that are not rendered yet."""
-        return len(self.tokens) - self.rendered_tokens
-
-    @property
-    def tokens_until_due(self) -> int:
-        """How many more tokens make the first chunk due."""
-        return self._plan.hop(0) + self._flow.lookahead_tokens - len(self.tokens)
-
-    @property
-    def tokens_for_next_chunk(self) -> int:
-        """Unrendered tokens from which the chunk after the due one is due, too."""
-        due = self.due_chunk
-        end = self.rendered_tokens if due is None else due.end
-        return end - self.rendered_tokens + self._plan.hop(end) + self._flow.lookahead_tokens
-
-    @property
-    def due_chunk(self) -> Chunk | None:
-        """The chunk that can be rendered now."""
-        if self.phase is SegmentPhase.RENDERED:
-            return None
-        return self._plan.next(self.rendered_tokens, len(self.tokens), self.phase is SegmentPhase.COMPLETE)
-
-    @property
-    def first_chunk(self) -> Chunk:
-        """The first chunk, unless the speech ends in it."""
-        return self._plan.first_chunk
 
     def count_frames(self, chunk: Chunk, mel: MelFigures) -> tuple[tuple[str, float], ...]:
         """Count the frames of ``chunk``, and return what the log has of it, by name."""
@@ -125,12 +82,6 @@ class AudioSegment:
         if mel.value_range is None:
             return tuple(details)
         return (*details, ("mel_min", mel.value_range[0]), ("mel_max", mel.value_range[1]))
-
-    def mark_rendered(self, chunk: Chunk) -> None:
-        """Record that ``chunk`` is rendered, or empty."""
-        self.rendered_tokens = chunk.end
-        if chunk.final:
-            self.enter(SegmentPhase.RENDERED)
 
     def committed_tokens(self) -> int:
         """Return the number of tokens that may affect rendered audio.

@@ -65,10 +65,14 @@ class GridPlan:
             return self._first
         return self._chunk if done < self._first + SHORT_CHUNKS * self._chunk else self._stride * self._chunk
 
+    def known(self, done: int) -> int:
+        """Number of tokens from which the chunk that begins at boundary ``done`` is due."""
+        return done + self.hop(done) + self._ahead
+
     @property
     def first_chunk(self) -> Chunk:
         """The first chunk, unless the speech ends in it."""
-        return Chunk(0, self._first, self._first + self._ahead, False)
+        return Chunk(0, self._first, self.known(0), False)
 
     def next(self, done: int, available: int, ended: bool) -> Chunk | None:
         """Return the chunk after ``done`` rendered tokens (``next_chunk``)."""
@@ -77,6 +81,6 @@ class GridPlan:
     def settled(self, available: int) -> int:
         """Number of tokens in all chunks that are due once ``available`` tokens exist."""
         done = 0
-        while available >= done + self.hop(done) + self._ahead:
+        while available >= self.known(done):
             done += self.hop(done)
         return done

@@ -314,7 +314,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self._tokens = _Pass(operation, tuple(members), self._tokens_free_us, duration_us, fails, steps)
         if goes_on and not fails:
             self._audio_free_us = max(self._audio_free_us, self._tokens_free_us)
-            self._render(members, [sequence.segments[0].plan.first_chunk for sequence in members])
+            self._render(members, [sequence.segments[0].first_chunk for sequence in members])
 
     def _collect_tokens(self) -> None:
         assert self._tokens is not None

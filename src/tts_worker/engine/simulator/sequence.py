@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
 from tts_worker.engine.cosyvoice.phases import (
-    SEGMENT_TRANSITIONS,
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
     SegmentPhase,
     SequencePhase,
     TokenPass,
 )
+from tts_worker.engine.cosyvoice.render_progress import RenderProgress
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence
@@ -61,58 +61,29 @@ class _Run:
     drawn: int = 0
 
 
-@dataclass
-class _Segment:
+class _Segment(RenderProgress):
     """An audio segment.
 
-    Attributes:
+    Args:
         plan: Its chunks.
         computed_tokens: Prompt and segment tokens that the flow has computed.
+
+    Attributes:
         pages: Pages that it holds, without those of the prompt.
         tokens: Tokens so far.
         expected_tokens: Tokens of the runs so far, once they are over.
-        rendered_tokens: Tokens that are rendered.
-        phase: How far it is.
     """
 
-    plan: GridPlan
-    computed_tokens: int
-    pages: int = 0
-    tokens: int = 0
-    expected_tokens: int = 0
-    rendered_tokens: int = 0
-    phase: SegmentPhase = SegmentPhase.OPEN
-
-    def enter(self, phase: SegmentPhase) -> None:
-        self.phase = change_phase(self.phase, phase, SEGMENT_TRANSITIONS)
+    def __init__(self, plan: GridPlan, computed_tokens: int) -> None:
+        super().__init__(plan)
+        self.computed_tokens = computed_tokens
+        self.pages = 0
+        self.tokens = 0
+        self.expected_tokens = 0
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no further token follows."""
-        return self.phase is SegmentPhase.COMPLETE or self.phase is SegmentPhase.RENDERED
-
-    @property
-    def due_chunk(self) -> Chunk | None:
-        """The chunk that can be rendered now."""
-        if self.phase is SegmentPhase.RENDERED:
-            return None
-        return self.plan.next(self.rendered_tokens, self.tokens, self.phase is SegmentPhase.COMPLETE)
-
-    @property
-    def unrendered_tokens(self) -> int:
-        return self.tokens - self.rendered_tokens
-
-    @property
-    def has_next_chunk(self) -> bool:
-        """Whether the chunk after the due one is due, too."""
-        due = self.due_chunk
-        end = self.rendered_tokens if due is None else due.end
-        return self.tokens - end >= self.plan.hop(end) + LOOKAHEAD_TOKENS
-
-    def mark_rendered(self, chunk: Chunk) -> None:
-        self.rendered_tokens = chunk.end
-        if chunk.final:
-            self.enter(SegmentPhase.RENDERED)
+    def token_count(self) -> int:
+        return self.tokens
 
 
 class SimulatedSequence(EngineSequence):
@@ -270,7 +241,9 @@ class SimulatedSequence(EngineSequence):
             return self._needs_tokens
         if self.chunk_in_flow is None:
             return Need.NONE if self.phase is SequencePhase.WAITING_PAGES else Need.RENDER
-        return Need.NONE if self.segments[0].has_next_chunk else self._needs_tokens
+        segment = self.segments[0]
+        has_next_chunk = segment.unrendered_tokens >= segment.tokens_for_next_chunk
+        return Need.NONE if has_next_chunk else self._needs_tokens
 
     @property
     def _needs_tokens(self) -> Need:
@@ -309,7 +282,7 @@ class SimulatedSequence(EngineSequence):
             starts = True
         return candidate._replace(
             inputs=self.next_inputs if Need.PREFILL in (needs, candidate.joins) else 1,
-            tokens_until_due=self._tokens_until_due,
+            tokens_until_due=self.segments[0].tokens_until_due if self.segments else 0,
             on_device_draws=draws,
             pages=pages,
             pages_ahead=pages_ahead,
@@ -330,12 +303,6 @@ class SimulatedSequence(EngineSequence):
         pages = -(-(self.voice.prompt_tokens + chunk.end - computed) // CHUNK_TOKENS)
         _, expected_tokens, _ = self._text[0]
         return chunk.known, pages, max(pages, -(-expected_tokens // CHUNK_TOKENS))
-
-    @property
-    def _tokens_until_due(self) -> int:
-        if not self.segments:
-            return 0
-        return self.segments[0].plan.hop(0) + LOOKAHEAD_TOKENS - self.segments[0].tokens
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
