@@ -151,6 +151,18 @@ async def test_session_end_is_one_event(caplog: pytest.LogCaptureFixture) -> Non
     assert 0 < event["first_audio_ms"] < event["duration_s"] * 1000
 
 
+async def test_finished_download_is_no_disconnection(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        body = {"input": SPOKEN, "response_format": "pcm"}
+        assert (await client.post("/v1/audio/speech", json=body)).status_code == 200
+        body["input"] *= 100
+        async with client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            await answer.aiter_bytes().__anext__()
+        await until(lambda: len(ended(caplog)) == 2)
+    assert [event["reason"] for event in ended(caplog)] == ["finished", "disconnected"]
+
+
 async def test_session_end_names_outcome_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tts_worker")
     async with serving(session={"text_idle_timeout_s": 60}) as address, dial(address) as client:

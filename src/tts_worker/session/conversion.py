@@ -83,9 +83,11 @@ class Conversion:
                     raise self._error
                 if isinstance(item, PcmFrame) and item.index == 0:
                     self._note_first_audio(item)
-                yield item
                 if isinstance(item, Ended):
+                    self.session.close("finished")
+                    yield item
                     return
+                yield item
             if self._error is not None:
                 raise self._error
         finally:

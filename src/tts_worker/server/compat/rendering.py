@@ -36,6 +36,7 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
             if isinstance(item, PcmFrame | Words):
                 yield item
             elif isinstance(item, Ended):
+                session.close("finished")
                 check_spoken(item)
                 break
     finally:

@@ -43,6 +43,7 @@ class CosyVoiceService:
                 if isinstance(item, PcmFrame):
                     await writer.write(pb.Response(tts_audio=item.pcm))
                 elif isinstance(item, Ended):
+                    session.close("finished")
                     check_spoken(item)
                     break
         except Exception as error:
