@@ -91,11 +91,13 @@ async def _run_session(worker: Worker, index: int, sessions: int, seconds: float
         totals.refused += 1
         return
     deadline_s = perf_counter() + seconds
+    now_s = asyncio.get_running_loop().time
     try:
         while perf_counter() < deadline_s:
             if not await _play_utterance(session, paragraph(rng, 3), deadline_s, totals):
                 totals.refused += 1
                 return
+            await asyncio.sleep(session.pacer.lead_at_s(now_s()))  # what is sent is heard before the next one begins
     finally:
         session.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.conftest import tone_settings
 from tts_worker.benchmarks import load
 from tts_worker.benchmarks.load import measure_load
+from tts_worker.session.session import LocalSession
 
 TWO_SLOTS: dict[str, dict[str, Any]] = {
     "engine": {"engines": {"tone": {"kind": "tone", "max_utterances": 2}}},
@@ -27,3 +29,20 @@ async def test_refused_sessions_do_not_count_as_utterances(limit: str, monkeypat
 async def test_load_without_audio_has_no_continuity() -> None:
     figures = await measure_load(tone_settings(), sessions=1, seconds=1e-6)
     assert (figures["utterances"], figures["continuity_c50"], figures["sessions_refused"]) == (0, None, 0)
+
+
+async def test_first_audio_does_not_wait_for_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one plays what was sent ahead, the next first frame is held back: that is no latency."""
+    heard_out: list[bool] = []
+    speak = LocalSession.speak
+
+    def note(session: LocalSession, text: str) -> None:
+        resolution_s = 0.001  # of the event loop's timers
+        heard_out.append(session.pacer.lead_at_s(asyncio.get_running_loop().time()) <= resolution_s)
+        speak(session, text)
+
+    monkeypatch.setattr(LocalSession, "speak", note)
+    monkeypatch.setattr(load, "paragraph", lambda rng, sentences: "Hi.")
+    await measure_load(tone_settings(), sessions=1, seconds=1.0)
+    assert len(heard_out) > 1
+    assert all(heard_out)
