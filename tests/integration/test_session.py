@@ -151,6 +151,28 @@ async def test_pause_timeout_ends_the_utterance(worker: Worker) -> None:
     session.close()
 
 
+@in_virtual_time
+async def test_every_pause_has_its_whole_time() -> None:
+    """An utterance may end while it is paused; its pause must not shorten that of the next one."""
+    async with running_worker(tone_settings()) as worker:
+        session = worker.hub.open(SessionOptions(reports_playback=True, pause_timeout_s=5.0))
+        session.speak("One.")
+        session.end_text()
+        while not isinstance(await session.next(), PcmFrame) or session.buffered_samples:
+            pass
+        session.pause()
+        session.played(24_000)
+        assert session.state is State.IDLE
+        await asyncio.sleep(4.0)
+        session.speak(TEXT)
+        session.pause()
+        await asyncio.sleep(4.9)
+        assert session.state is State.PAUSED
+        await asyncio.sleep(0.2)
+        assert session.state is State.IDLE
+        session.close()
+
+
 async def test_text_idle_timeout_ends_the_utterance(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(realtime=False, text_idle_timeout_s=0.05))
     session.speak("Said this and then")

@@ -273,7 +273,6 @@ class LocalSession:
     def resume(self) -> Acknowledged:
         self._control(ControlName.RESUME)
         acknowledged = self._machine.resume()
-        self._cancel_pause_timer()
         self._on_change()
         return acknowledged
 
@@ -286,7 +285,6 @@ class LocalSession:
 
     def _on_stopped(self) -> None:
         self.pacer.drop()
-        self._cancel_pause_timer()
         self._on_change()
 
     def played(self, samples: int) -> None:
@@ -318,7 +316,6 @@ class LocalSession:
         while (item := self._machine.poll(audio=False)) is not None:
             self._note(item, now_s)
             self._final_events.append(item)
-        self._cancel_pause_timer()
         self._text_timers.cancel()
         self._on_change()
         self._record.write(reason, self.params.voice, now_s)
@@ -360,6 +357,9 @@ class LocalSession:
     def _apply(self) -> None:
         if not self._is_read_scheduled:
             self._read_text()
+        if self._pause_timer is not None and self._machine.state is not State.PAUSED:
+            self._pause_timer.cancel()
+            self._pause_timer = None
         self._note_idle()
         self._post()
 
@@ -403,11 +403,6 @@ class LocalSession:
         if self._machine.state is State.PAUSED:
             self._machine.stop_all("pause_timeout")
             self._on_stopped()
-
-    def _cancel_pause_timer(self) -> None:
-        if self._pause_timer is not None:
-            self._pause_timer.cancel()
-            self._pause_timer = None
 
     # -- output -------------------------------------------------------------------------------------------------------
 
