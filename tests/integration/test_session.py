@@ -16,6 +16,7 @@ from tts_worker.metrics import Metrics
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
+from tts_worker.timeouts import fail_after
 from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, SessionOptions, Started, State, Words
 from tts_worker.voices import VoiceCatalog
 from tts_worker.worker import Worker, running_worker
@@ -171,6 +172,19 @@ async def test_every_pause_has_its_whole_time() -> None:
         await asyncio.sleep(0.2)
         assert session.state is State.IDLE
         session.close()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("window_ms", [100, 250])
+@pytest.mark.parametrize("rate_hz", [11_025, 24_000, 48_000])
+@pytest.mark.parametrize("frame_ms", [20, 95, 200])
+async def test_frames_of_any_size_fit_a_small_window(frame_ms: int, rate_hz: int, window_ms: int) -> None:
+    async with running_worker(tone_settings(session={"window_ms": window_ms})) as worker:
+        options = SessionOptions(realtime=False, frame_ms=frame_ms, sample_rate=rate_hz)
+        async with fail_after(60):  # of virtual time
+            pcm, ended = await say(worker, TEXT * 3, options)
+        assert ended.outcome is Outcome.DONE
+        assert ended.receipt.samples_sent == len(pcm) // 2
 
 
 async def test_text_idle_timeout_ends_the_utterance(worker: Worker) -> None:

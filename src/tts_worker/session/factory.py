@@ -33,6 +33,10 @@ from tts_worker.voices import Voice, VoiceCatalog
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
 
+_WINDOW_MARGIN_MS = 60
+"""Beyond two frames, the smallest credit of an utterance: resampler and limiter look ahead by less than 10 ms, and an
+engine emits no chunk below 100 ms while a larger one is on its way."""
+
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
 
@@ -257,7 +261,9 @@ class SessionFactory:
         config = self._config
         options = plan.options
         delivery = plan.delivery
-        window_samples = int(config.window_ms * SAMPLE_RATE_HZ / 1000)
+        # The engine goes on with a window in which a frame, less what a filter holds back, waits for its last samples.
+        window_ms = max(config.window_ms, 2 * delivery.frame_ms + _WINDOW_MARGIN_MS)
+        window_samples = int(window_ms * SAMPLE_RATE_HZ / 1000)
         return MachineConfig(
             window_samples=window_samples,
             large_credit_samples=window_samples // _CREDITS_PER_WINDOW,

@@ -512,7 +512,8 @@ class SessionMachine:
         enough = uncredited >= config.credit_quantum_samples
         if enough and uncredited < config.large_credit_samples:
             enough = 2 * utterance.unsent_engine_samples < config.window_samples
-        if not utterance.is_generated and uncredited and (enough or utterance.is_drained):
+        enough = enough or not utterance.next_frame_samples(config.frame_samples)  # else no frame would follow
+        if not utterance.is_generated and uncredited and enough:
             self._commands.append(Credit(utterance.key, uncredited))
             utterance.granted_engine_samples += uncredited
             utterance.uncredited_engine_samples = 0
