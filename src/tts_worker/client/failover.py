@@ -10,10 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.link import Receiver
 from tts_worker.errors import ConnectionLost, ErrorInfo, error_info
+from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import (
     ClientMessage,
     ConfigureMessage,
@@ -32,7 +34,7 @@ from tts_worker.protocol.messages import (
     WorkerMessage,
     report_message,
 )
-from tts_worker.types import BYTES_PER_SAMPLE, Outcome, Receipt
+from tts_worker.types import Outcome, Receipt
 
 _MAX_FAILOVERS = 3
 """Workers that may be lost in a row without any audio before the session fails."""
@@ -72,6 +74,7 @@ class FailoverLink:
 
     def __init__(self, stream: ConverseStream, next_worker: Callable[[], Awaitable[ConverseStream]]) -> None:
         self._stream: ConverseStream | None = stream
+        self._count_samples = partial(count_samples, stream.encoding, sample_rate_hz=stream.sample_rate_hz)
         self._next_worker = next_worker
         self._receiver: Receiver | None = None
         self._on_closed: Callable[[ConverseStream], None] = lambda _: None
@@ -165,7 +168,7 @@ class FailoverLink:
     def _on_audio(self, pcm: bytes) -> None:
         entry = next(iter(self._replay.values()), None)
         if entry is not None and entry.is_started:  # otherwise the audio belongs to a stopped utterance
-            entry.delivered_samples += len(pcm) // BYTES_PER_SAMPLE
+            entry.delivered_samples += self._count_samples(pcm, is_first=not entry.delivered_samples)
             self._consecutive_failovers = 0
         self._flush_words()
 
