@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tts_worker.audio.loudness import lufs_for_gain
-from tts_worker.session.engine_port import CommandPort
+from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -226,7 +226,7 @@ class LoudnessPort:
         loudness: The gains.
     """
 
-    def __init__(self, name: str, engine: CommandPort, loudness: VoiceLoudness) -> None:
+    def __init__(self, name: str, engine: EnginePort, loudness: VoiceLoudness) -> None:
         self._name = name
         self._engine = engine
         self._loudness = loudness
@@ -246,8 +246,13 @@ class LoudnessPort:
             self._engine.post(command)
 
     def _must_wait(self, command: Command) -> bool:
-        """Whether the voice of a command must be measured first; measures it."""
+        """Whether the voice of a command must be measured first; measures it.
+
+        An engine that is not ready refuses the utterance, which must not count as a failed measurement.
+        """
         if not isinstance(command, Open) or self._loudness.is_known(self._name, command.params.voice):
+            return False
+        if not self._engine.ready:
             return False
         self._loudness.measure(self._name, self._engine, command.params, partial(self._release, command.key))
         return True

@@ -37,6 +37,7 @@ class RecordingEngine:
     """Records commands; ``answer`` speaks a sine of a given level for the measurement."""
 
     def __init__(self) -> None:
+        self.ready = True
         self.commands: list[Command] = []
         self.callbacks: dict[str, Callable[[Event], None]] = {}
 
@@ -148,6 +149,27 @@ async def test_a_failed_measurement_is_repeated_and_delays_no_text() -> None:
         assert engine.of("s")[-3:] == utterance("s", generation)
         assert loudness.gain("e", "a") == 1.0
     assert len(engine.measurements) == 3  # then the level stays
+
+
+async def test_an_engine_that_restarts_measures_later() -> None:
+    """Callers who try again during a restart must not use up the attempts, after which a voice keeps its level."""
+    engine = RecordingEngine()
+    loudness = VoiceLoudness(TARGET_LUFS, segments)
+    port = LoudnessPort("e", engine, loudness)
+    engine.ready = False
+    for generation in range(1, 6):
+        for command in utterance("s", generation):
+            port.post(command)
+        for key in engine.measurements:
+            if key.session in engine.callbacks:
+                engine.emit(Failed(key, ErrorInfo(ErrorCode.ENGINE_FAULT, "is being restarted")))
+        assert engine.of("s")[-3:] == utterance("s", generation)  # the engine refuses it at once
+    engine.ready = True
+    port.post(utterance("s", 6)[0])
+    assert engine.of("s")[-1] != utterance("s", 6)[0]
+    engine.answer(level=0.1)
+    await until(lambda: engine.of("s")[-1] == utterance("s", 6)[0])
+    assert loudness.gain("e", "a") > 1.0
 
 
 async def test_deleting_a_voice_ends_the_wait_for_it() -> None:
