@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.conftest import until
-from tests.fakes.enroller import ToneEnroller, serving_worker
+from tests.fakes.enroller import EnrollingWorker, ToneEnroller, serving_worker
 from tests.fakes.recordings import SAID, speech, wav
 from tests.integration.test_session import to_end
 from tests.unit.cosyvoice.bundles import tiny
@@ -313,11 +313,50 @@ async def test_voices_in_use_are_not_evicted() -> None:
     enroller = ToneEnroller()
     enrolment = Enrolment(enroller, max_unused=1)
     names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
-    enrolled = await enrolment.voice_of(wav(speech(2)), "two", in_use=names)
+    enrolled = await enrolment.voice_of(wav(speech(2)), "two", in_use=lambda: names)
     assert enrolled.evicted == ()
     enrolled = await enrolment.voice_of(wav(speech(2)), "three")
     assert enrolled.evicted == (*names, voice_name(wav(speech(2)), "two"))
     enrolment.close()
+
+
+async def test_a_voice_taken_during_an_enrolment_remains() -> None:
+    worker = EnrollingWorker()
+    worker.enroller = enroller = BlockedEnroller()
+    enroller.unblocked.set()
+    await worker.start()
+    try:
+        texts = ("one", "two", "three")  # as many as remain unused
+        first, *_ = [await worker.hub.enrol(wav(speech(2)), text) for text in texts]
+        enroller.unblocked.clear()
+        enrolling = asyncio.create_task(worker.hub.enrol(wav(speech(2)), "four"))
+        await until(lambda: worker.hub.count_sessions("tone"))
+        session = worker.hub.open(SessionOptions(voice=first))
+        enroller.unblocked.set()
+        await enrolling
+        assert worker.hub.voices.is_taken(first)
+        session.close()
+    finally:
+        await worker.stop()
+
+
+async def test_the_voice_of_a_queued_utterance_remains() -> None:
+    """A session that has chosen another voice still speaks what it was given before."""
+    worker = EnrollingWorker()
+    await worker.start()
+    try:
+        first = await worker.hub.enrol(wav(speech(2)), "one")
+        session = worker.hub.open(SessionOptions(voice=first))
+        session.speak("Hello. " * 100)
+        session.end_text()
+        session.speak("Good bye.")
+        worker.hub.configure(session, SessionOptions(voice="tone"))
+        for text in ("two", "three", "four"):
+            await worker.hub.enrol(wav(speech(2)), text)
+        assert worker.hub.voices.is_taken(first)
+        session.close()
+    finally:
+        await worker.stop()
 
 
 @pytest.mark.timeout(400)  # runs neural networks on few cores

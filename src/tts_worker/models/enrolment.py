@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,7 +88,9 @@ class Enrolment:
         """Number of enrolments under way."""
         return len(self._pending) + len(self._computing)
 
-    async def voice_of(self, recording: bytes, transcript: str, in_use: Collection[str] = ()) -> EnrolledVoice:
+    async def voice_of(
+        self, recording: bytes, transcript: str, in_use: Callable[[], Collection[str]] = tuple
+    ) -> EnrolledVoice:
         """Enrol a recording, or return the voice already enrolled from it.
 
         Concurrent callers with the same recording share one enrolment; cancelling one caller does not cancel it.
@@ -96,7 +98,7 @@ class Enrolment:
         Args:
             recording: A whole audio file.
             transcript: The words spoken in it, or an empty string.
-            in_use: Voices that must not be evicted.
+            in_use: Returns the voices that must not be evicted, once the new one is enrolled.
 
         Raises:
             InvalidRequest: No audio, damaged, too short or too long.
@@ -119,7 +121,7 @@ class Enrolment:
         if task.cancelled():
             raise NotReady("the engine is being unloaded", retry_after_s=_RETRY_AFTER_S)
         task.result()
-        return EnrolledVoice(name, self._evict_unused({*in_use, name}))
+        return EnrolledVoice(name, self._evict_unused({*in_use(), name}))
 
     async def compute(self, recording: bytes, transcript: str) -> tuple[Voice, PromptFigures]:
         """Compute the voice of a recording, and what was measured of it, without storing it.

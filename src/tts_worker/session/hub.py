@@ -297,6 +297,10 @@ class SessionHub:
         """The voices of utterances that the engines have not finished."""
         return {voice for opened in self._sessions.values() for voice in opened.session.voices_in_use}
 
+    def _session_voices(self) -> set[str]:
+        """The voices in use, and those of the next utterances of all sessions."""
+        return self.voices_in_use | {opened.session.params.voice for opened in self._sessions.values()}
+
     def find(self, session: str) -> LocalSession | None:
         opened = self._sessions.get(session)
         return None if opened is None else opened.session
@@ -541,8 +545,7 @@ class SessionHub:
         current_caller().require(ApiScope.ENROL)
         self._check_accepting()
         name = await self._enrolling_engine(engine)
-        in_use = {opened.session.params.voice for opened in self._sessions.values()}
-        voice = await self._enrolments[name].voice_of(recording, transcript, in_use)
+        voice = await self._enrolments[name].voice_of(recording, transcript, self._session_voices)
         if (running := self._engines.get(name)) is None:
             raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
         for evicted in voice.evicted:
