@@ -19,7 +19,7 @@ from tts_worker.engine.chunk_log import chunk_log, log_chunk
 from tts_worker.engine.handle import EngineHandle, EngineStats, ThreadHandle
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.process import ProcessHandle
-from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady
+from tts_worker.errors import DeviceLost, EngineFault, ErrorInfo, NotReady, SynthesisFailed
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -236,9 +236,17 @@ class EngineLoop:
             self._loop.call_soon(self._dispatch, event)
 
     def _dispatch(self, event: Event) -> None:
+        """Deliver an event. A session that raises keeps neither others from theirs nor the engine from a restart."""
         callback = self._subscribers.get(event.key.session)
-        if callback is not None:
+        if callback is None:
+            return
+        try:
             callback(event)
+        except Exception:
+            log.exception("engine %s: session %s could not handle an event", self.name, event.key.session)
+            if event.key in self._live:
+                self.post(Cancel(event.key))
+                self._deliver_soon(Failed(event.key, SynthesisFailed("the audio could not be processed").info))
 
     def on_events(self, handle: EngineHandle, events: Sequence[Event]) -> None:
         """Dispatch the events of one step. Runs on the event loop, once per step."""

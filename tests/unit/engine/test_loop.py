@@ -298,6 +298,38 @@ async def test_broken_engine_is_replaced_automatically(kind: Fault) -> None:
         await expect_replacement(loop)
 
 
+async def test_a_session_that_raises_prevents_no_replacement(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(event: Event) -> None:
+        if isinstance(event, Failed):
+            raise ValueError("the session is broken")
+
+    fault = FaultAt(Fault.RAISE, session="poison")
+    async with started(ToneFactory(fault)) as loop:
+        loop.subscribe("a", refuse)
+        speak(loop, key("a"), "hello" * 1_000, credit=2_400)
+        await expect_replacement(loop)
+    assert "the session is broken" in caplog.text
+
+
+async def test_an_utterance_whose_audio_is_refused_fails() -> None:
+    refused: list[Event] = []
+    log = EventLog()
+
+    def refuse(event: Event) -> None:
+        log(event)
+        if isinstance(event, Audio):
+            refused.append(event)
+            raise ValueError("the session is broken")
+
+    async with started(ToneEngine) as loop:
+        loop.subscribe("a", refuse)
+        speak(loop, key("a"), "hello" * 1_000)
+        failed = await log.until(lambda e: isinstance(e, Failed))
+        assert isinstance(failed, Failed)
+        assert failed.error.code is ErrorCode.SYNTHESIS_FAILED
+        assert (loop.live_utterances, len(refused)) == (0, 1)
+
+
 async def test_open_on_a_broken_engine_fails_at_once(in_process: bool) -> None:
     async with started(ToneFactory(FaultAt(Fault.RAISE)), in_process=in_process) as loop:
         loop.subscribe("a", first := EventLog())
