@@ -183,7 +183,10 @@ class EngineLoop:
         else:
             handle = ThreadHandle(self._factory, self, name=self.name, clock=self._clock)
         self._handle = handle
-        handle.launch()
+        try:
+            handle.launch()
+        except RuntimeError as error:  # the system starts no more threads
+            self.on_fault(handle, error)
 
     async def _relaunch(self, delay_s: float) -> None:
         """Launch an engine after a delay, when the broken one has ended: two may not fit on a device."""

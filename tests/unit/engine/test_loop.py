@@ -20,6 +20,7 @@ import pytest
 
 from tests.conftest import until
 from tests.fakes.tone_factory import BreakingFactory, FaultAt, StartFault, ToneFactory
+from tts_worker.engine.handle import ThreadHandle
 from tts_worker.engine.loop import MAX_REBUILD_FAILURES, EngineLoop, EngineState
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
 from tts_worker.engine.worker_thread import ENGINE_NICENESS
@@ -296,6 +297,24 @@ async def test_broken_engine_is_replaced_automatically(kind: Fault) -> None:
 
     async with running(ToneSettings(fault=fault), hang_timeout_s=0.2, clock=lambda: now_s) as loop:
         await expect_replacement(loop)
+
+
+async def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = ThreadHandle.launch
+    failures = [RuntimeError("can't start new thread")]
+
+    def launch_later(handle: ThreadHandle) -> None:
+        if failures:
+            raise failures.pop()
+        launch(handle)
+
+    async with started(ToneFactory(FaultAt(Fault.RAISE, session="poison"))) as loop:
+        monkeypatch.setattr(ThreadHandle, "launch", launch_later)
+        loop.subscribe("poison", log := EventLog())
+        speak(loop, key("poison"))
+        await log.until(lambda e: isinstance(e, Failed))
+        await until(lambda: loop.ready)
+        assert not failures
 
 
 async def test_a_session_that_raises_prevents_no_replacement(caplog: pytest.LogCaptureFixture) -> None:
