@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,7 @@ import pytest_asyncio
 from tests.integration.test_models import ManyWorker, fast, many
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Outcome, SessionOptions, Started
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started
 
 CHINESE = "您好，请问有什么可以帮您？"
 
@@ -52,6 +53,47 @@ async def spoken_by(worker: ManyWorker, options: SessionOptions, *texts: str) ->
 async def test_each_utterance_goes_to_a_voice_that_speaks_it(worker: ManyWorker) -> None:
     texts = ["Hello there.", CHINESE, "And 12 more.", "12:30", "我用 WiFi。"]
     assert await spoken_by(worker, fast(), *texts) == ["a-one", "c-one", "a-one", "a-one", "c-one"]
+
+
+@pytest.mark.parametrize("text", [CHINESE, "“" + CHINESE, "3 个苹果。", "**我用 WiFi**"])
+@pytest.mark.parametrize("in_bytes", [False, True], ids=["characters", "bytes"])
+async def test_the_voice_does_not_depend_on_the_deltas(worker: ManyWorker, text: str, *, in_bytes: bool) -> None:
+    whole = await spoken_by(worker, fast(), text)
+    session = await worker.hub.admit(fast())
+    session.speak("")  # as language models begin
+    for delta in [bytes([byte]) for byte in text.encode()] if in_bytes else text:
+        session.speak(delta)
+        await asyncio.sleep(0)
+    session.end_text()
+    assert await voices_of(session, 1) == whole
+    session.close()
+
+
+async def test_text_without_letters_is_spoken_when_it_pauses(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast(flush_after_ms=10))
+    session.speak("12:30 ")
+    while not isinstance(item := await session.next(), PcmFrame):
+        assert not isinstance(item, Started) or item.params.voice == "a-one"
+    session.speak(CHINESE)
+    session.end_text()
+    assert await voices_of(session, 1) == []  # it keeps its voice
+    session.close()
+
+
+async def test_stop_before_the_voice_is_chosen(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast())
+    session.speak("(")
+    session.speak(" ")
+    (ended,) = session.stop().ended
+    assert await session.next() == ended
+    assert (ended.outcome, ended.receipt.text_remaining) == (Outcome.STOPPED, "( ")
+    session.speak("(")
+    session.pause()
+    session.speak(CHINESE)
+    session.end_text()
+    session.resume()
+    assert await voices_of(session, 1) == ["c-one"]
+    session.close()
 
 
 @pytest.mark.parametrize(

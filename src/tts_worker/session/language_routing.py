@@ -1,6 +1,6 @@
 """Routes an utterance in a language that the voice of its session lacks to a voice that speaks it.
 
-Only where the client names neither a voice nor a language. The first text of the utterance decides.
+Only where the client names neither a voice nor a language. The first text of the utterance that has letters decides.
 """
 
 from __future__ import annotations
@@ -49,14 +49,20 @@ class LanguageRouter:
         self._is_ready = is_ready
         self._on_routed = on_routed
 
-    def route(self, params: SynthesisParams, text: str | bytes) -> tuple[SynthesisParams, Alignment]:
+    def route(self, params: SynthesisParams, text: str) -> tuple[SynthesisParams, Alignment] | None:
         """Return the parameters of an utterance that begins with ``text``, and the alignment of its engine.
+
+        None if ``text`` has no letters, of which the next ones decide: language models often begin with an empty text
+        or a quote.
 
         Args:
             params: Those of the session.
-            text: The first text.
+            text: The text so far.
         """
-        voice = self._choose(params, text)
+        begin = text[:_DETECTED_CHARS]
+        if self._may_route(params) and not any(map(str.isalpha, begin)):
+            return None
+        voice = self._choose(params, begin)
         if voice is None:
             return params, self._voices.get_in_use(params.voice).info.alignment
         if voice.engine != self._engine:
@@ -64,16 +70,20 @@ class LanguageRouter:
             self._on_routed(voice.engine)
         return replace(params, voice=voice.name), voice.info.alignment
 
-    def _choose(self, params: SynthesisParams, text: str | bytes) -> Voice | None:
+    def _may_route(self, params: SynthesisParams) -> bool:
+        """Whether some text would be spoken by another voice than that of ``params``."""
+        if self.options.voice is not None or self.options.language is not None:
+            return False
+        own = self._voices.get_in_use(params.voice).languages
+        return bool(own) and "mul" not in own and not set(own).issuperset(self._languages())
+
+    def _choose(self, params: SynthesisParams, text: str) -> Voice | None:
         """Return the voice for an utterance that begins with ``text``; None keeps that of ``params``."""
+        if not self._may_route(params):
+            return None
         options = self.options
-        if options.voice is not None or options.language is not None:
-            return None
         own = self._voices.get_in_use(params.voice)
-        if "mul" in own.languages or not own.languages:
-            return None
-        begin = text[:_DETECTED_CHARS]
-        language = language_of(begin if isinstance(begin, str) else begin.decode(errors="ignore"), self._languages())
+        language = language_of(text, self._languages())
         if language is None or supports_language(own, language):
             return None
         if is_written_in_latin(language) and any(map(is_written_in_latin, own.languages)):

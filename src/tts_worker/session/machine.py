@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import EngineFault, ErrorInfo, IllegalCommand, SessionClosed, TextTooLong
-from tts_worker.session.utterance import AudioOutput, AudioPhase, TextSource, Utterance
+from tts_worker.session.utterance import AudioOutput, AudioPhase, TextPhase, TextSource, Utterance
 from tts_worker.types import (
     FRAME_SAMPLES,
     SAMPLE_RATE_HZ,
@@ -53,6 +53,9 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
+
+_MAX_UNROUTED_CHARS = 400
+"""Text after which an utterance has the session's voice if it still does not tell another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,9 @@ class SessionMachine:
         config: Bounds of the session.
         make_output: Builds the output stage of an utterance from its parameters; None sends the audio of the engine as
             it is.
-        route: Returns the parameters of an utterance and the alignment of its engine from those of the session and the
-            first text; None takes those of the session.
+        route: Returns the parameters of an utterance and the alignment of its engine from those of the session and its
+            text so far, or None if this text does not tell yet; then it is called again with more, and an utterance
+            that never tells has the parameters of the session. Without ``route`` every utterance has them.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class SessionMachine:
         make_text: Callable[[SynthesisParams], TextSource],
         config: MachineConfig | None = None,
         make_output: Callable[[SynthesisParams], AudioOutput] | None = None,
-        route: Callable[[SynthesisParams, str | bytes], tuple[SynthesisParams, Alignment]] | None = None,
+        route: Callable[[SynthesisParams, str], tuple[SynthesisParams, Alignment] | None] | None = None,
     ) -> None:
         self.session = session
         self.state = State.IDLE
@@ -201,7 +205,10 @@ class SessionMachine:
         self._withheld = self._withheld or withhold
         if writing is None:
             writing = self._begin_utterance(text)
-        writing.write(text)
+            writing.write(text)
+        else:
+            writing.write(text)
+            self._choose_voice(writing)
         return writing.key
 
     def add_speech(self, tokens: tuple[int, ...]) -> UtteranceKey:
@@ -228,12 +235,14 @@ class SessionMachine:
         """Speak the pending text without ending the utterance. Does nothing without pending text."""
         self._require_open()
         if self.writing is not None:
+            self._choose_voice(self._utterances[-1], last=True)
             self._utterances[-1].flush()
 
     def flush_words(self) -> None:
         """Speak the complete pending words. The last word stays pending: its rest may follow."""
         self._require_open()
         if self.writing is not None:
+            self._choose_voice(self._utterances[-1], last=True)
             self._utterances[-1].flush_words()
 
     def end_text(self) -> None:
@@ -241,6 +250,7 @@ class SessionMachine:
         self._require_open()
         if self.writing is None:
             raise IllegalCommand("there is no utterance to end: send text first")
+        self._choose_voice(self._utterances[-1], last=True)
         self._utterances[-1].end_text()
 
     @property
@@ -274,16 +284,20 @@ class SessionMachine:
                 self._on_failed(utterance, error)
             self._advance()
 
-    def _begin_utterance(self, text: str | bytes = "") -> Utterance:
+    def _begin_utterance(self, text: str | bytes | None = None) -> Utterance:
+        """Begin an utterance with its first text, None for speech."""
         if len(self._utterances) > self._config.max_queued_utterances:
             raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
         self._generation += 1
         key = UtteranceKey(self.session, self._generation)
-        params, alignment = self.params, self._config.alignment
-        if self._route is not None:
-            params, alignment = self._route(params, text)
+        routed: tuple[SynthesisParams, Alignment] | None = self.params, self._config.alignment
+        if self._route is not None and text is not None:
+            routed = self._route(self.params, text if isinstance(text, str) else text.decode(errors="ignore"))
+        params, alignment = routed or (self.params, self._config.alignment)
         output = None if self._make_output is None else self._make_output(params)
         utterance = Utterance(key, params, self._make_text(params), output, alignment)
+        if routed is None:
+            utterance.text_phase = TextPhase.UNROUTED
         if self._config.reports_playback:
             utterance.played_samples = 0
         self._utterances.append(utterance)
@@ -291,6 +305,20 @@ class SessionMachine:
             self.state = State.SPEAKING
         self._advance()
         return utterance
+
+    def _choose_voice(self, utterance: Utterance, *, last: bool = False) -> None:
+        """Route an utterance whose text did not tell its voice yet; with ``last`` without waiting for more of it."""
+        if self._route is None or utterance.text_phase is not TextPhase.UNROUTED:
+            return
+        routed = self._route(utterance.params, utterance.unread_text)
+        if routed is None and not last and utterance.text_chars < _MAX_UNROUTED_CHARS:
+            return
+        utterance.text_phase = TextPhase.OPEN
+        if routed is not None and routed[0] != utterance.params:
+            params, alignment = routed
+            output = None if self._make_output is None else self._make_output(params)
+            utterance.change_voice(params, self._make_text(params), output, alignment)
+        self._advance()
 
     def _post(self, utterance: Utterance, commands: Sequence[Text | Speech]) -> None:
         is_queued = utterance.audio_phase is AudioPhase.QUEUED
@@ -423,7 +451,7 @@ class SessionMachine:
         """End finished utterances, announce the head, and open the next utterance on the engine."""
         while self._utterances:
             head = self._utterances[0]
-            if not head.is_announced:
+            if not head.is_announced and head.text_phase is not TextPhase.UNROUTED:
                 head.is_announced = True
                 self._notices.append(Started(head.key, head.params))
             if not self._is_finished(head):
@@ -436,7 +464,7 @@ class SessionMachine:
         if self.state is State.PAUSED or self._withheld:
             return
         for utterance in self._utterances:
-            if utterance.audio_phase is AudioPhase.QUEUED:
+            if utterance.audio_phase is AudioPhase.QUEUED and utterance.text_phase is not TextPhase.UNROUTED:
                 self._open(utterance)
             if not utterance.is_generated:
                 break

@@ -60,8 +60,9 @@ class _TextMark(Enum):
 
 
 class TextPhase(Enum):
-    """How far the text of an utterance is: OPEN -> ENDED -> READ, or OPEN -> READ if it is abandoned."""
+    """How far the text of an utterance is: UNROUTED -> OPEN -> ENDED -> READ, or READ at once if it is abandoned."""
 
+    UNROUTED = "more may follow, and none of it is read: it does not tell yet which voice speaks it"
     OPEN = "more may follow"
     ENDED = "complete, but not fully read: long text is read in portions"
     READ = "all of it has passed through the text pipeline, or is abandoned"
@@ -144,7 +145,7 @@ class Utterance:
     @property
     def text_ended(self) -> bool:
         """Whether no more text is accepted."""
-        return self.text_phase is not TextPhase.OPEN
+        return self.text_phase is TextPhase.ENDED or self.text_phase is TextPhase.READ
 
     @property
     def text_read(self) -> bool:
@@ -153,7 +154,24 @@ class Utterance:
 
     @property
     def unread(self) -> bool:
-        return bool(self._unread)
+        """Whether ``read`` has something to do."""
+        return bool(self._unread) and self.text_phase is not TextPhase.UNROUTED
+
+    @property
+    def unread_text(self) -> str:
+        """The text that was not read, without characters of which a part is missing."""
+        parts = (item for item in self._unread if isinstance(item, str | bytes))
+        encoded = (part.encode(errors="surrogatepass") if isinstance(part, str) else part for part in parts)
+        return b"".join(encoded).decode(errors="ignore")
+
+    def change_voice(
+        self, params: SynthesisParams, text: TextSource, output: AudioOutput | None, alignment: Alignment
+    ) -> None:
+        """Take another voice before any text is read; see the class for the arguments."""
+        self.params = params
+        self._text = text
+        self._output = output
+        self._alignment = alignment
 
     def write(self, text: str | bytes) -> None:
         """Append text; ``read`` turns it into segments."""

@@ -413,7 +413,7 @@ class VoiceSettings(Section):
         directory: Voice packs; None selects those of the package.
         aliases: Alternative name -> voice, for clients with fixed voice names.
         route_by_language: An utterance in a language that the default voice does not speak is spoken by the first voice
-            that does, unless the client names a voice or a language. The script of its first text decides.
+            that does, unless the client names a voice or a language. The script of its first letters decides.
         openai_names: The OpenAI API accepts OpenAI's voice names (alloy, nova, ...) and maps them to the default voice,
             unless an alias has the name.
         max_stored: Stored voices of an engine, those of all API keys together.
