@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from tts_worker import __version__
 from tts_worker.gpus import GpuMonitor
-from tts_worker.types import SAMPLE_RATE_HZ, ComputationCounts, ControlName, Ended
+from tts_worker.types import ComputationCounts, ControlName, Ended
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _AUDIO_S = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -363,8 +363,8 @@ class Metrics:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionMetrics:
-        """Create the observer of one session. ``voice`` returns its current voice."""
+    def session_observer(self, transport: str, engine: str, voice: str) -> SessionMetrics:
+        """Create the observer of what one voice speaks in a session."""
         times = self._frames.times.setdefault((transport, engine), FrameTimes())
         return SessionMetrics(self, transport, engine, voice, times)
 
@@ -446,17 +446,17 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """Metrics of one session with its labels (``session.session.SessionObserver``)."""
+    """Metrics of one session and voice with their labels (``session.session.SessionObserver``)."""
 
     _metrics: Metrics
     _transport: str
     _engine: str
-    _voice: Callable[[], str]
+    _voice: str
     _frames: FrameTimes
 
     @property
     def _labels(self) -> tuple[str, str, str]:
-        return self._transport, self._engine, self._metrics.voice_label(self._voice())
+        return self._transport, self._engine, self._metrics.voice_label(self._voice)
 
     def first_audio(self, seconds: float) -> None:
         self._metrics.first_audio_s.labels(*self._labels).observe(seconds)
@@ -481,11 +481,11 @@ class SessionMetrics:
     def control(self, command: ControlName, seconds: float) -> None:
         self._metrics.control_s.labels(command.value).observe(seconds)
 
-    def ended(self, event: Ended) -> None:
+    def ended(self, event: Ended, sample_rate_hz: int) -> None:
         labels = self._labels
         report = event.receipt
         code = event.error.code.value if event.error else ""
         self._metrics.utterances.labels(*labels, event.outcome.value, code).inc()
-        self._metrics.sent_s.labels(*labels).inc(report.samples_sent / SAMPLE_RATE_HZ)
+        self._metrics.sent_s.labels(*labels).inc(report.samples_sent / sample_rate_hz)
         wasted = report.samples_generated - report.samples_sent
-        self._metrics.wasted_s.labels(*labels).inc(wasted / SAMPLE_RATE_HZ)
+        self._metrics.wasted_s.labels(*labels).inc(wasted / sample_rate_hz)

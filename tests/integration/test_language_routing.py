@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from tests.fakes.scrape import scraped
 from tests.integration.test_models import ManyWorker, fast, many
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started
 
 CHINESE = "您好，请问有什么可以帮您？"
+SPEAKERS = (("a", "a-one"), ("c", "c-one"), ("a", "c-one"))
 
 
 @pytest_asyncio.fixture
@@ -169,6 +172,21 @@ async def test_engine_of_a_routed_utterance_is_in_use(worker: ManyWorker) -> Non
     session.close()
     await worker.unload("c")
     assert await spoken_by(worker, fast(), CHINESE) == ["a-one"], "it is not loaded"
+
+
+async def test_routed_utterance_counts_for_its_engine(worker: ManyWorker) -> None:
+    await spoken_by(worker, fast(), "Hello there.", CHINESE)
+    text = worker.metrics.render()
+    for name in ("tts_utterances_total", "tts_first_audio_seconds_count", "tts_queue_wait_seconds_count"):
+        by_engine = {(engine, voice): scraped(text, name, engine=engine, voice=voice) for engine, voice in SPEAKERS}
+        assert by_engine == {("a", "a-one"): 1, ("c", "c-one"): 1, ("a", "c-one"): 0}, name
+
+
+async def test_routed_utterance_is_logged_with_its_engine(worker: ManyWorker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    await spoken_by(worker, fast(), "Hello there.", CHINESE)
+    events = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "utterance ended"]
+    assert [(event["engine"], event["voice"]) for event in events] == [("a", "a-one"), ("c", "c-one")]
 
 
 async def test_routing_can_be_turned_off() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import serving, tone_settings
+from tests.conftest import serving, tone_settings, until
 from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
 from tests.integration.test_session import to_end
@@ -19,10 +20,12 @@ from tts_worker import __version__
 from tts_worker.engine.handle import EngineStats
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
+from tts_worker.server.http import transport_of
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROUTES = DOCS.with_name("routes.md")
 TEXT = "Hello there, my friend."
 
 
@@ -68,6 +71,13 @@ async def test_every_metric_is_documented(worker: Worker) -> None:
     assert ours == {name for name in documented if name.startswith("tts_")}
 
 
+def test_every_transport_label_is_documented() -> None:
+    sentence = DOCS.read_text("utf-8").partition("`transport` is ")[2].partition(";")[0]
+    paths = re.findall(r"`(?:[A-Z, ]+ )(/[^`]*)`", ROUTES.read_text("utf-8"))
+    assert len(paths) > 50
+    assert {transport_of(path) for path in paths} <= set(re.findall(r"`([a-z-]+)`", sentence))
+
+
 async def test_slots_in_use_are_exported() -> None:
     async with running_worker(tone_settings(session={"max_sessions": 3, "slot_idle_s": 0.000001})) as worker:
         silent = worker.hub.open()
@@ -109,6 +119,40 @@ async def test_first_audio_excludes_the_previous_utterance() -> None:
         text = worker.metrics.render()
         assert scraped(text, "tts_first_audio_seconds_count") == 2
         assert scraped(text, "tts_first_audio_seconds_sum") < played_s
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 44_100])
+async def test_sent_audio_counts_seconds_at_any_rate(worker: Worker, rate_hz: int) -> None:
+    session = worker.hub.open(SessionOptions(realtime=False, sample_rate=rate_hz))
+    session.speak(TEXT)
+    session.end_text()
+    _, ended = await to_end(session)
+    sent_s = scraped(worker.metrics.render(), "tts_audio_sent_seconds_total")
+    assert sent_s == pytest.approx(ended.receipt.samples_sent / rate_hz)
+
+
+async def test_wasted_audio_counts_seconds_at_any_rate(worker: Worker) -> None:
+    rate_hz = 48_000
+    session = worker.hub.open(SessionOptions(realtime=True, sample_rate=rate_hz))
+    session.speak(TEXT * 20)
+    await session.next()
+    await until(lambda: session.buffered_samples > rate_hz)
+    session.stop()
+    _, ended = await to_end(session)
+    wasted = ended.receipt.samples_generated - ended.receipt.samples_sent
+    wasted_s = scraped(worker.metrics.render(), "tts_audio_wasted_seconds_total")
+    assert wasted_s == pytest.approx(wasted / rate_hz)
+
+
+async def test_ended_utterance_counts_for_its_own_voice(worker: Worker) -> None:
+    session = worker.hub.open(SessionOptions(voice="tone-low", realtime=False))
+    session.speak(TEXT)
+    session.end_text()
+    session.configure(replace(session.params, voice="tone-high"))  # of later utterances
+    await to_end(session)
+    text = worker.metrics.render()
+    for name in ("tts_utterances_total", "tts_first_audio_seconds_count", "tts_queue_wait_seconds_count"):
+        assert (scraped(text, name, voice="tone-low"), scraped(text, name, voice="tone-high")) == (1, 0), name
 
 
 async def test_unloaded_engine_has_no_counters(worker: Worker) -> None:

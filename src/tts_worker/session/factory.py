@@ -214,7 +214,7 @@ class SessionFactory:
         name: str,
         plan: SessionPlan,
         hooks: SessionHooks,
-        observe: Callable[[str, Callable[[], str]], SessionObserver],
+        observe: Callable[[str, str], SessionObserver],
     ) -> tuple[LocalSession, LanguageRouter | None]:
         """Build a session.
 
@@ -222,7 +222,7 @@ class SessionFactory:
             name: Its id.
             plan: What it consists of.
             hooks: What it asks and tells the hub.
-            observe: Returns the observer of a session on an engine, by what returns its current voice.
+            observe: Returns the observer of an engine and voice.
 
         Returns:
             The session, and what chooses the voices of its utterances; None if all have the voice of the session.
@@ -245,10 +245,10 @@ class SessionFactory:
             machine,
             port,
             lead_s=plan.delivery.lead_s,
-            observer=observe(engine, lambda: machine.params.voice),
+            observe=observe,
             timeouts=plan.timeouts,
             hooks=hooks,
-            engine_name=engine,
+            engine_of=lambda voice: self._voices.get_in_use(voice).engine,
             read_scheduler=self._read_scheduler,
             frame_clock=self._frame_clock,
             output_format=plan.delivery.output_format,

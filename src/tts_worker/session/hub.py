@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,7 +82,7 @@ class HubObserver(Protocol):
     """Metrics (``metrics.Metrics``)."""
 
     def refused(self, code: str, transport: str) -> None: ...
-    def session_observer(self, transport: str, engine: str, voice: Callable[[], str]) -> SessionObserver: ...
+    def session_observer(self, transport: str, engine: str, voice: str) -> SessionObserver: ...
 
 
 @dataclass(slots=True)

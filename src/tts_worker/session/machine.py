@@ -143,6 +143,10 @@ class SessionMachine:
             return self._utterances[-1].key
         return None
 
+    def params_of(self, key: UtteranceKey) -> SynthesisParams:
+        """Return the parameters of an utterance; those of the next ones if it has ended."""
+        return next((utterance.params for utterance in self._utterances if utterance.key == key), self.params)
+
     @property
     def voices_in_use(self) -> set[str]:
         """The voices of utterances that the engine has not finished."""

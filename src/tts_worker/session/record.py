@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tts_worker.callers import current_caller
@@ -89,7 +88,7 @@ class SessionRecord:
 
     Attributes:
         session: Its id.
-        engine: Name of its engine.
+        engine: Name of the engine of its voice; utterances in another language may have another one.
         opened_at_s: When it was opened, on the event loop's clock.
         request_id: The request that opened it; empty outside a request.
         traceparent: The W3C trace context of that request.
@@ -118,16 +117,17 @@ class SessionRecord:
     text_chars: int = 0
     _open: dict[UtteranceKey, UtteranceRecord] = field(default_factory=dict)
 
-    def text(self, key: UtteranceKey, chars: int, voice: Callable[[], str], now_s: float) -> None:
-        """Record accepted text; ``voice`` is called for the first text of an utterance."""
-        utterance = self._open.get(key)
-        if utterance is None:
-            request_id = current_request_id() or self.request_id
-            traceparent = self.own_traceparent or current_traceparent() or self.traceparent
-            utterance = UtteranceRecord(key, self.transport, self.engine, voice(), request_id, traceparent, now_s)
-            self._open[key] = utterance
-        utterance.text_chars += chars
+    def begin(self, key: UtteranceKey, engine: str, voice: str, now_s: float) -> None:
+        """Record that an utterance begins, and what speaks it."""
+        request_id = current_request_id() or self.request_id
+        traceparent = self.own_traceparent or current_traceparent() or self.traceparent
+        self._open[key] = UtteranceRecord(key, self.transport, engine, voice, request_id, traceparent, now_s)
+
+    def text(self, key: UtteranceKey, chars: int) -> None:
+        """Record accepted text."""
         self.text_chars += chars
+        if (utterance := self._open.get(key)) is not None:
+            utterance.text_chars += chars
 
     def posted(self, key: UtteranceKey, now_s: float) -> None:
         """Record that the first segment of an utterance is given to the engine."""

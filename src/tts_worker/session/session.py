@@ -38,14 +38,14 @@ from tts_worker.types import (
 
 
 class SessionObserver(Protocol):
-    """Receives measurements for metrics. Called on the event loop; must be cheap and must not raise."""
+    """Receives measurements of a voice, for metrics. Called on the event loop; must be cheap and must not raise."""
 
     def first_audio(self, seconds: float) -> None: ...
     def queue_wait(self, seconds: float) -> None: ...
     def frame(self, late_s: float, lead_s: float) -> None: ...
     def underrun(self, seconds: float) -> None: ...
     def control(self, command: ControlName, seconds: float) -> None: ...
-    def ended(self, event: Ended) -> None: ...
+    def ended(self, event: Ended, sample_rate_hz: int) -> None: ...
     def source(self, seconds: float) -> None: ...
     def converted(self, seconds: float) -> None: ...
 
@@ -101,10 +101,10 @@ class LocalSession:
         machine: State of the session.
         engine: Carries commands and events.
         lead_s: Playout lead of paced audio; None does not pace.
-        observer: Receives measurements.
+        observe: Returns what receives the measurements of an engine and voice.
         timeouts: Time limits.
         hooks: Calls of the hub; None for a session without one.
-        engine_name: Name of the engine, for the client and the log.
+        engine_of: Returns the name of a voice's engine, for the client, the log and the metrics.
         read_scheduler: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
         output_format: Format of the audio that is sent; None is that of the engine.
@@ -117,10 +117,10 @@ class LocalSession:
         engine: CommandPort,
         *,
         lead_s: float | None,
-        observer: SessionObserver,
+        observe: Callable[[str, str], SessionObserver],
         timeouts: SessionTimeouts | None = None,
         hooks: SessionHooks | None = None,
-        engine_name: str = "",
+        engine_of: Callable[[str], str] = lambda voice: "",
         read_scheduler: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
         output_format: OutputFormat | None = None,
@@ -132,9 +132,12 @@ class LocalSession:
         self.encoding = output_format.encoding
         self.pacer = Pacer(self.sample_rate_hz, lead_s)
         self._machine = machine
-        self.model = engine_name
+        self.model = engine_of(machine.params.voice)
         self._engine = engine
-        self._observer = observer
+        self._engine_of = engine_of
+        self._observe = observe
+        self._observer = observe(self.model, machine.params.voice)
+        self._observers: dict[UtteranceKey, SessionObserver] = {}  # of the utterances that have not ended
         self._hooks = hooks or SessionHooks()
         self._is_active = False  # an utterance took a slot, and the hub does not know yet that it has ended
         self.close_error: TTSWorkerError | None = None
@@ -156,7 +159,7 @@ class LocalSession:
         self._timestamps = _Timestamps()
         self._final_events: deque[Output] = deque()
         self._traces = traces
-        self._record = SessionRecord(self.id, engine_name, self._loop.time())
+        self._record = SessionRecord(self.id, self.model, self._loop.time())
         engine.subscribe(self.id, self._on_engine)
 
     @property
@@ -213,7 +216,7 @@ class LocalSession:
             self._hooks.on_text(self.id, len(text))
         self._text_timers.note_input()
         self._text_timers.expect_text()
-        self._record.text(key, len(text), lambda: self.params.voice, self._text_timers.text_at_s)
+        self._note_text(key, len(text))
         self._on_change()
         return key
 
@@ -234,7 +237,7 @@ class LocalSession:
         finally:
             self._note_idle()
         self._text_timers.note_input()
-        self._record.text(key, 0, lambda: self.params.voice, self._text_timers.text_at_s)
+        self._note_text(key, 0)
         self._on_change()
         return key
 
@@ -244,7 +247,7 @@ class LocalSession:
 
     def note_converted(self, key: UtteranceKey, seconds: float) -> None:
         """Record the time from the first window of source audio to the first converted audio."""
-        self._observer.converted(seconds)
+        self._observer_of(key).converted(seconds)
         self._record.first_frame(key, seconds, self._loop.time())
 
     def _apply_timeouts(self) -> None:
@@ -391,7 +394,7 @@ class LocalSession:
         posted_at_s = self._timestamps.posted_at_s.pop(event.key, None)
         if posted_at_s is not None and isinstance(event, Audio):
             now_s = self._loop.time()
-            self._observer.queue_wait(max(0.0, now_s - posted_at_s - event.meta.wall_ms / 1000))
+            self._observer_of(event.key).queue_wait(max(0.0, now_s - posted_at_s - event.meta.wall_ms / 1000))
             self._record.first_chunk(event.key, event.meta, now_s)
         self._machine.on_engine(event)
         self._apply()
@@ -496,20 +499,33 @@ class LocalSession:
                 self._timestamps.ended_at_s = now_s
                 self._timestamps.posted_at_s.pop(item.key, None)
                 self.pacer.expect_gap()
-                self._observer.ended(item)
+                self._observer_of(item.key).ended(item, self.sample_rate_hz)
+                self._observers.pop(item.key, None)
                 utterance = self._record.ended(item, now_s)
                 if self._traces is not None and utterance is not None:
                     self._traces.ended(utterance, item, now_s)
             case Started():
                 self.pacer.expect_gap()
 
+    def _note_text(self, key: UtteranceKey, chars: int) -> None:
+        """Record accepted text, and with the first one of an utterance what speaks it."""
+        if key not in self._observers:
+            voice = self._machine.params_of(key).voice
+            engine = self._engine_of(voice)
+            self._observers[key] = self._observe(engine, voice)
+            self._record.begin(key, engine, voice, self._text_timers.text_at_s)
+        self._record.text(key, chars)
+
+    def _observer_of(self, key: UtteranceKey) -> SessionObserver:
+        return self._observers.get(key, self._observer)
+
     def _note_frame(self, frame: PcmFrame, now_s: float) -> None:
         timing = self.pacer.timing(frame.samples, now_s)
         if timing is not None:
-            self._observer.frame(*timing)
+            self._observer_of(frame.key).frame(*timing)
         underrun_s = self.pacer.record_sent(frame.samples, now_s)
         if underrun_s > 0:
-            self._observer.underrun(underrun_s)
+            self._observer_of(frame.key).underrun(underrun_s)
         if frame.index == 0:
             self._note_first_frame(frame.key, now_s)
 
@@ -519,7 +535,7 @@ class LocalSession:
         if speakable_at_s is not None:
             # Waiting for the playback of an earlier utterance does not count as latency.
             first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
-            self._observer.first_audio(first_audio_s)
+            self._observer_of(key).first_audio(first_audio_s)
         self._record.first_frame(key, first_audio_s, now_s)
 
     def _note_control(self, command: ControlName, now_s: float) -> None:

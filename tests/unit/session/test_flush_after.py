@@ -22,7 +22,7 @@ OBSERVER: Any = SimpleNamespace(
     underrun=lambda seconds: None,
     frame=lambda *timing: None,
     control=lambda command, seconds: None,
-    ended=lambda event: None,
+    ended=lambda event, rate_hz: None,
 )
 
 
@@ -48,7 +48,7 @@ def begin(flush_after_s: float = 0.4) -> tuple[LocalSession, RecordingEngine]:
     machine = SessionMachine("s", SynthesisParams("v"), lambda params: TextPipeline())
     engine = RecordingEngine()
     timeouts = SessionTimeouts(flush_after_s=flush_after_s)
-    return LocalSession(machine, engine, lead_s=0.04, observer=OBSERVER, timeouts=timeouts), engine
+    return LocalSession(machine, engine, lead_s=0.04, observe=lambda engine, voice: OBSERVER, timeouts=timeouts), engine
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -80,7 +80,7 @@ def test_commands_overtake_the_frames_of_a_crowd() -> None:
 def _begin(config: MachineConfig) -> tuple[LocalSession, RecordingEngine]:
     machine = SessionMachine("s", SynthesisParams("v"), lambda params: TextPipeline(), config)
     engine = RecordingEngine()
-    session = LocalSession(machine, engine, lead_s=2 * FRAME_S, observer=OBSERVER)
+    session = LocalSession(machine, engine, lead_s=2 * FRAME_S, observe=lambda engine, voice: OBSERVER)
     session.speak("A few words. And more of them.")
     return session, engine
 

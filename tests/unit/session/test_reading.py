@@ -49,7 +49,13 @@ class Speakers:
             MachineConfig(read_chars=PORTION_CHARS, paced=paced),
         )
         self.machines.append(machine)
-        return LocalSession(machine, self.engine, lead_s=0.04, observer=OBSERVER, read_scheduler=self._read_scheduler)
+        return LocalSession(
+            machine,
+            self.engine,
+            lead_s=0.04,
+            observe=lambda engine, voice: OBSERVER,
+            read_scheduler=self._read_scheduler,
+        )
 
     async def read_all(self) -> list[float]:
         """Read all text; return the virtual time that each iteration of the event loop took."""
