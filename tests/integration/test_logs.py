@@ -168,9 +168,31 @@ async def test_session_end_names_outcome_and_reason(caplog: pytest.LogCaptureFix
     async with serving(session={"text_idle_timeout_s": 60}) as address, dial(address) as client:
         await client.send(type="text", text=SPOKEN)
         await client.until_audio()
-    await until(lambda: ended(caplog))
+        client.socket.transport.abort()
+        await until(lambda: ended(caplog))
     (event,) = ended(caplog)
     assert (event["outcome"], event["reason"]) == ("stopped", "disconnected")
+
+
+@pytest.mark.parametrize("code", [1000, 1001, None])  # None: as close() of browsers, a frame without a code
+async def test_closing_handshake_is_no_disconnection(caplog: pytest.LogCaptureFixture, code: Any) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving() as address, dial(address) as client:
+        await client.until("ready")
+        await client.socket.close(code)
+        await until(lambda: ended(caplog))
+    assert [event["reason"] for event in ended(caplog)] == ["client_closed"]
+
+
+async def test_session_closed_for_a_fault_names_its_code(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with serving(session={"max_messages_per_s": 10}) as address, dial(address) as client:
+        for _ in range(100):
+            await client.send(type="ping")
+        with pytest.raises(ConnectionClosed):
+            await client.until_closed()
+        await until(lambda: ended(caplog))
+    assert [event["reason"] for event in ended(caplog)] == ["rate_limited"]
 
 
 @pytest.mark.parametrize("sane", ["a", "2f1e-77:b.c_d", "x" * 128])

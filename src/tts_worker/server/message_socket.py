@@ -26,10 +26,24 @@ _CLOSE_S = 1.0
 
 _POLICY_VIOLATION = 1008
 
+_ABNORMAL_CLOSURE = 1006
+"""Stands for a connection that ended without a close frame (RFC 6455, section 7.4.1)."""
+
+CLIENT_CLOSED = "client_closed"
+DISCONNECTED = "disconnected"
+"""Reasons for the end of a connection; others are error codes."""
+
 
 def _send_nothing_now(message: str | bytes) -> bool:
     """``send_now`` of a server without this extension, which takes messages only as ASGI events."""
     return False
+
+
+def _end_reason(error: BaseException | None) -> str:
+    """Return why a session ends with its connection: a closing handshake, a connection that broke, or an error code."""
+    if isinstance(error, WebSocketDisconnect):
+        return DISCONNECTED if error.code == _ABNORMAL_CLOSURE else CLIENT_CLOSED
+    return DISCONNECTED if error is None else error_info(error).code.value
 
 
 def _never_abort(delay_s: float) -> None:
@@ -83,7 +97,7 @@ class MessageSocket:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = next((task.exception() for task in done if task.exception() is not None), None)
         finally:
-            on_end("send_timeout" if isinstance(error, SendTimeout) else "disconnected")
+            on_end(_end_reason(error))
             tasks |= self._background
             for task in tasks:
                 task.cancel()

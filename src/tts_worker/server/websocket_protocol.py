@@ -102,6 +102,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         message = await super().receive()
+        if message["type"] == "websocket.disconnect" and self.conn.close_rcvd is None:
+            message["code"] = 1006  # uvicorn has the code of a close frame without one for lost connections, too
         if self._unparsed:
             self._pause_reading()  # super().receive() has resumed it
             if self.queue.empty() and self._parsing is None:

@@ -11,7 +11,7 @@ from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest, TTSWorkerError
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.message_socket import MessageSocket
+from tts_worker.server.message_socket import CLIENT_CLOSED, DISCONNECTED, MessageSocket
 from tts_worker.server.telephony.calls import Call, CallDirectory
 from tts_worker.server.telephony.wire import MediaStreamFormat, StreamStarted, StreamStopped, check_identifier
 
@@ -54,7 +54,9 @@ class MediaStream:
 
     def _end(self, reason: str) -> None:
         if self._call is not None:
-            self._directory.remove_call(self._call, self._reason or reason)
+            # Providers say that a stream has stopped; without that, a closed connection is a lost call.
+            lost = DISCONNECTED if reason == CLIENT_CLOSED else reason
+            self._directory.remove_call(self._call, self._reason or lost)
 
     async def _read(self) -> None:
         try:
