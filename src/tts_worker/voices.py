@@ -56,13 +56,13 @@ class _EngineVoices:
     Attributes:
         stored: Voices in the engine's store, by name.
         ever_stored: All names that were in it: ``info.voices`` may still have those.
-        order: Increases with every load: the voices of the engine that was loaded first come first.
+        order: The voices of the engine that was loaded first come first; None for one that was never loaded.
     """
 
     family: str
     info: EngineInfo
     loaded: bool
-    order: int = 0
+    order: int | None = None
     stored: Mapping[str, VoiceDetails] = field(default_factory=dict)
     ever_stored: set[str] = field(default_factory=set)
 
@@ -98,6 +98,7 @@ class VoiceCatalog:
         self._orders = itertools.count(1)
         self._on_demand = on_demand
         self._wanted_default = default
+        self._first: str | None = None
         self._aliases = dict(aliases or {})
 
     def add(self, engine: str, family: str, info: EngineInfo) -> None:
@@ -105,7 +106,7 @@ class VoiceCatalog:
         self._check_names(engine, info)
         known = self._engine(engine, family, info)
         known.info = info
-        if not known.loaded:  # an engine that replaces another keeps its place
+        if known.order is None:  # an engine that is loaded again keeps its place
             known.order = next(self._orders)
         known.loaded = True
         self._publish(engine)
@@ -133,6 +134,7 @@ class VoiceCatalog:
         """Remove an engine and all its voices."""
         self._engines.pop(engine, None)
         self._withdraw(engine)
+        self._choose_first()
         for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
             del self._enrolled[name]
 
@@ -180,12 +182,23 @@ class VoiceCatalog:
             else:
                 self._styles[name] = voice
         (self._voices if known.loaded else self._unloaded).update(voices)
-        order = {name: other.order for name, other in self._engines.items()}
+        order = {name: other.order or 0 for name, other in self._engines.items()}
         self._voices = dict(sorted(self._voices.items(), key=lambda item: order.get(item[1].engine, 0)))
+        self._choose_first()
         for name in before.keys() - voices.keys() - self._styles.keys():
             self._removed[name] = before[name]
             if len(self._removed) > _MAX_REMOVED:
                 del self._removed[next(iter(self._removed))]
+
+    def _choose_first(self) -> None:
+        """Choose the voice of requests without one: that of the engine which was loaded first.
+
+        While that engine is loaded again, such requests wait for it: the voice of another engine would surprise.
+        """
+        order = {name: other.order for name, other in self._engines.items() if other.order is not None}
+        known = {**self._voices, **self._unloaded}
+        used = [name for name, voice in known.items() if voice.engine in order]
+        self._first = min(used, key=lambda name: order[known[name].engine], default=next(iter(known), None))
 
     def _describe(self, engine: str, known: _EngineVoices, name: str, details: VoiceDetails | None) -> Voice:
         base = split_style(name)[0]
@@ -231,7 +244,7 @@ class VoiceCatalog:
 
     @property
     def default(self) -> str | None:
-        return self._wanted_default or next(iter(self._voices or self._unloaded), None)
+        return self._wanted_default or self._first
 
     def __iter__(self) -> Iterator[Voice]:
         return iter((*self._voices.values(), *(self._unloaded.values() if self._on_demand else ())))

@@ -113,6 +113,20 @@ async def spoken(worker: Worker, options: SessionOptions) -> str:
     return session.params.voice
 
 
+async def test_default_voice_outlasts_the_reload_of_its_model() -> None:
+    async with many(preload=["a", "b"], on_demand=False) as worker:
+        worker.hold.clear()
+        reloading = asyncio.create_task(worker.models.reload("a", free_first=True))
+        await until(lambda: worker.models.state("a") is ModelState.LOADING and not worker.is_loaded("a"))
+        assert worker.hub.voices.default == "a-one"
+        with pytest.raises(NotReady) as refusal:
+            worker.hub.open(fast())
+        assert refusal.value.retry_after_s
+        worker.hold.set()
+        await reloading
+        assert await spoken(worker, fast()) == "a-one"
+
+
 async def test_session_loads_its_model() -> None:
     async with many() as worker:
         assert worker.models.resident == ("a",)

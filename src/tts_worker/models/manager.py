@@ -268,6 +268,7 @@ class ModelManager:
         try:
             async with self._loads:
                 await self._actions.vacate(model.name)
+                self._observer.model_unloaded(model.name, "reload")
                 await self._actions.start(model.name)
         except BaseException as error:
             model.has_slot = False

@@ -196,6 +196,16 @@ async def test_reload_that_frees_first_keeps_the_place() -> None:
     await engines.manager.close()
 
 
+async def test_model_freed_for_a_failed_reload_is_unloaded() -> None:
+    engines = FakeEngines()
+    await engines.manager.start()
+    engines.failing.add("main")
+    with pytest.raises(BundleError):
+        await engines.manager.reload("main", free_first=True)
+    assert engines.events == [("loaded", "main"), ("reload", "main"), ("failed", "main")]
+    await engines.manager.close()
+
+
 async def test_cancelled_caller_does_not_cancel_the_load() -> None:
     engines = FakeEngines(loop_turns=5)
     cancelled, waiting = (asyncio.create_task(engines.manager.load("a")) for _ in range(2))
