@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.conftest import until
 from tests.fakes.scrape import scraped
 from tests.integration.test_models import ManyWorker, fast, many
+from tests.integration.test_session import to_end
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started
@@ -187,6 +189,20 @@ async def test_routed_utterance_is_logged_with_its_engine(worker: ManyWorker, ca
     await spoken_by(worker, fast(), "Hello there.", CHINESE)
     events = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "utterance ended"]
     assert [(event["engine"], event["voice"]) for event in events] == [("a", "a-one"), ("c", "c-one")]
+
+
+@pytest.mark.parametrize("free_first", [False, True])
+async def test_routed_utterance_outlasts_a_reload(worker: ManyWorker, free_first: bool) -> None:
+    session = await worker.hub.admit(fast())
+    session.speak(CHINESE)
+    await until(lambda: worker.engines["c"].stats.audio_s > 0)
+    reloading = asyncio.create_task(worker.models.reload("c", free_first=free_first))
+    await until(lambda: worker.models.describe_state("c") == "reloading")
+    session.speak(CHINESE)
+    session.end_text()
+    _, ended = await to_end(session)
+    assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, 2 * CHINESE)
+    await reloading
 
 
 async def test_routing_can_be_turned_off() -> None:

@@ -186,7 +186,7 @@ class SessionHub:
 
     def withdraw_engine(self, name: str) -> list[LocalSession]:
         """Accept no more sessions for an engine; return those on it, which may go on. Its voices stay known."""
-        sessions = [opened.session for opened in self._sessions.values() if opened.engine == name]
+        sessions = [opened.session for opened in self._sessions.values() if name in opened.engines]
         self.voices.remove_all_enrolled(name)
         self._forget_engine(name)
         return sessions
