@@ -89,7 +89,7 @@ async def test_only_admin_keys_load_and_unload_models(tmp_path: Path, caplog: py
         assert lines == [
             "unload_model 'tone' over grpc by key app: forbidden",
             "load_model 'tone' over grpc by key app: forbidden",
-            "unload_model 'tone' over grpc by key operator: done",
+            "unload_model 'tone' over grpc by key operator: kept",  # the default stays
             "load_model 'tone' over grpc by key operator: done",
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from tts_worker.callers import ApiScope, current_caller
 from tts_worker.errors import error_info
@@ -12,27 +13,33 @@ from tts_worker.errors import error_info
 audit_log = logging.getLogger("tts_worker.audit")
 
 
-def admin_action(action: str, subject: str) -> AbstractContextManager[None]:
+@dataclass(slots=True)
+class AuditedAction:
+    """A change of the worker; ``outcome`` is what the log says of it unless it raises."""
+
+    outcome: str = "done"
+
+
+def admin_action(action: str, subject: str) -> AbstractContextManager[AuditedAction]:
     """Require the scope "admin" for the block and log its outcome; raises as ``audited`` does."""
     return audited(action, subject, ApiScope.ADMIN)
 
 
 @contextmanager
-def audited(action: str, subject: str, scope: ApiScope) -> Iterator[None]:
+def audited(action: str, subject: str, scope: ApiScope) -> Iterator[AuditedAction]:
     """Require a scope for the block and log its outcome.
 
     Raises:
         Forbidden: The caller's key lacks the scope.
     """
     caller = current_caller()
-    outcome = "done"
+    audited_action = AuditedAction()
     try:
         caller.require(scope)
-        yield
+        yield audited_action
     except BaseException as error:
-        outcome = error_info(error).code.value
+        audited_action.outcome = error_info(error).code.value
         raise
     finally:
-        audit_log.info(
-            "%s %r over %s by key %s: %s", action, subject[:64], caller.transport, caller.key or "-", outcome
-        )
+        key, outcome = caller.key or "-", audited_action.outcome
+        audit_log.info("%s %r over %s by key %s: %s", action, subject[:64], caller.transport, key, outcome)

@@ -203,8 +203,9 @@ class TTSService:
     async def UnloadModel(self, request: pb.UnloadModelRequest, context: Context) -> pb.UnloadModelResponse:
         """Unload a model that no session uses."""
         try:
-            with admin_action("unload_model", request.model_id):
+            with admin_action("unload_model", request.model_id) as action:
                 unloaded = await self._models.unload(request.model_id)
+                action.outcome = "done" if unloaded else "kept"
         except TTSWorkerError as error:
             return pb.UnloadModelResponse(message=error.message, error=proto_codec.encode_error(error.info))
         message = "" if unloaded else "the model stays loaded: it is the default of this worker"
