@@ -276,6 +276,8 @@ class EngineLoop:
         for reason in info.degraded:
             log.warning("engine %s is degraded: %s", self.name, reason)
         self._rebuild_failures = 0
+        if self.state is EngineState.FAULTED:
+            log.warning("engine %s is ready again", self.name)  # of the level of its failure
         self._set_state(EngineState.READY)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 import threading
@@ -414,6 +415,13 @@ async def test_broken_engine_is_freed_before_the_next_is_built(caplog: pytest.Lo
         gc.enable()
     assert alive == [False, False]
     assert "tone.py" in caplog.text, "the log shows where it was raised"
+
+
+async def test_log_tells_when_a_broken_engine_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    poison = ToneSettings(fault=lambda which, chunk: Fault.RAISE)
+    await break_and_rebuild(EngineLoop(lambda: ToneEngine(poison), name="e", restart_backoff_s=(0.0, 0.0)))
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages == ["engine e is being rebuilt", "engine e is ready again"]
 
 
 async def lose(loop: EngineLoop) -> list[EngineState]:
