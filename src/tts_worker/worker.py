@@ -390,7 +390,8 @@ def _server_lexicon(text: TextSettings) -> Lexicon:
     try:
         levels = [Lexicon.from_mapping(text.lexicon, name="text.lexicon")]
         if text.lexicon_file is not None:
-            levels.insert(0, Lexicon.from_mapping(read_yaml(text.lexicon_file), name="text.lexicon_file"))
+            entries = read_yaml(text.lexicon_file, "text.lexicon_file: ")
+            levels.insert(0, Lexicon.from_mapping(entries, name="text.lexicon_file"))
     except InvalidRequest as error:
         raise ConfigError(error.message) from None
     return Lexicon.merged(*levels)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -173,6 +174,16 @@ async def test_characters_per_minute_refuse_the_next_utterance(tmp_path: Path) -
         assert (await speak(client, OPERATOR)).status_code == 200
         metrics = (await client.get("/metrics", headers=bearer(READER))).text
     assert 'tts_refused_total{code="quota_exceeded",transport="openai"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("content", ["keys: 5", "keys: [{name: a, key: b}]", "keys: [", None])
+async def test_unusable_key_file_is_blamed_by_its_setting(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "keys.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=rf"^server\.key_file: .*{re.escape(str(file))}") as error:
+        read_key_file(file)
+    assert "environment" not in error.value.message
 
 
 async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_check_finds_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "worker.yaml"
     file.write_text("server:\n  port: 1\n  key_file: keys.yaml\n")
     assert main(["config", "check", str(file)]) == 1
-    missing = f"the config file {tmp_path / 'keys.yaml'} cannot be read: No such file or directory"
+    missing = f"{tmp_path / 'keys.yaml'} cannot be read: No such file or directory"
     assert capsys.readouterr().out == f"{file}:3: server.key_file: {missing}\n"
 
 

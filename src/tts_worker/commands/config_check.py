@@ -56,7 +56,8 @@ def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
             checks.append(((name, "tls_certificate"), load))
     checks.append((("text", "lexicon"), partial(Lexicon.from_mapping, text.lexicon, name="text.lexicon")))
     if (lexicon := text.lexicon_file) is not None:
-        checks.append((("text", "lexicon_file"), lambda: Lexicon.from_mapping(read_yaml(lexicon), name=lexicon.name)))
+        entries = partial(read_yaml, lexicon, "text.lexicon_file: ")
+        checks.append((("text", "lexicon_file"), lambda: Lexicon.from_mapping(entries(), name=lexicon.name)))
     if (packs := settings.voices.directory) is not None:
         checks.append((("voices", "directory"), partial(check_directory, "voices.directory", packs, must_exist=True)))
         checks.append((("voices", "directory"), partial(read_voicepacks, packs)))

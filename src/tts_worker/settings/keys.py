@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from tts_worker.callers import ALL_SCOPES, ApiScope
+from tts_worker.errors import ConfigError
 from tts_worker.settings.load import read_yaml
 from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.sections import MIN_KEY_CHARS, Section
@@ -84,11 +85,12 @@ class _KeyFile(Section):
 
 
 def read_key_file(file: Path) -> tuple[ApiKey, ...]:
-    """Read the keys of a file. Raises ConfigError, which names the entry and never contains a key."""
+    """Read the keys of a file. Raises ConfigError, which names the setting and the entry and never contains a key."""
     try:
-        return _KeyFile.model_validate(read_yaml(file)).keys
+        return _KeyFile.model_validate(read_yaml(file, "server.key_file: ")).keys
     except ValidationError as error:
-        raise invalid_settings(error, _KeyFile, file) from None
+        invalid = invalid_settings(error, _KeyFile, f" in {file}")
+        raise ConfigError(f"server.key_file: {invalid.message}") from None
 
 
 def plain_keys(keys: tuple[str, ...]) -> tuple[ApiKey, ...]:

@@ -81,7 +81,7 @@ def load_settings(
     try:
         return kind(**dict(flags or {}))
     except ValidationError as error:
-        raise invalid_settings(error, Settings, file) from None
+        raise invalid_settings(error, Settings, f" ({file}, environment, flags)" if file is not None else "") from None
     except SettingsError as error:
         names = ", ".join(_variables_without_json())
         if not names:
@@ -157,24 +157,32 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError("a value does not fit its type") from None
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping. Raises ConfigError naming file, line and column."""
+def read_yaml(file: Path, prefix: str = "") -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
+
+    Args:
+        file: The file.
+        prefix: Begins every message, such as the setting that names the file.
+
+    Raises:
+        ConfigError: It cannot be read; names file, line and column.
+    """
     try:
         data = parse_yaml(file.read_text("utf-8"))
     except RepeatedKey as error:
-        raise ConfigError(f"{file}, {error}") from None
+        raise ConfigError(f"{prefix}{file}, {error}") from None
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{file} is not valid YAML{place}") from None
+        raise ConfigError(f"{prefix}{file} is not valid YAML{place}") from None
     except OSError as error:
-        raise ConfigError(f"the config file {file} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{prefix or 'the config file '}{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not UTF-8 text") from None
+        raise ConfigError(f"{prefix}{file} is not UTF-8 text") from None
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{file} must contain a mapping, such as 'server: {{port: 8080}}'")
+        raise ConfigError(f"{prefix}{file} must contain a mapping, such as 'server: {{port: 8080}}'")
     return data
 
 

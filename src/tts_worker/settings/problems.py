@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -42,9 +41,8 @@ class InvalidSettings(ConfigError):
         self.problems = tuple(problems)
 
 
-def invalid_settings(error: ValidationError, root: type[BaseModel], file: Path | None) -> InvalidSettings:
-    """Describe the invalid settings of ``root``, read from ``file``, by key."""
-    source = f" ({file}, environment, flags)" if file is not None else ""
+def invalid_settings(error: ValidationError, root: type[BaseModel], source: str) -> InvalidSettings:
+    """Describe the invalid settings of ``root`` by key; ``source`` says where they come from, for the message."""
     return InvalidSettings([_problem(details, root) for details in error.errors()], source)
 
 
