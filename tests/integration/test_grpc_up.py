@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 
@@ -103,6 +104,13 @@ async def test_url_of_a_redis_is_on_no_command_line() -> None:
             parts = psutil.Process(process.pid).children(recursive=True)
             assert workers_of(process)
             assert not [word for part in parts for word in part.cmdline() if "redis:" in word]
+
+
+async def test_workers_may_log_json() -> None:
+    words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0", "--set", "log_format=json")
+    async with running(*words) as process:
+        with anyio.fail_after(60):
+            await until_line(process.stdout, b"up: 1 workers")
 
 
 async def until_gone(children: list[psutil.Process]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -226,7 +227,6 @@ async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> Asyn
         "registry.name": member.name,
         "registry.heartbeat_s": "3",
         "log_level": "warning",
-        "log_format": "text",  # _wait_until_ready() reads the lines
         **member.settings,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -261,7 +261,8 @@ async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> Asyn
 async def _wait_until_ready(process: asyncio.subprocess.Process) -> bool:
     """Return whether the worker became ready; False if it ended before."""
     assert process.stdout is not None
-    while (line := (await process.stdout.readline()).decode().strip()) != "ready":
-        if not line:
-            return False
-    return True
+    while line := (await process.stdout.readline()).decode().strip():
+        # The form of the lines is that of the worker's setting log_format.
+        if line == "ready" or (line.startswith("{") and json.loads(line)["message"] == "ready"):
+            return True
+    return False
