@@ -163,6 +163,21 @@ async def test_finished_download_is_no_disconnection(caplog: pytest.LogCaptureFi
     assert [event["reason"] for event in ended(caplog)] == ["finished", "disconnected"]
 
 
+async def test_failed_download_names_its_error(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{name: app, key: {KEY}, characters_per_minute: 1}}]")
+    async with (
+        serving(server={"key_file": str(keys)}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60, headers=HEADERS) as client,
+    ):
+        body = {"input": SPOKEN, "response_format": "pcm"}
+        statuses = [(await client.post("/v1/audio/speech", json=body)).status_code for _ in range(2)]
+        await until(lambda: len(ended(caplog)) == 2)
+    assert statuses == [200, 429]
+    assert [event["reason"] for event in ended(caplog)] == ["finished", "quota_exceeded"]
+
+
 async def test_session_end_names_outcome_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tts_worker")
     async with serving(session={"text_idle_timeout_s": 60}) as address, dial(address) as client:

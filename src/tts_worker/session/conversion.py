@@ -84,7 +84,7 @@ class Conversion:
                 if isinstance(item, PcmFrame) and item.index == 0:
                     self._note_first_audio(item)
                 if isinstance(item, Ended):
-                    self.session.close("finished")
+                    self.session.close(item.receipt.reason)
                     yield item
                     return
                 yield item

@@ -36,7 +36,7 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
             if isinstance(item, PcmFrame | Words):
                 yield item
             elif isinstance(item, Ended):
-                session.close("finished")
+                session.close(item.receipt.reason)
                 check_spoken(item)
                 break
     finally:

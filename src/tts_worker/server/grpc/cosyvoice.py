@@ -43,7 +43,7 @@ class CosyVoiceService:
                 if isinstance(item, PcmFrame):
                     await writer.write(pb.Response(tts_audio=item.pcm))
                 elif isinstance(item, Ended):
-                    session.close("finished")
+                    session.close(item.receipt.reason)
                     check_spoken(item)
                     break
         except Exception as error:
