@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -17,12 +17,14 @@ from tests.integration.test_websocket import dial
 from tts_worker import AsyncTTS, worker
 from tts_worker.errors import MissingExtra
 from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.session import traces
 from tts_worker.session.traces import open_traces
 from tts_worker.settings import TracingSettings
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra 'otel'")
 
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 SPOKEN = "Xylophones quarrel under marmalade."
@@ -146,6 +148,35 @@ async def test_spans_arrive_at_an_otlp_endpoint() -> None:
     assert set(paths) == {"/v1/traces"}
     assert b"tts.utterance" in b"".join(bodies)
     assert b"voices" in b"".join(bodies)
+
+
+class StuckExporter(InMemorySpanExporter):
+    """Exports to a collector that takes spans and does not answer, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stuck = threading.Event()
+        self.release = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.is_stuck.set()
+        self.release.wait(10)
+        return super().export(spans)
+
+
+def test_collector_that_hangs_does_not_delay_the_exit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(traces, "EXIT_TIMEOUT_S", 0.01)
+    exporter = StuckExporter()
+    exported = open_traces(TracingSettings.model_validate(TRACING), exporter)
+    assert exported is not None
+    exported._tracer.start_span("a").end()
+    exported.close()
+    assert exporter.is_stuck.wait(10)
+    assert not exporter.get_finished_spans(), "it waited for the collector"
+    assert "does not answer" in caplog.text
+    exporter.release.set()
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ that exports no traces does no work for them.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 SPAN = "tts.utterance"
-FLUSH_TIMEOUT_MS = 3_000
+EXIT_TIMEOUT_S = 3.0
+"""How long the end of the worker waits for the collector."""
+
+log = logging.getLogger(__name__)
 
 
 class UtteranceTraces:
@@ -65,9 +70,13 @@ class UtteranceTraces:
         span.end(_nanoseconds(now_s + offset_s))
 
     def close(self) -> None:
-        """Export what is left, within 3 s. Blocks: call it on a thread."""
-        self._provider.force_flush(FLUSH_TIMEOUT_MS)
-        self._provider.shutdown()
+        """Export what is left, within ``EXIT_TIMEOUT_S``. Blocks: call it on a thread."""
+        # OpenTelemetry ignores the timeout of force_flush(), and its exporter waits and retries for 10 s.
+        export = threading.Thread(target=self._provider.shutdown, name="last-traces", daemon=True)
+        export.start()
+        export.join(EXIT_TIMEOUT_S)
+        if export.is_alive():
+            log.warning("the last traces are lost: the collector does not answer")
 
 
 def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None) -> UtteranceTraces | None:
