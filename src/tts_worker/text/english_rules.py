@@ -49,7 +49,7 @@ MONTH = (?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|JAN|FEB|MAR|APR|MAY|JUN
 ELEMENT = (?:Na|Cl|Ca|Mg|Fe|Cu|Zn|Al|Si|Ag|Li|Mn|Ti|Pb|Br|Ba|[HCNOSPKFI])
 STREET = (?:<STREETS>|Avenue|Boulevard|Circle|Court|Drive|Highway|Parkway|Place|Road|Square|Street|Terrace)
 MAY_APPLY = [\d½⅓⅔¼¾⅛⅜⅝⅞@₀-₉]|\w\.[A-Za-z]{2}|\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
-    |[a-z] [IVX]{1,6}\b|[a-z] [#*]|<MONTH>\.? ?[-–]
+    |[a-z] [IVX]{1,6}\b|[a-z] [#*]|<MONTH>\.? ?[-–]|M/W/F|Tu?/Th
     |\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|Hwy|Pkwy|Rd|St\b|<in since until early late mid> [JFASOND][a-z]{2,3}\b)
 
 # addresses, codes, numbers of telephones and accounts, versions

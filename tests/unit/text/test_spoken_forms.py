@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +28,8 @@ CASES = [
     ("Mon: 9am-5pm, M-F 10:00-11:30", "Monday: 9 AM to 5 PM, Monday to Friday 10:00 to 11:30"),
     ("MWF, M/W/F or T/Th at 9", "MWF, Monday, Wednesday, Friday or Tuesday, Thursday at 9"),
     ("and M/F or AM/FM", "and M/F or AM/FM"),
+    ("We meet M/W/F.", "We meet Monday, Wednesday, Friday."),
+    ("every T/Th", "every Tuesday, Thursday"),
     # telephone numbers in letters
     ("call 1-888-GO-FEDEX now", "call one, eight eight eight, Go Fedex now"),
     ("1-800-FLOWERS, 800-BUY-NOW2", "one, eight hundred, Flowers, eight hundred, Buy Now2"),
@@ -327,6 +331,25 @@ def test_every_rule_has_a_case_and_its_requirements() -> None:
         texts = [text for text, _ in CASES if pattern.search(text)]
         assert texts, pattern.pattern
         assert not [text for text in texts if needs.isdisjoint(features(text))], pattern.pattern
+
+
+def documented_forms() -> list[tuple[str, str]]:
+    """The rows of the table in ``docs/text.md``: written forms, and what is said of them."""
+    page = (Path(__file__).parents[3] / "docs" / "text.md").read_text("utf-8")
+    section = page.partition("## Spoken English")[2].partition("\n## ")[0]
+    return re.findall(r"(?m)^\| (`.*`) \| (.*) \|$", section)
+
+
+@pytest.mark.parametrize(("written", "spoken_as"), documented_forms())
+def test_documented_forms_are_read_as_documented(written: str, spoken_as: str) -> None:
+    forms = re.findall(r"`([^`]*)`", written)
+    quoted = re.findall(r'"([^"]*)"', spoken_as)
+    outputs = [spoken(form).rstrip(".") for form in forms]
+    if len(quoted) == len(forms):
+        assert all(words in output for words, output in zip(quoted, outputs, strict=True)), outputs
+    else:
+        assert not {form for form, output in zip(forms, outputs, strict=True) if form == output}
+        assert all(any(words in output for output in outputs) for words in quoted), outputs
 
 
 @pytest.mark.parametrize(
