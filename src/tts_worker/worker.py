@@ -14,6 +14,7 @@ from tts_worker.adapter import TTSWorker
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.engine.factory import (
     EngineFactory,
+    can_enrol,
     enroller_of,
     info_before_loading,
     model_version,
@@ -36,7 +37,6 @@ from tts_worker.session.quotas import Quotas
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.session.traces import open_traces
 from tts_worker.settings import (
-    CosyVoiceEngineSettings,
     EngineSettings,
     Settings,
     TextSettings,
@@ -158,7 +158,7 @@ class Worker:
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         """Whether a configured engine can enrol voices once it is loaded."""
-        return isinstance(settings, CosyVoiceEngineSettings)
+        return can_enrol(settings)
 
     def is_loaded(self, name: str) -> bool:
         """Whether an engine is running."""
@@ -250,7 +250,7 @@ class Worker:
             if isinstance(error, DeviceLost):
                 self.lost.set()
             raise
-        return engine, None if enroller is None else Enrolment(enroller), version
+        return engine, Enrolment(enroller) if enroller is not None and can_enrol(settings) else None, version
 
     async def _use_engine(self, name: str, engine: EngineLoop, version: str) -> None:
         self.engines[name] = engine

@@ -394,6 +394,28 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
         assert await reader.voices.list() == []
 
 
+def test_bundle_without_prompt_models_says_so(tmp_path: Path) -> None:
+    """Voices are added and converted by models that a bundle may lack: an error that no retry mends."""
+    bundle = copy_of("cosyvoice2", tmp_path)
+    for file in bundle.glob("*.onnx"):
+        file.unlink()
+    engine = {"kind": "cosyvoice", "bundle": str(bundle), "device": "cpu", "threads": 1, "memory_gb": 0.1}
+    settings = load_settings(flags={"engines": {"cosy": engine}, "session": {"loudness": None}})
+    with (
+        worker_in_thread(settings) as worker,
+        httpx.Client(base_url=f"http://{worker.address}", timeout=60) as http,
+    ):
+        listed = http.get("/v1/voices").json()
+        voice = listed["voices"][0]
+        recording = {"audio": ("a.wav", GOOD)}
+        added = http.post("/v1/voices", data={"name": "anna", "consent": "true"}, files=recording)
+        converted = http.post("/v1/audio/conversions", data={"voice": voice["id"]}, files=recording)
+    assert (listed["can_add"], voice["capabilities"]) == (False, ["instruct"])
+    for response in (added, converted):
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["retryable"]) == (400, "invalid_request", False)
+
+
 async def test_client_of_an_absent_worker_reports_it() -> None:
     for scheme in ("ws", "grpc"):
         async with connect(f"{scheme}://127.0.0.1:9") as client:

@@ -49,10 +49,17 @@ class EngineFactory:
 
 
 def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
-    """Return how an engine can_enrol voices from recordings, or None where it cannot."""
+    """Return the voices that are enrolled on an engine at run time, or None where its voices are fixed."""
     if not isinstance(settings, CosyVoiceEngineSettings):
         return None
     return EnrolledVoices(settings.bundle, rl=settings.rl, device=settings.device)
+
+
+def can_enrol(settings: EngineSettings) -> bool:
+    """Whether an engine makes voices of recordings and converts speech: its bundle may lack the models for that."""
+    if not isinstance(settings, CosyVoiceEngineSettings):
+        return False
+    return (settings.bundle / "campplus.onnx").is_file() and any(settings.bundle.glob("speech_tokenizer_*.onnx"))
 
 
 def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:

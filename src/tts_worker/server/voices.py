@@ -42,7 +42,7 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
         if is_elevenlabs(request):
             return elevenlabs.voices_response(hub)
         listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]
-        return SafeJSONResponse({"voices": listed, "can_add": hub.library is not None})
+        return SafeJSONResponse({"voices": listed, "can_add": hub.can_add_voices})
 
     @routes.get(f"{PATH}/{{name}}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:

@@ -162,7 +162,10 @@ class SessionHub:
         Raises:
             ConfigError: Another engine has one of its voices.
         """
-        self.voices.add(name, family, engine.info)
+        info = engine.info
+        if enrolment is None:  # it has the tokenizer of a conversion
+            info = replace(info, capabilities=tuple(each for each in info.capabilities if each != SPEECH_TOKENS))
+        self.voices.add(name, family, info)
         if self.config.normalizer is not None and not engine.info.reads_numbers:
             self.config.normalizer.prepare()
         self._engines[name] = engine
@@ -278,6 +281,11 @@ class SessionHub:
     def can_enrol(self) -> bool:
         """Whether a loaded engine can enrol voices from recordings."""
         return bool(self._enrolments)
+
+    @property
+    def can_add_voices(self) -> bool:
+        """Whether voices made of recordings can be stored, perhaps after an engine was loaded."""
+        return self.library is not None and bool(self._enrolments or self.enrolling_engines)
 
     @property
     def rtf(self) -> float:
