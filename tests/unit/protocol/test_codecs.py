@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.errors import GRPC_STATUS, HTTP_STATUS, ErrorCode, ErrorInfo, InvalidRequest, TTSWorkerError
 from tts_worker.protocol import json_codec
 from tts_worker.protocol.messages import (
     ChunkMessage,
@@ -292,5 +292,25 @@ def test_documentation_names_every_message_and_field() -> None:
     text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text("utf-8")
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", text))))
     for kind in (*json_codec.CLIENT_MESSAGES, *json_codec.WORKER_MESSAGES):
-        missing = {kind.type_name(), *kind.__struct_fields__} - words - {"synthetic"}
+        missing = {kind.type_name(), *kind.__struct_fields__} - words
         assert not missing, f"docs/protocol.md does not name {missing} of {kind.__name__}"
+
+
+def test_documentation_lists_every_error() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (\d+) \| `(\w+)` \| (yes|no) \|", text.partition("## Errors")[2])
+    retryable = {kind.code for kind in TTSWorkerError.__subclasses__() if kind.retryable}
+    assert rows == [
+        (code.value, str(HTTP_STATUS[code]), GRPC_STATUS[code], "yes" if code in retryable else "no")
+        for code in ErrorCode
+    ]
+
+
+def test_documentation_lists_the_fields_by_message() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text("utf-8")
+    rows = text.partition("## Worker messages")[2].partition("\n## ")[0]
+    kinds = [ChunkMessage, PausedMessage, PongMessage, ReadyMessage, RejectedMessage, ResumedMessage, StartedMessage]
+    for kind in (*kinds, WordsMessage):
+        row = re.search(rf"(?m)^\| [^|]*`{kind.type_name()}`[^|]* \| (.*?) \|", rows)
+        assert row is not None
+        assert set(kind.__struct_fields__) <= set(re.findall(r"\w+", row[1])), kind.__name__
