@@ -141,6 +141,18 @@ async def test_session_loads_its_model() -> None:
             await worker.hub.admit(fast(model="d"))
 
 
+@pytest.mark.parametrize("voice", [None, "alloy"])
+async def test_openai_model_selects_a_voice_of_its_own(voice: str | None) -> None:
+    request = {"input": "Hi.", "voice": voice, "response_format": "pcm"}
+    worker = ManyWorker()
+    async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        spoken = await http.post("/v1/audio/speech", json={**request, "model": "b"})
+        assert spoken.status_code == 200, spoken.text
+        assert set(worker.models.resident) == {"a", "b"}
+        other = await http.post("/v1/audio/speech", json={**request, "model": "b", "voice": "a-one"})
+        assert (other.status_code, other.json()["error"]["code"]) == (400, "invalid_request")
+
+
 async def test_session_that_cannot_wait_gets_retry_after() -> None:
     async with many() as worker:
         with pytest.raises(NotReady, match="being loaded") as refused:

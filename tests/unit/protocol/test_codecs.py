@@ -309,8 +309,17 @@ def test_documentation_lists_every_error() -> None:
 def test_documentation_lists_the_fields_by_message() -> None:
     text = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text("utf-8")
     rows = text.partition("## Worker messages")[2].partition("\n## ")[0]
-    kinds = [ChunkMessage, PausedMessage, PongMessage, ReadyMessage, RejectedMessage, ResumedMessage, StartedMessage]
-    for kind in (*kinds, WordsMessage):
+    kinds: list[type[Message]] = [
+        WordsMessage,
+        ChunkMessage,
+        PausedMessage,
+        PongMessage,
+        ReadyMessage,
+        RejectedMessage,
+        ResumedMessage,
+        StartedMessage,
+    ]
+    for kind in kinds:
         row = re.search(rf"(?m)^\| [^|]*`{kind.type_name()}`[^|]* \| (.*?) \|", rows)
         assert row is not None
         assert set(kind.__struct_fields__) <= set(re.findall(r"\w+", row[1])), kind.__name__

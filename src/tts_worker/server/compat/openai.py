@@ -19,7 +19,6 @@ from starlette.responses import Response
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import (
     ErrorCode,
-    InvalidRequest,
     TextTooLong,
     TTSWorkerError,
     UnknownModel,
@@ -98,7 +97,6 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
-        _check_model(speech_request, hub)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         encoder = open_encoder(speech_request.response_format, rate_hz)
         checksums = wants_checksums(request.query_params)
@@ -130,26 +128,10 @@ def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collect
     return request
 
 
-def _check_model(request: SpeechRequest, hub: SessionHub) -> None:
-    """Check that a model naming an engine is the voice's engine.
-
-    Raises:
-        UnknownModel: No engine has that name.
-        UnknownVoice: No voice has that name.
-        InvalidRequest: The voice belongs to another engine.
-    """
-    if request.model in OPENAI_MODELS:
-        return
-    if request.model not in {voice.engine for voice in hub.voices}:
-        raise unknown_model(request.model)
-    voice = hub.voices.get(request.voice_name)
-    if voice.engine != request.model:
-        raise InvalidRequest(f"voice {voice.name} belongs to model {voice.engine}, not {request.model}")
-
-
 def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
     return SessionOptions(
         voice=request.voice_name,
+        model=None if request.model in OPENAI_MODELS else request.model,
         speed=request.speed,
         seed=request.seed,
         language=request.language,
