@@ -282,6 +282,11 @@ async def test_model_is_the_engine_that_speaks() -> None:
         ({"lexicon": {"Dr": 7}}, "lexicon must map words"),
         ({"lexicon": ["Dr"]}, "lexicon must map words"),
         ({"max_ahead_s": 11.0}, "max_ahead_s must be above 0"),
+        ({"voice": 5}, "voice must be text"),
+        ({"language": 7}, "language must be text"),
+        ({"seed": "one"}, "seed must be a whole number"),
+        ({"normalize": "yes"}, "normalize must be true or false"),
+        ({"flush_after_ms": float("nan")}, "flush_after_ms must be a finite number"),
         ({"url": "carrier-pigeon://loft"}, "must begin with one of"),
     ],
 )
@@ -296,7 +301,7 @@ def test_invalid_option_is_refused_at_once(option: dict[str, Any], message: str)
         assert voice._options == before
 
 
-@pytest.mark.parametrize("option", [{"speed": "fast"}, {"speed": 99.0}, {"lexicon": {"Dr": "//"}}, {"language": 7}])
+@pytest.mark.parametrize("option", [{"seed": -1}, {"speed": 99.0}, {"lexicon": {"Dr": "//"}}, {"flush_after_ms": -1.0}])
 async def test_option_that_the_worker_refuses_is_400(option: dict[str, Any]) -> None:
     async with serve_plugin(**option) as (voice, recorded):
         with pytest.raises(APIStatusError) as refused:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.errors import InvalidRequest
-from tts_worker.types import SAMPLE_RATES_HZ, UrlMode
+from tts_worker.protocol.messages import check_options
+from tts_worker.types import SAMPLE_RATES_HZ, SessionOptions, UrlMode
 
 DEFAULT_URL = "ws://127.0.0.1:8080"
 
@@ -32,20 +33,47 @@ def connect_agent(url: str | None, api_key: str | None, settings: ClientSettings
     return connect(url or os.environ.get("TTS_WORKER_URL", DEFAULT_URL), replace(settings, api_key=key))
 
 
-def lead_ms_of(max_ahead_s: float) -> float:
+def with_plugin_options(options: SessionOptions, given: Mapping[str, Any]) -> SessionOptions:
+    """Return ``options`` with those of a plug-in, which has its own names for some.
+
+    Raises:
+        InvalidRequest: Names an option that no worker takes, never its value.
+    """
+    changes = dict(given)
+    if "max_ahead_s" in changes:
+        changes["lead_ms"] = _lead_ms_of(changes.pop("max_ahead_s"))
+    if "normalize" in changes:
+        changes["normalise"] = _check_normalize(changes.pop("normalize"))
+    if "urls" in changes:
+        changes["urls"] = _url_mode_of(changes["urls"])
+    if "lexicon" in changes:
+        changes["lexicon"] = _check_lexicon(changes["lexicon"])
+    changed = replace(options, **changes)
+    check_options(changed)
+    return changed
+
+
+def _lead_ms_of(max_ahead_s: float) -> float:
     """Convert a maximum playout lead. Raises InvalidRequest."""
     if not isinstance(max_ahead_s, int | float) or not 0 < max_ahead_s <= 10:
         raise InvalidRequest("max_ahead_s must be above 0 and at most 10")
     return 1_000 * max_ahead_s
 
 
-def url_mode_of(urls: Urls | None) -> UrlMode | None:
+def _url_mode_of(urls: Urls | None) -> UrlMode | None:
     """Convert an option ``urls``. Raises InvalidRequest."""
     if urls is None:
         return None
     if urls not in get_args(Urls):
         raise InvalidRequest(f"urls must be one of {', '.join(get_args(Urls))}")
     return UrlMode(urls)
+
+
+def _check_normalize(normalize: bool | None) -> bool | None:
+    """Return the option. Raises InvalidRequest."""
+    if normalize is not None and not isinstance(normalize, bool):
+        raise InvalidRequest("normalize must be true or false")
+    return normalize
 
 
 def check_sample_rate(sample_rate: int) -> int:
@@ -55,7 +83,7 @@ def check_sample_rate(sample_rate: int) -> int:
     return sample_rate
 
 
-def check_lexicon(lexicon: Mapping[str, str] | None) -> Mapping[str, str] | None:
+def _check_lexicon(lexicon: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """Return a lexicon of words and their spellings or /phonemes/. Raises InvalidRequest."""
     if lexicon is None:
         return None

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions
-from tts_worker.client.agent import Urls, check_lexicon, check_sample_rate, connect_agent, lead_ms_of, url_mode_of
+from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra, TTSWorkerError
 from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, State, Words
 
@@ -55,12 +56,15 @@ class TTSWorkerSettings(TTSSettings):
     urls: Urls | NotGiven | None = field(default_factory=_not_given)
     normalize: bool | NotGiven | None = field(default_factory=_not_given)
 
-    def check(self) -> None:
-        """Check the given values as far as the worker is not needed. Raises InvalidRequest."""
-        if is_given(self.lexicon):
-            check_lexicon(self.lexicon)
-        if is_given(self.urls):
-            url_mode_of(self.urls)
+    def session_options(self, others: SessionOptions | None = None) -> SessionOptions:
+        """Return ``others`` with the given settings. Raises InvalidRequest, as far as the worker is not needed."""
+        given = {name: value for name in _SETTINGS if is_given(value := getattr(self, name))}
+        language = given.pop("language", None)
+        given["language"] = (language.value if isinstance(language, Enum) else language) or None
+        return with_plugin_options(others or SessionOptions(), given)
+
+
+_SETTINGS = ("voice", "model", "language", *TTSWorkerSettings.__annotations__)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +101,7 @@ class TTSWorkerTTSService(TTSService):
 
     Raises:
         InvalidRequest: An option or the URL is invalid. What only the worker can know (a voice, a model, a lexicon
-            entry) is an ``ErrorFrame`` of the turn.
+            entry, the range of a number) is an ``ErrorFrame`` of the turn.
     """
 
     Settings = TTSWorkerSettings
@@ -123,7 +127,6 @@ class TTSWorkerTTSService(TTSService):
         sample_rate: int | None = None,
         text_aggregation_mode: TextAggregationMode | None = None,
     ) -> None:
-        lead_ms = lead_ms_of(max_ahead_s)
         settings = TTSWorkerSettings(
             model=model,
             voice=voice,
@@ -136,7 +139,8 @@ class TTSWorkerTTSService(TTSService):
             urls=urls,
             normalize=normalize,
         )
-        settings.check()
+        pacing = with_plugin_options(SessionOptions(), {"flush_after_ms": flush_after_ms, "max_ahead_s": max_ahead_s})
+        settings.session_options()
         if sample_rate is not None:
             check_sample_rate(sample_rate)
         client_settings = ClientSettings()
@@ -150,8 +154,7 @@ class TTSWorkerTTSService(TTSService):
             sample_rate=sample_rate,
             settings=settings,
         )
-        self._lead_ms = lead_ms
-        self._flush_after_ms = flush_after_ms
+        self._pacing = pacing
         self._owns_client = client is None
         self._client = client or connect_agent(url, api_key, client_settings)
         self._turns: dict[str, _Turn] = {}
@@ -194,7 +197,7 @@ class TTSWorkerTTSService(TTSService):
         """Apply a delta to the next turn. An invalid one is an error frame and changes nothing."""
         if isinstance(delta, TTSWorkerSettings):
             try:
-                delta.check()
+                delta.session_options()
             except InvalidRequest as error:
                 await self.push_error(f"tts-worker: {error.message}")
                 return {}
@@ -204,23 +207,9 @@ class TTSWorkerTTSService(TTSService):
     def _options(self) -> SessionOptions:
         settings = self._settings
         assert isinstance(settings, TTSWorkerSettings)
-        given: dict[str, Any] = settings.given_fields()
-        return SessionOptions(
-            voice=given["voice"],
-            model=given["model"],
-            language=str(given["language"]) if given["language"] else None,
-            speed=given["speed"],
-            seed=given["seed"],
-            instruct=given["instruct"],
-            lexicon=given["lexicon"],
-            markdown=given["markdown"],
-            urls=url_mode_of(given["urls"]),
-            normalise=given["normalize"],
-            # Another rate is resampled in _play.
-            sample_rate=self.sample_rate if self.sample_rate in SAMPLE_RATES_HZ else None,
-            lead_ms=self._lead_ms,
-            flush_after_ms=self._flush_after_ms,
-        )
+        # Another rate is resampled in _play.
+        rate_hz = self.sample_rate if self.sample_rate in SAMPLE_RATES_HZ else None
+        return settings.session_options(replace(self._pacing, sample_rate=rate_hz))
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
         """Send the text to the worker; ``_read`` receives its audio and words."""

@@ -10,7 +10,7 @@ import pytest
 
 from tts_worker import AsyncTTS, Speech
 from tts_worker.client import ClientSettings, connect
-from tts_worker.client.agent import lead_ms_of
+from tts_worker.client.agent import with_plugin_options
 from tts_worker.client.batches import BatchText
 from tts_worker.client.conversion import AsyncConversion, SourceAudio
 from tts_worker.errors import InvalidRequest
@@ -125,7 +125,7 @@ def test_path_of_an_audio_file_is_checked() -> None:
 @pytest.mark.parametrize("lead", ["x", None, nan, 0, 11])
 def test_lead_of_an_agent_is_checked(lead: Any) -> None:
     with pytest.raises(InvalidRequest, match="max_ahead_s"):
-        lead_ms_of(lead)
+        with_plugin_options(SessionOptions(), {"max_ahead_s": lead})
 
 
 class Echo:

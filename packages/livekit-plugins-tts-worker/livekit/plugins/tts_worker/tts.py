@@ -19,7 +19,7 @@ from livekit.plugins.tts_worker.log import logger
 from livekit.plugins.tts_worker.pauses import follow_pauses
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceInfo
-from tts_worker.client.agent import Urls, check_lexicon, check_sample_rate, connect_agent, lead_ms_of, url_mode_of
+from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import TTSWorkerError
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
@@ -73,7 +73,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
     Raises:
         InvalidRequest: An option or the URL is invalid. What only the worker can know (a voice, a model, a lexicon
-            entry) is an ``APIStatusError`` of the stream.
+            entry, the range of a number) is an ``APIStatusError`` of the stream.
     """
 
     def __init__(
@@ -103,22 +103,23 @@ class TTS(tts.TTS[Literal["receipt"]]):
             num_channels=1,
         )
         self.counters = Counters()
-        self._options = SessionOptions(
-            voice=voice,
-            model=model,
-            language=language,
-            speed=speed,
-            instruct=instruct,
-            seed=seed,
-            lexicon=check_lexicon(lexicon),
-            markdown=markdown,
-            urls=url_mode_of(urls),
-            normalise=normalize,
-            sample_rate=sample_rate,
-            flush_after_ms=flush_after_ms,
-            realtime=realtime,
-            lead_ms=lead_ms_of(max_ahead_s),
-            pause_timeout_s=_PAUSE_TIMEOUT_S,
+        self._options = with_plugin_options(
+            SessionOptions(sample_rate=sample_rate, pause_timeout_s=_PAUSE_TIMEOUT_S),
+            {
+                "voice": voice,
+                "model": model,
+                "language": language,
+                "speed": speed,
+                "instruct": instruct,
+                "seed": seed,
+                "lexicon": lexicon,
+                "markdown": markdown,
+                "urls": urls,
+                "normalize": normalize,
+                "flush_after_ms": flush_after_ms,
+                "realtime": realtime,
+                "max_ahead_s": max_ahead_s,
+            },
         )
         self._speaking_model = ""
         self._owns_client = client is None
@@ -175,15 +176,16 @@ class TTS(tts.TTS[Literal["receipt"]]):
             "speed": speed,
             "instruct": instruct,
             "seed": seed,
-            "lexicon": check_lexicon(lexicon) if is_given(lexicon) else lexicon,
+            "lexicon": lexicon,
             "markdown": markdown,
-            "urls": url_mode_of(urls) if is_given(urls) else urls,
-            "normalise": normalize,
+            "urls": urls,
+            "normalize": normalize,
             "flush_after_ms": flush_after_ms,
             "realtime": realtime,
-            "lead_ms": lead_ms_of(max_ahead_s) if is_given(max_ahead_s) else max_ahead_s,
+            "max_ahead_s": max_ahead_s,
         }
-        self._options = replace(self._options, **{name: value for name, value in given.items() if is_given(value)})
+        changes = {name: value for name, value in given.items() if is_given(value)}
+        self._options = with_plugin_options(self._options, changes)
 
     def prewarm(self) -> None:
         """Connect to the worker in the background and return at once. Idempotent.
