@@ -143,6 +143,32 @@ FILES_OF_FORMS = {
 """By the path of every route that takes a form."""
 
 
+SPEECH_QUERY = {"output_format", "language_code", "seed"}
+QUERIES = {
+    "/v1/audio/speech": {"checksums"},
+    "/tts/sse": {"checksums"},
+    "/voices": {"q", "limit", "starting_after", "ending_before", "gender", "is_owner"},
+    "/v1/text-to-speech/{voice}": SPEECH_QUERY,
+    "/v1/text-to-speech/{voice}/stream": SPEECH_QUERY,
+    "/v1/text-to-speech/{voice}/with-timestamps": SPEECH_QUERY,
+    "/v1/text-to-speech/{voice}/stream/with-timestamps": {*SPEECH_QUERY, "checksums"},
+    "/v1/voice-changer/{voice}": {"output_format"},
+    "/v1/models/{name}/reload": {"free_first"},
+    "/v1/batch/{name}/results": {"format", "start", "wait", "checksums"},
+}
+"""Query parameters by path."""
+
+
+async def test_api_describes_query_parameters() -> None:
+    async with serving() as address, http(address) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    described: dict[str, set[str]] = {}
+    for path, operations in paths.items():
+        parameters = [each for operation in operations.values() for each in operation.get("parameters", ())]
+        described[path] = {each["name"] for each in parameters if each["in"] == "query"}
+    assert {path: described[path] for path in QUERIES} == QUERIES
+
+
 async def test_api_describes_the_fields_of_every_form() -> None:
     async with serving() as address, http(address) as client:
         paths = (await client.get("/openapi.json")).json()["paths"]

@@ -15,6 +15,18 @@ SHA256 = "sha256"
 """Field of a message or record that carries audio: lower-case hexadecimal."""
 
 
+def describe_checksums(described: dict[str, Any]) -> dict[str, Any]:
+    """Add the query parameter to the OpenAPI description of a route."""
+    parameter = {
+        "name": CHECKSUMS,
+        "in": "query",
+        "required": False,
+        "description": "Add the SHA-256 of the audio to each message that carries audio",
+        "schema": {"type": "boolean", "default": False},
+    }
+    return {**described, "parameters": [*described.get("parameters", ()), parameter]}
+
+
 def wants_checksums(params: Mapping[str, str]) -> bool:
     """Whether the query parameters ask for checksums. Raises InvalidRequest."""
     return flag(params, CHECKSUMS)

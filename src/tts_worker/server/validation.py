@@ -68,6 +68,23 @@ def _schema_of(kind: type[BaseModel]) -> dict[str, Any]:
     return kind.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
+def query_parameters(kind: type[BaseModel], *names: str) -> dict[str, Any]:
+    """Describe the query of a route that validates it itself, for OpenAPI; all of its parameters unless named."""
+    properties = deepcopy(_schema_of(kind))["properties"]
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "description": properties[name].pop("description", ""),
+                "schema": properties[name],
+            }
+            for name in names or properties
+        ]
+    }
+
+
 def request_body(kind: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """Describe the body of a route that validates it itself, for OpenAPI (see ``api_docs``). The default is JSON."""
     schema = deepcopy(_schema_of(kind))

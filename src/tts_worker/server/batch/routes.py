@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import AsyncGenerator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,7 +28,7 @@ from tts_worker.server.checksums import SHA256, checksum_field
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import SafeJSONResponse, speech_stream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import query_parameters, request_body, validate
 
 PATH = "/v1/batch"
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -97,7 +98,7 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
     @routes.get(
         f"{PATH}/{{name}}/results",
         summary="Results of a batch in order, as they finish",
-        openapi_extra=lambda: {"parameters": _query_parameters(ResultsQuery)},
+        openapi_extra=partial(query_parameters, ResultsQuery),
     )
     async def results(request: Request, name: str) -> Response:
         batch = await _find(batches, name)
@@ -113,14 +114,6 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
         return speech_stream(body, media_type, limits, headers=headers)
 
     return routes
-
-
-def _query_parameters(kind: type[BaseModel]) -> list[dict[str, Any]]:
-    properties = kind.model_json_schema()["properties"]
-    return [
-        {"name": name, "in": "query", "required": False, "description": schema.pop("description"), "schema": schema}
-        for name, schema in properties.items()
-    ]
 
 
 async def _find(batches: BatchRunner, name: str) -> Batch:

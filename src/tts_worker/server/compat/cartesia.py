@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
-from tts_worker.server.checksums import checksum_field, wants_checksums
+from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.compat import cartesia_wire as vendor
 from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat.context_socket import ContextSocket, Message, SpeechContext
@@ -30,7 +30,7 @@ from tts_worker.server.compat.rendering import download, failure, synthesize
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import query_parameters, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Output, PcmFrame, UtteranceKey, Words
@@ -282,7 +282,11 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
         audio = download(hub, generation.options(), generation.transcript, encoder)
         return speech_stream(audio, encoder.content_type, limits, rate_hz=generation.output_format.sample_rate)
 
-    @routes.post("/tts/sse", summary="Text to speech as server-sent events, with word timestamps", openapi_extra=_BODY)
+    @routes.post(
+        "/tts/sse",
+        summary="Text to speech as server-sent events, with word timestamps",
+        openapi_extra=lambda: describe_checksums(_BODY()),
+    )
     async def events(request: Request) -> Response:
         generation = await read(request)
         if generation.output_format.container != "raw":
@@ -297,7 +301,11 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
 
 
 def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:
-    @routes.get("/voices", summary="List the voices for Cartesia clients")
+    @routes.get(
+        "/voices",
+        summary="List the voices for Cartesia clients",
+        openapi_extra=partial(query_parameters, vendor.VoiceQuery),
+    )
     async def voices(request: Request) -> Response:
         await hub.refresh_voices()
         return JSONResponse(_listed_voices(hub, validate(vendor.VoiceQuery, dict(request.query_params))))

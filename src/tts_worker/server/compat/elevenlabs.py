@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,7 +22,7 @@ from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import Encoder, wav_file
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps, parse_object
-from tts_worker.server.checksums import checksum_field, wants_checksums
+from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.compat import cloning, voice_pages
 from tts_worker.server.compat import elevenlabs_wire as vendor
 from tts_worker.server.compat.character_times import CharacterClock, CharacterTimes
@@ -31,7 +32,7 @@ from tts_worker.server.compat.uploads import read_body
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import MULTIPART, request_body, upload_body, validate
+from tts_worker.server.validation import MULTIPART, query_parameters, request_body, upload_body, validate
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -48,7 +49,6 @@ CONVERSION_PATHS = ("/v1/voice-changer/", "/v1/speech-to-speech/")
 UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CONVERSION_PATHS)))
 """Beginnings of paths whose requests contain a recording."""
 
-_BODY = partial(request_body, vendor.Body)
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 _SENTENCE_START = re.compile(r"""(?:["']|[^\w\s"'.,;:!?…%)\]}”’»]\s*)*\w""")
 """The first word after signs that may open a sentence (``$``, ``(``, ``**``, a dash). A quote may end the one before,
@@ -360,6 +360,10 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     _add_conversion(routes, hub, limits)
 
 
+def _describe_speech() -> dict[str, Any]:
+    return {**request_body(vendor.Body), **query_parameters(vendor.Query, "output_format", "language_code", "seed")}
+
+
 def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     async def read(request: Request, voice: str) -> tuple[SessionOptions, str, Encoder]:
         query = vendor.parse_query(request.query_params)
@@ -369,8 +373,10 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
         return query.options(voice, body.voice_settings), body.text, query.open_encoder()
 
-    @routes.post(_SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_BODY)
-    @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_BODY)
+    @routes.post(
+        _SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_describe_speech
+    )
+    @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_describe_speech)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
         return speech_stream(download(hub, options, text, encoder), encoder.content_type, limits)
@@ -378,14 +384,16 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     @routes.post(
         f"{_SPEECH_PATH}/with-timestamps",
         summary="Text to speech as JSON, with character timestamps",
-        openapi_extra=_BODY,
+        openapi_extra=_describe_speech,
     )
     async def speech_with_times(request: Request, voice: str) -> Response:
         audio = _timed_audio(hub, *await read(request, voice))
         return speech_stream(_as_document(audio), "application/json", limits)
 
     @routes.post(
-        f"{_SPEECH_PATH}/stream/with-timestamps", summary="Text to speech as JSON lines, streamed", openapi_extra=_BODY
+        f"{_SPEECH_PATH}/stream/with-timestamps",
+        summary="Text to speech as JSON lines, streamed",
+        openapi_extra=lambda: describe_checksums(_describe_speech()),
     )
     async def stream_with_times(request: Request, voice: str) -> Response:
         checksums = wants_checksums(request.query_params)
@@ -407,7 +415,10 @@ def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         options = replace(query.options(voice, form.settings()), language=None)
         return speech_stream(converted(hub, options, RecordedSource(audio), encoder), encoder.content_type, limits)
 
-    conversion_body = partial(upload_body, vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"})
+    def describe() -> dict[str, Any]:
+        body = upload_body(vendor.ConversionForm, (MULTIPART,), {"audio": "The speech to convert"})
+        return {**body, **query_parameters(vendor.Query, "output_format")}
+
     for path in CONVERSION_PATHS:
         for suffix in ("{voice}", "{voice}/stream"):
             routes.add(
@@ -415,7 +426,7 @@ def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
                 convert,
                 method="POST",
                 summary="Voice conversion for ElevenLabs clients, streamed",
-                openapi_extra=conversion_body,
+                openapi_extra=describe,
             )
 
 
@@ -441,7 +452,11 @@ def _add_sockets(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
 
 
 def _add_voice_search(routes: Routes, hub: SessionHub) -> None:
-    @routes.get("/v2/voices", summary="Search the voices for ElevenLabs clients")
+    @routes.get(
+        "/v2/voices",
+        summary="Search the voices for ElevenLabs clients",
+        openapi_extra=partial(query_parameters, vendor.VoiceQuery),
+    )
     async def search_voices(request: Request) -> Response:
         await hub.refresh_voices()
         return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))

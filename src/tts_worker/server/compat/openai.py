@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Collection
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,7 +25,7 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
-from tts_worker.server.checksums import checksum_field, wants_checksums
+from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.compat.rendering import download
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import speech_stream
@@ -91,7 +90,11 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
     """
     routes = Routes(tag="OpenAI")
 
-    @routes.post(SPEECH_PATH, summary="Text to speech, streamed", openapi_extra=partial(request_body, SpeechRequest))
+    @routes.post(
+        SPEECH_PATH,
+        summary="Text to speech, streamed",
+        openapi_extra=lambda: describe_checksums(request_body(SpeechRequest)),
+    )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
         speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
