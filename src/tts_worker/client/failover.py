@@ -81,6 +81,7 @@ class FailoverLink:
         self._replay: dict[str, ReplayEntry] = {}  # by context, in order
         self._unconfirmed_stops: dict[str, tuple[str, ReplayEntry]] = {}  # context -> reason, entry
         self._unacknowledged: deque[PauseMessage | ResumeMessage] = deque()
+        self._ineffective = 0  # the first of them, of before the last STOP
         self._is_pause_acknowledged = False
         self._extra_acknowledgments = 0  # of commands sent by this link, not by the session
         self._voice: ConfigureMessage | None = None
@@ -121,6 +122,7 @@ class FailoverLink:
         self._unconfirmed_stops |= {context: (reason, entry) for context, entry in self._replay.items()}
         self._replay.clear()
         self._words.clear()
+        self._ineffective = len(self._unacknowledged)
         self._is_pause_acknowledged = False
         if self._stream is None:
             asyncio.get_running_loop().call_soon(self._confirm_stops)
@@ -160,7 +162,7 @@ class FailoverLink:
                 if self._extra_acknowledgments:
                     self._extra_acknowledgments -= 1
                     return
-                self._on_acknowledged(is_pause=isinstance(message, PausedMessage))
+                self._on_acknowledged(message)
             case ReportMessage():
                 self._on_ended(message.context or "")
         self._session_receiver().receive(message)
@@ -177,10 +179,14 @@ class FailoverLink:
             self._session_receiver().receive(message)
         self._words = []
 
-    def _on_acknowledged(self, *, is_pause: bool) -> None:
+    def _on_acknowledged(self, message: ControlMessage) -> None:
+        is_pause = isinstance(message, PausedMessage)
         if self._unacknowledged and isinstance(self._unacknowledged[0], PauseMessage) is is_pause:
             self._unacknowledged.popleft()
-        self._is_pause_acknowledged = is_pause
+            if self._ineffective:
+                self._ineffective -= 1
+                return
+        self._is_pause_acknowledged = is_pause and message.applied
 
     def _on_ended(self, context: str) -> None:
         self._flush_words()
@@ -237,6 +243,9 @@ class FailoverLink:
         stream.attach(self, self._on_closed)
 
     def _replay_on(self, stream: ConverseStream) -> None:
+        commands = list(self._unacknowledged)
+        for command in commands[: self._ineffective]:  # before all text, so that they only are acknowledged
+            stream.send(command)
         voice: ConfigureMessage | None = None
         for entry in self._replay.values():
             if entry.voice is not None and entry.voice != voice:
@@ -250,5 +259,5 @@ class FailoverLink:
         if self._is_pause_acknowledged:
             self._extra_acknowledgments = 1
             stream.send(PauseMessage())
-        for command in self._unacknowledged:
+        for command in commands[self._ineffective :]:
             stream.send(command)

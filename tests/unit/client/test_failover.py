@@ -1,4 +1,4 @@
-"""``FailoverLink``: what a session reports when its worker is lost."""
+"""``FailoverLink``: what a session reports, and what is sent to the next worker, when its worker is lost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import until
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost
-from tts_worker.protocol.messages import ClientMessage, StartedMessage, TextMessage, WordsMessage
-from tts_worker.types import Encoding, Ended, SynthesisParams, Word
+from tts_worker.protocol.messages import (
+    ClientMessage,
+    PausedMessage,
+    StartedMessage,
+    TextMessage,
+    WordsMessage,
+    report_message,
+)
+from tts_worker.types import Encoding, Ended, Outcome, Receipt, SynthesisParams, Word
 
 PARAMS = SynthesisParams("voice")
 
@@ -33,16 +41,36 @@ class RecordingStream:
         self.sent.append(message)
 
 
+def begin(encoding: Encoding = Encoding.PCM) -> tuple[RemoteSession, FailoverLink, Any, Any]:
+    """A session, its link, and the streams to its first and its next worker."""
+    stream: Any = RecordingStream(encoding)
+    other: Any = RecordingStream(encoding)
+
+    async def next_worker() -> Any:
+        return other
+
+    link = FailoverLink(stream, next_worker)
+    config = RemoteConfig("near", "", PARAMS, 60.0, read_ahead_s=1.0, sample_rate_hz=8_000, encoding=encoding)
+    session = RemoteSession(link, config)
+    link.attach(session, SimpleNamespace)
+    return session, link, stream, other
+
+
+def kinds(messages: list[ClientMessage]) -> list[str]:
+    return [message.type_name() for message in messages]
+
+
+async def lose(link: FailoverLink, other: RecordingStream) -> None:
+    link.on_lost(ConnectionLost("the worker was lost").info)
+    await until(lambda: other.sent)
+
+
 @pytest.mark.parametrize(
     ("encoding", "audio"),
     [(Encoding.PCM, bytes(2 * 160)), (Encoding.MULAW, bytes(160)), (Encoding.OPUS, b"\x08" + bytes(30))],
 )
 async def test_a_stop_before_the_loss_reports_what_was_delivered(encoding: Encoding, audio: bytes) -> None:
-    stream: Any = RecordingStream(encoding)
-    link = FailoverLink(stream, lambda: pytest.fail("nothing is left to say"))
-    config = RemoteConfig("near", "", PARAMS, 60.0, read_ahead_s=1.0, sample_rate_hz=8_000, encoding=encoding)
-    session = RemoteSession(link, config)
-    link.attach(session, SimpleNamespace)
+    session, link, stream, _ = begin(encoding)
     session.speak("one two")
     context = next(message.context for message in stream.sent if isinstance(message, TextMessage))
     link.receive(StartedMessage(voice=PARAMS.voice, context=context))
@@ -55,4 +83,54 @@ async def test_a_stop_before_the_loss_reports_what_was_delivered(encoding: Encod
     report = next(item for item in iter(session.poll, None) if isinstance(item, Ended)).receipt
     assert (report.samples_generated, report.samples_sent) == (160, 160)
     assert (report.text_spoken, report.text_remaining) == ("one", " two")
+    session.close()
+
+
+async def test_a_pause_is_repeated_on_the_next_worker() -> None:
+    session, link, _, other = begin()
+    session.speak("one")
+    session.pause()
+    link.receive(PausedMessage())
+    await lose(link, other)
+    assert kinds(other.sent) == ["text", "pause"]
+    session.close()
+
+
+async def test_a_pause_that_a_stop_ended_is_not_repeated() -> None:
+    session, link, _, other = begin()
+    session.speak("one")
+    session.pause()
+    session.stop()
+    session.speak("two")
+    link.receive(PausedMessage())  # answers what was sent before the STOP
+    await lose(link, other)
+    assert kinds(other.sent) == ["text"]
+    session.close()
+
+
+async def test_an_unanswered_pause_before_a_stop_holds_no_later_text() -> None:
+    session, link, _, other = begin()
+    session.speak("one")
+    session.pause()
+    session.stop()
+    session.speak("two")
+    await lose(link, other)
+    assert kinds(other.sent) == ["pause", "text"]
+    session.close()
+
+
+async def test_a_pause_without_effect_is_not_repeated() -> None:
+    session, link, stream, other = begin()
+    session.speak("one")
+    session.end_text()
+    link.receive(StartedMessage(voice=PARAMS.voice, context=stream.sent[0].context))
+    link.receive(bytes(320))
+    receipt = Receipt("finished", 160, 160, None, "one", "")
+    link.receive(report_message(Outcome.DONE, receipt, context=stream.sent[0].context))
+    session.pause()  # the worker has already ended what this side still plays
+    link.receive(PausedMessage(applied=False))
+    session.stop()
+    session.speak("two")
+    await lose(link, other)
+    assert kinds(other.sent) == ["text"]
     session.close()
