@@ -59,6 +59,10 @@ class DialogueSession(Session, Protocol):
     @property
     def writing(self) -> UtteranceKey | None: ...
 
+    def speak_next(self, text: str) -> UtteranceKey:
+        """End the open utterance and begin the next one. Raises as ``speak`` does, and then ends none."""
+        ...
+
     def wake(self) -> None:
         """Make the reader of the session poll the dialogue."""
         ...
@@ -234,9 +238,8 @@ class Dialogue(Generic[_S]):
             self._retire_ended_context()
             if context == self._retired_context:
                 return
-            if context != self._context and self._context is not None:
-                session.end_text()
-        key = session.speak(message.text)
+        is_next = context is not None and self._context not in (None, context)
+        key = session.speak_next(message.text) if is_next else session.speak(message.text)
         if context is not None:
             self._context = context
             self._context_key = key

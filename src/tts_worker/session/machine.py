@@ -203,9 +203,7 @@ class SessionMachine:
         """
         self._require_open()
         writing = self._utterances[-1] if self.writing is not None else None
-        before = writing.text_chars if writing is not None else 0
-        if before + len(text) > self._config.max_text_chars:
-            raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
+        self._check_length((writing.text_chars if writing is not None else 0) + len(text))
         self._withheld = self._withheld or withhold
         if writing is None:
             writing = self._begin_utterance(text)
@@ -214,6 +212,23 @@ class SessionMachine:
             writing.write(text)
             self._choose_voice(writing)
         return writing.key
+
+    def speak_next(self, text: str | bytes, *, withhold: bool = False) -> UtteranceKey:
+        """End the open utterance and begin the next one with ``text``. Raises as ``speak`` does, and then ends none."""
+        self._require_open()
+        self._check_length(len(text))
+        self._check_queue()
+        if self.writing is not None:
+            self.end_text()
+        return self.speak(text, withhold=withhold)
+
+    def _check_length(self, chars: int) -> None:
+        if chars > self._config.max_text_chars:
+            raise TextTooLong(f"an utterance takes at most {self._config.max_text_chars} characters")
+
+    def _check_queue(self) -> None:
+        if len(self._utterances) > self._config.max_queued_utterances:
+            raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
 
     def add_speech(self, tokens: tuple[int, ...]) -> UtteranceKey:
         """Add speech tokens to the open utterance, or begin one; ``end_text`` ends it, too.
@@ -290,8 +305,7 @@ class SessionMachine:
 
     def _begin_utterance(self, text: str | bytes | None = None) -> Utterance:
         """Begin an utterance with its first text, None for speech."""
-        if len(self._utterances) > self._config.max_queued_utterances:
-            raise IllegalCommand(f"at most {self._config.max_queued_utterances} utterances may wait")
+        self._check_queue()
         self._generation += 1
         key = UtteranceKey(self.session, self._generation)
         routed: tuple[SynthesisParams, Alignment] | None = self.params, self._config.alignment

@@ -203,12 +203,22 @@ class LocalSession:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def speak(self, text: str | bytes) -> UtteranceKey:
-        self._apply_timeouts()
-        error = self._activate()
+        return self._speak(text, is_next=False)
+
+    def speak_next(self, text: str | bytes) -> UtteranceKey:
+        """End the open utterance and begin the next one. Raises as ``speak`` does, and then ends none."""
+        return self._speak(text, is_next=True)
+
+    def _speak(self, text: str | bytes, *, is_next: bool) -> UtteranceKey:
+        is_first = is_next or self._machine.writing is None
+        error = self._activate() if is_first else None
+        speak = self._machine.speak_next if is_next else self._machine.speak
         try:
-            key = self._machine.speak(text, withhold=error is not None)
+            key = speak(text, withhold=error is not None)
         finally:
             self._note_idle()
+        if is_first:
+            self._apply_timeouts()
         if error is not None:
             # In the next iteration of the event loop, so that the error covers text and end_text() that follow at once.
             self._loop.call_soon(self._refuse, error)
@@ -228,14 +238,15 @@ class LocalSession:
             IllegalCommand: The open utterance has text, or too many utterances are queued.
             TTSWorkerError: The utterance may not begin.
         """
-        self._apply_timeouts()
-        error = self._activate()
-        if error is not None:
+        is_first = self._machine.writing is None
+        if is_first and (error := self._activate()) is not None:
             raise as_exception(error)
         try:
             key = self._machine.add_speech(tokens)
         finally:
             self._note_idle()
+        if is_first:
+            self._apply_timeouts()
         self._text_timers.note_input()
         self._note_text(key, 0)
         self._on_change()
@@ -251,7 +262,7 @@ class LocalSession:
         self._record.first_frame(key, seconds, self._loop.time())
 
     def _apply_timeouts(self) -> None:
-        if self._next_timeouts is not None and self._machine.writing is None:
+        if self._next_timeouts is not None:
             self._timeouts, self._next_timeouts = self._next_timeouts, None
             self._text_timers.restart(self._timeouts)
 
@@ -332,8 +343,6 @@ class LocalSession:
 
     def _activate(self) -> ErrorInfo | None:
         """Take a slot for a new utterance; return the error if none is free. Raises the error of a queued one."""
-        if self._machine.writing is not None:
-            return None
         queued = self._machine.state is not State.IDLE
         error = self._hooks.on_utterance(self.id, queued)
         if not queued:

@@ -41,6 +41,18 @@ def test_another_context_completes_the_utterance() -> None:
     assert reports(worker.settle()) == [("a", "one "), ("b", "two "), (None, "three ")]
 
 
+def test_text_of_a_rejected_context_ends_no_other() -> None:
+    worker = DialogueWorker()
+    for number in range(16):
+        worker.receive(TextMessage(text="queued ", context=str(number), end=True))
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(TextMessage(text="two ", context="b"))
+    worker.receive(TextMessage(text="three ", context="a", end=True))
+    sent = worker.settle()
+    assert [(m.context, m.code) for m in sent if isinstance(m, RejectedMessage)] == [("b", "illegal_command")]
+    assert reports(sent)[-1] == ("a", "one three ")
+
+
 def test_text_of_a_stopped_context_is_dropped() -> None:
     worker = DialogueWorker()
     worker.receive(TextMessage(text="one ", context="a"))
