@@ -150,7 +150,7 @@ def json_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tts-worker /v1/stream",
-        "description": "Text messages of the WebSocket protocol; binary messages are PCM (s16le, mono).",
+        "description": "Text messages of the WebSocket protocol; binary ones are mono audio in the format of ready.",
         "anyOf": [{"$ref": f"#/$defs/{name}"} for name in kinds],
         "$defs": {**unions, **definitions},
     }
