@@ -191,6 +191,21 @@ async def test_routed_utterance_is_logged_with_its_engine(worker: ManyWorker, ca
     assert [(event["engine"], event["voice"]) for event in events] == [("a", "a-one"), ("c", "c-one")]
 
 
+async def test_voice_chosen_later_is_logged_and_counted(worker: ManyWorker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    session = await worker.hub.admit(fast())
+    for delta in ("“", CHINESE):
+        session.speak(delta)
+    session.end_text()
+    await voices_of(session, 1)
+    session.close()
+    (event,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "utterance ended"]
+    assert (event["engine"], event["voice"], event["text_chars"]) == ("c", "c-one", 1 + len(CHINESE))
+    text = worker.metrics.render()
+    for name in ("tts_utterances_total", "tts_first_audio_seconds_count", "tts_queue_wait_seconds_count"):
+        assert [scraped(text, name, engine=engine, voice=voice) for engine, voice in SPEAKERS] == [0, 1, 0], name
+
+
 @pytest.mark.parametrize("free_first", [False, True])
 async def test_routed_utterance_outlasts_a_reload(worker: ManyWorker, free_first: bool) -> None:
     session = await worker.hub.admit(fast())

@@ -117,11 +117,16 @@ class SessionRecord:
     text_chars: int = 0
     _open: dict[UtteranceKey, UtteranceRecord] = field(default_factory=dict)
 
-    def begin(self, key: UtteranceKey, engine: str, voice: str, now_s: float) -> None:
-        """Record that an utterance begins, and what speaks it."""
+    def begin(self, key: UtteranceKey, now_s: float) -> None:
+        """Record that an utterance begins."""
         request_id = current_request_id() or self.request_id
         traceparent = self.own_traceparent or current_traceparent() or self.traceparent
-        self._open[key] = UtteranceRecord(key, self.transport, engine, voice, request_id, traceparent, now_s)
+        self._open[key] = UtteranceRecord(key, self.transport, "", "", request_id, traceparent, now_s)
+
+    def spoken_by(self, key: UtteranceKey, engine: str, voice: str) -> None:
+        """Record what speaks an utterance."""
+        if (utterance := self._open.get(key)) is not None:
+            utterance.engine, utterance.voice = engine, voice
 
     def text(self, key: UtteranceKey, chars: int) -> None:
         """Record accepted text."""

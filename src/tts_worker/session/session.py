@@ -27,6 +27,7 @@ from tts_worker.types import (
     ControlName,
     Ended,
     Event,
+    Open,
     Output,
     PcmFrame,
     Started,
@@ -390,7 +391,9 @@ class LocalSession:
 
     def _post(self) -> None:
         for command in self._machine.take_commands():
-            if isinstance(command, Text) and command.segment.index == 0:
+            if isinstance(command, Open):
+                self._note_voice(command.key)  # the first text may not have told it
+            elif isinstance(command, Text) and command.segment.index == 0:
                 now_s = self._loop.time()
                 self._timestamps.posted_at_s[command.key] = now_s
                 self._timestamps.speakable_at_s[command.key] = now_s
@@ -519,11 +522,15 @@ class LocalSession:
     def _note_text(self, key: UtteranceKey, chars: int) -> None:
         """Record accepted text, and with the first one of an utterance what speaks it."""
         if key not in self._observers:
-            voice = self._machine.params_of(key).voice
-            engine = self._engine_of(voice)
-            self._observers[key] = self._observe(engine, voice)
-            self._record.begin(key, engine, voice, self._text_timers.text_at_s)
+            self._record.begin(key, self._text_timers.text_at_s)
+            self._note_voice(key)
         self._record.text(key, chars)
+
+    def _note_voice(self, key: UtteranceKey) -> None:
+        voice = self._machine.params_of(key).voice
+        engine = self._engine_of(voice)
+        self._observers[key] = self._observe(engine, voice)
+        self._record.spoken_by(key, engine, voice)
 
     def _observer_of(self, key: UtteranceKey) -> SessionObserver:
         return self._observers.get(key, self._observer)
