@@ -40,6 +40,8 @@ _LAG_INTERVAL_S = 0.1
 _SESSION_LABELS = ("transport", "engine", "voice")
 MAX_VOICES = 64
 """Number of voices with a separate label value."""
+WITHOUT_LISTENER = "batch"
+"""Transport whose audio is not played while it is generated, so that no buffer of a listener runs empty."""
 ENROLLED_PREFIX = "prompt-"
 """Prefix of the names of enrolled voices."""
 
@@ -475,6 +477,8 @@ class SessionMetrics:
         self._frames.lead.observe(lead_s)
 
     def underrun(self, seconds: float) -> None:
+        if self._transport == WITHOUT_LISTENER:
+            return
         self._metrics.underruns.labels(*self._labels).inc()
         self._metrics.underrun_s.labels(*self._labels).inc(seconds)
 

@@ -144,6 +144,19 @@ async def test_wasted_audio_counts_seconds_at_any_rate(worker: Worker) -> None:
     assert wasted_s == pytest.approx(wasted / rate_hz)
 
 
+async def test_batch_without_a_listener_has_no_underruns() -> None:
+    slow = {"tone": {"kind": "tone", "cost_per_audio_s": 2.0}}  # slower than playback, as a batch behind calls
+    async with serving(engines=slow) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        batch = (await http.post("/v1/batch", json={"items": [{"input": "Hi there."}]})).json()["id"]
+        await http.get(f"/v1/batch/{batch}/results")
+        await http.post("/v1/audio/speech", json={"input": "Hi there."})
+        text = (await http.get("/metrics")).text
+    assert scraped(text, "tts_underruns_total", transport="openai") > 0
+    assert scraped(text, "tts_audio_sent_seconds_total", transport="batch") > 0
+    for name in ("tts_underruns_total", "tts_underrun_seconds_total"):
+        assert scraped(text, name, transport="batch") == 0, name
+
+
 async def test_ended_utterance_counts_for_its_own_voice(worker: Worker) -> None:
     session = worker.hub.open(SessionOptions(voice="tone-low", realtime=False))
     session.speak(TEXT)
