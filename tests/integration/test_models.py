@@ -113,6 +113,18 @@ async def spoken(worker: Worker, options: SessionOptions) -> str:
     return session.params.voice
 
 
+async def test_every_configured_model_is_listed_with_its_state() -> None:
+    worker = ManyWorker(preload=["a"], on_demand=False)
+    async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
+        models = (await http.get("/v1/models")).json()["data"]
+        assert {model["id"]: model["state"] for model in models if "state" in model} == {
+            "a": "resident",
+            "b": "cold",
+            "c": "cold",
+        }
+        assert (await http.get("/v1/models/b")).json()["state"] == "cold"
+
+
 async def test_default_voice_outlasts_the_reload_of_its_model() -> None:
     async with many(preload=["a", "b"], on_demand=False) as worker:
         worker.hold.clear()

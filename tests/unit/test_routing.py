@@ -27,7 +27,6 @@ from tts_worker.worker import Worker
 ROOT = Path(__file__).parents[2]
 CALLED_OTHERWISE = {
     "/static": "/static/",
-    "/v1/models/{name}": "models.retrieve(",
     "/v2/voices": "voices.search(",
 }
 """Paths that stand in no test, and what the tests call instead: a file, or a function of the vendor's client."""

@@ -134,6 +134,11 @@ class ModelManager:
     # -- state --------------------------------------------------------------------------------------------------------
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all models."""
+        return tuple(self._models)
+
+    @property
     def resident(self) -> tuple[str, ...]:
         """Names of the models that sessions can use now."""
         return tuple(model.name for model in self._models.values() if model.state is ModelState.RESIDENT)
@@ -313,7 +318,10 @@ class ModelManager:
                 self._note_failure(model, error)
             raise
         self._settle(model, ModelState.RESIDENT)
-        self._observer.model_loaded(model.name, self._clock() - began_s)
+        seconds = self._clock() - began_s
+        self._observer.model_loaded(model.name, seconds)
+        if self.started:  # the event "ready" tells of those before
+            log.info("model %s loaded in %.1f s", model.name, seconds)
 
     def _note_failure(self, model: _Model, error: Exception) -> None:
         """Back off, so that sessions do not retry a failing load each time."""

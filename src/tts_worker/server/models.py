@@ -58,7 +58,8 @@ def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, is_elevenlabs
 
 
 def _model_names(hub: SessionHub) -> tuple[str, ...]:
-    return (*sorted({voice.engine for voice in hub.voices}), *openai.OPENAI_MODELS)
+    names = {voice.engine for voice in hub.voices} if hub.models is None else hub.models.names
+    return (*sorted(names), *openai.OPENAI_MODELS)
 
 
 def _model(hub: SessionHub, name: str) -> dict[str, Any]:

@@ -57,6 +57,11 @@ class ModelLoader(Protocol):
         """Whether every preloaded engine is warm or has failed."""
         ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all configured engines."""
+        ...
+
     def describe_state(self, name: str) -> str:
         """Return the state of an engine in a word; raises UnknownModel."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
@@ -204,6 +205,16 @@ async def test_model_freed_for_a_failed_reload_is_unloaded() -> None:
         await engines.manager.reload("main", free_first=True)
     assert engines.events == [("loaded", "main"), ("reload", "main"), ("failed", "main")]
     await engines.manager.close()
+
+
+async def test_log_tells_of_loads_and_unloads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    engines = FakeEngines()
+    await engines.manager.start()
+    await engines.manager.load("a")
+    await engines.manager.unload("a")
+    await engines.manager.close()
+    assert [record.getMessage() for record in caplog.records] == ["model a loaded in 0.0 s", "model a unloaded (asked)"]
 
 
 async def test_cancelled_caller_does_not_cancel_the_load() -> None:
