@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import psutil
 import pytest
 
@@ -106,11 +108,17 @@ async def test_url_of_a_redis_is_on_no_command_line() -> None:
             assert not [word for part in parts for word in part.cmdline() if "redis:" in word]
 
 
-async def test_workers_may_log_json() -> None:
-    words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0", "--set", "log_format=json")
-    async with running(*words) as process:
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_addresses_of_each_worker_are_printed(log_format: str) -> None:
+    words = ["-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0"]
+    async with running(*words, "--set", f"log_format={log_format}") as process:
         with anyio.fail_after(60):
+            line = await until_line(process.stdout, b"worker-1: ")
             await until_line(process.stdout, b"up: 1 workers")
+        http, grpc = line.decode().split()[1:]
+        async with httpx.AsyncClient() as client, connect(grpc) as worker:
+            assert 'engine="tone"' in (await client.get(f"{http}/metrics")).text
+            assert "tone-low" in [voice.id for voice in await worker.voices.list()]
 
 
 async def until_gone(children: list[psutil.Process]) -> None:
@@ -137,6 +145,8 @@ async def test_one_worker_per_gpu_sees_only_its_gpu(tmp_path: Path) -> None:
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     words = ("-m", "tts_worker", "up", "--gpus", "all", "--engine", "tone", "--port", "0")
     async with running(*words, env=environment) as process:
+        first = await until_line(process.stdout, b"worker-")
+        assert re.match(rb"worker-\d on NVIDIA .* (GPU|MIG)-[\w-]+: http://", first)
         await until_line(process.stdout, b"up: 3 workers")
         visible = [worker.environ()["CUDA_VISIBLE_DEVICES"] for worker in workers_of(process)]
         assert sorted(visible) == sorted(gpu.uuid for gpu in FOUND)

@@ -1,9 +1,9 @@
 """``tts-worker up``: a fleet on this machine: Redis and workers, by default two CPU workers for trials and tests.
 
 Each worker is a separate ``tts-worker serve`` on loopback, registered in a Redis that runs as long as this command;
-with ``--gpus`` there is one per GPU or MIG slice. Prints the URL for ``tts_worker.connect``, the one address of all
-workers. A worker that exits is started again. Ctrl-C or SIGTERM drains all workers; the command ends if Redis ends or a
-worker does not start.
+with ``--gpus`` there is one per GPU or MIG slice. Prints the addresses of each worker (its metrics are there), and the
+URL for ``tts_worker.connect``, the one address of all workers. A worker that exits is started again. Ctrl-C or SIGTERM
+drains all workers; the command ends if Redis ends or a worker does not start.
 """
 
 from __future__ import annotations
@@ -170,12 +170,14 @@ async def _supervise(args: argparse.Namespace, redis: str, member: _Member, read
     failed_starts = 0
     while True:
         async with _worker(args, redis, member) as process:
-            is_ready = await _wait_until_ready(process)
+            urls = await _urls_when_ready(process)
+            is_ready = urls is not None
             began_s = clock()
-            if is_ready and not ready.done():
-                if member.device:
-                    print(f"{member.name} on {member.device}", flush=True)
-                ready.set_result(None)
+            if urls is not None:
+                where = f" on {member.device}" if member.device else ""
+                print(f"{member.name}{where}: {' '.join(urls)}", flush=True)
+                if not ready.done():
+                    ready.set_result(None)
             status = await process.wait()
         failed_starts = 0 if is_ready else failed_starts + 1
         if not ready.done() or status == _MISUSE or failed_starts == _MAX_FAILED_STARTS:
@@ -258,11 +260,14 @@ async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> Asyn
             process.kill()
 
 
-async def _wait_until_ready(process: asyncio.subprocess.Process) -> bool:
-    """Return whether the worker became ready; False if it ended before."""
+async def _urls_when_ready(process: asyncio.subprocess.Process) -> list[str] | None:
+    """Wait until the worker is ready. Returns the URLs that it listens on, None if it ended before."""
     assert process.stdout is not None
+    urls: list[str] = []
     while line := (await process.stdout.readline()).decode().strip():
         # The form of the lines is that of the worker's setting log_format.
-        if line == "ready" or (line.startswith("{") and json.loads(line)["message"] == "ready"):
-            return True
-    return False
+        event = json.loads(line) if line.startswith("{") else {"message": line}
+        if event["message"] == "ready":
+            return urls
+        urls.append(event.get("url") or line.split()[-1])
+    return None
