@@ -85,6 +85,13 @@ async def test_text_without_letters_is_spoken_when_it_pauses(worker: ManyWorker)
     session.close()
 
 
+async def test_long_text_without_letters_waits_for_none(worker: ManyWorker) -> None:
+    session = await worker.hub.admit(fast())
+    session.speak("12:30. " * 60)
+    assert next(item.params.voice for item in iter(session.poll, None) if isinstance(item, Started)) == "a-one"
+    session.close()
+
+
 async def test_stop_before_the_voice_is_chosen(worker: ManyWorker) -> None:
     session = await worker.hub.admit(fast())
     session.speak("(")
@@ -191,16 +198,25 @@ async def test_routed_utterance_is_logged_with_its_engine(worker: ManyWorker, ca
     assert [(event["engine"], event["voice"]) for event in events] == [("a", "a-one"), ("c", "c-one")]
 
 
-async def test_voice_chosen_later_is_logged_and_counted(worker: ManyWorker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tts_worker")
+async def speak_after_a_quote(worker: ManyWorker) -> None:
+    """Speak Chinese whose first delta does not tell its voice."""
     session = await worker.hub.admit(fast())
     for delta in ("“", CHINESE):
         session.speak(delta)
     session.end_text()
     await voices_of(session, 1)
     session.close()
+
+
+async def test_voice_chosen_later_is_logged(worker: ManyWorker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    await speak_after_a_quote(worker)
     (event,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "utterance ended"]
     assert (event["engine"], event["voice"], event["text_chars"]) == ("c", "c-one", 1 + len(CHINESE))
+
+
+async def test_voice_chosen_later_is_counted(worker: ManyWorker) -> None:
+    await speak_after_a_quote(worker)
     text = worker.metrics.render()
     for name in ("tts_utterances_total", "tts_first_audio_seconds_count", "tts_queue_wait_seconds_count"):
         assert [scraped(text, name, engine=engine, voice=voice) for engine, voice in SPEAKERS] == [0, 1, 0], name

@@ -52,15 +52,15 @@ class LanguageRouter:
     def route(self, params: SynthesisParams, text: str) -> tuple[SynthesisParams, Alignment] | None:
         """Return the parameters of an utterance that begins with ``text``, and the alignment of its engine.
 
-        None if ``text`` has no letters, of which the next ones decide: language models often begin with an empty text
-        or a quote.
+        None if ``text`` is short and has no letters, of which the next ones decide: language models often begin with an
+        empty text or a quote.
 
         Args:
             params: Those of the session.
             text: The text so far.
         """
         begin = text[:_DETECTED_CHARS]
-        if self._may_route(params) and not any(map(str.isalpha, begin)):
+        if len(text) < _DETECTED_CHARS and self._may_route(params) and not any(map(str.isalpha, begin)):
             return None
         voice = self._choose(params, begin)
         if voice is None:

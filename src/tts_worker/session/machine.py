@@ -54,9 +54,6 @@ from tts_worker.types import (
     UtteranceKey,
 )
 
-_MAX_UNROUTED_CHARS = 400
-"""Text after which an utterance has the session's voice if it still does not tell another one."""
-
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
@@ -329,7 +326,7 @@ class SessionMachine:
         if self._route is None or utterance.text_phase is not TextPhase.UNROUTED:
             return
         routed = self._route(utterance.params, utterance.unread_text)
-        if routed is None and not last and utterance.text_chars < _MAX_UNROUTED_CHARS:
+        if routed is None and not last:
             return
         utterance.text_phase = TextPhase.OPEN
         if routed is not None and routed[0] != utterance.params:
