@@ -215,6 +215,13 @@ class ConfigError(TTSWorkerError):
     code = ErrorCode.CONFIG
 
 
+class AddressInUse(TTSWorkerError):
+    """Another process listens on the address; once it has ended, another attempt succeeds."""
+
+    code = ErrorCode.NOT_READY
+    retryable = True
+
+
 class BackendUnavailable(ConfigError):
     """A back end of the networks cannot be used on this machine; the message says why."""
 

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tts_worker import __version__
-from tts_worker.errors import ConfigError, DeviceLost
+from tts_worker.errors import DeviceLost
 from tts_worker.logs import fields
 from tts_worker.server.connections import (
     Connection,
@@ -27,6 +27,7 @@ from tts_worker.server.connections import (
 )
 from tts_worker.server.http import Extension, create_app
 from tts_worker.server.http_protocol import HttpProtocol
+from tts_worker.server.listener import listen
 from tts_worker.server.tls import TlsContext, expiry_s
 from tts_worker.settings import ServerSettings, Settings
 from tts_worker.worker import Worker
@@ -134,14 +135,15 @@ async def serve(
         on_reload: Called on SIGHUP, as keys and certificate are read again.
 
     Raises:
-        ConfigError: A setting is invalid or a port is taken.
+        AddressInUse: Another process listens on a port.
+        ConfigError: A setting is invalid.
         DeviceLost: An engine cannot be rebuilt in this process, which must be restarted. Clients have their errors.
         MissingExtra: A setting needs an extra that is not installed.
         TTSWorkerError: An engine failed to start.
     """
     worker = Worker(settings)
     tls = _tls_context(settings.server)
-    listener = _listen(settings.server)
+    listener = listen(settings.server.host, settings.server.port, "server.port")
     loop = asyncio.get_running_loop()
     drained: set[asyncio.Task[None]] = set()
     members: list[FleetMember] = []
@@ -253,14 +255,6 @@ async def _ends_lost(worker: Worker, serving: asyncio.Task[None]) -> bool:
     return worker.lost.is_set()
 
 
-def _listen(server: ServerSettings) -> socket.socket:
-    """Open the listening socket. Raises ConfigError if the port is taken."""
-    try:
-        return socket.create_server((server.host, server.port), family=_family(server.host), backlog=1024)
-    except OSError as error:
-        raise ConfigError(f"server.port: cannot listen on {server.host}:{server.port}: {error.strerror}") from None
-
-
 def _log_start(worker: Worker) -> None:
     settings = worker.settings
     log.info(
@@ -301,10 +295,6 @@ def _join_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:
     from tts_worker.fleet import join_fleet  # needs extras
 
     return join_fleet(worker)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _url_host(host: str) -> str:

@@ -10,6 +10,7 @@ import pty
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -354,6 +355,19 @@ def test_set_value_with_trailing_colon_is_a_string(capsys: pytest.CaptureFixture
 def test_serve_rejects_invalid_settings(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args, *TONE]) == 2
     assert message in error_of(capsys)
+
+
+@pytest.mark.parametrize("grpc", [False, True], ids=["server", "grpc"])
+def test_a_port_in_use_may_become_free(grpc: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A supervisor starts the worker again, which it does not after status 2."""
+    if grpc:
+        pytest.importorskip("grpc")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ports = ["--port", "0", "--set", "grpc.enabled=true", "--set", f"grpc.port={port}"] if grpc else []
+        assert main(["serve", *TONE, *(ports or ["--port", str(port)])]) == 1
+    key = "grpc" if grpc else "server.port"
+    assert capsys.readouterr().err == f"error: {key}: cannot listen on 127.0.0.1:{port}: the port is in use\n"
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------

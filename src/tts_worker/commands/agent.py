@@ -24,6 +24,7 @@ from tts_worker.server.agent.script import ScriptedModel
 from tts_worker.server.agent.service import INSTRUCTIONS, AgentService, speech_options
 from tts_worker.server.http import Extension
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.listener import listen
 from tts_worker.server.routing import Routes
 from tts_worker.serving import serve
 from tts_worker.session.hub import SessionHub
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             quiet_logs()
             client = connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY")))
             service = remote_service(client, options, model, recognizer, args.instructions)
-            listener = _listen(args.host or "127.0.0.1", DEFAULT_PORT if args.port is None else args.port)
+            listener = listen(args.host or "127.0.0.1", DEFAULT_PORT if args.port is None else args.port)
             run_event_loop(serve_alone(client, service, listener, on_listening, on_ready))
             return 0
         server = {"host": args.host, "port": args.port, "web_page": True}
@@ -187,12 +188,3 @@ async def serve_alone(
                 timeout_graceful_shutdown=2,
             )
             await uvicorn.Server(config).serve(sockets=[listener])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. Raises InvalidRequest if the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise InvalidRequest(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
+from tts_worker.server.listener import listen
 from tts_worker.settings import Settings
 
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -177,10 +177,10 @@ def _port(settings: Settings) -> Finding:
     host = settings.server.host
     port = settings.server.port
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
+        listen(host, port).close()
+    except TTSWorkerError as error:
         advice = "free the port, or choose another with --set server.port=..."
-        return Finding("port", Status.WARNING, f"{host}:{port}: {error.strerror}", advice)
+        return Finding("port", Status.WARNING, error.message, advice)
     return Finding("port", Status.OK, f"{host}:{port} is free")
 
 

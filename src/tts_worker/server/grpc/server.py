@@ -30,6 +30,7 @@ from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.listener import listen
 from tts_worker.server.tls import load_context
 from tts_worker.session.hub import SessionHub
 
@@ -163,7 +164,8 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     """Listen on one port. On exit, calls have 1 s to end before they are cancelled.
 
     Raises:
-        ConfigError: The port cannot be bound or a TLS file cannot be used.
+        AddressInUse: Another process listens on the port.
+        ConfigError: The port cannot be bound for another reason, or a TLS file cannot be used.
     """
     server = _new_server(hub, config)
     names, drainable = register(server)
@@ -208,6 +210,7 @@ def _bind(server: grpc.aio.Server, config: PortConfig) -> str:
     Raises:
         ConfigError: The port cannot be bound or a TLS file cannot be used.
     """
+    listen(config.host, config.port, "grpc").close()  # gRPC would not tell why it cannot
     host = f"[{config.host}]" if ":" in config.host else config.host
     try:
         if config.tls is None:
@@ -217,7 +220,7 @@ def _bind(server: grpc.aio.Server, config: PortConfig) -> str:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise ConfigError(f"grpc: cannot listen on {host}:{config.port}: is the port in use?")
+        raise ConfigError(f"grpc: cannot listen on {host}:{config.port}")
     return f"{host}:{port}"
 
 
