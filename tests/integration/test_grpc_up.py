@@ -72,7 +72,7 @@ async def test_dead_worker_is_started_again_without_redis_all_end() -> None:
         url = line.decode().split()[-1]
         (worker,) = workers_of(process)
         worker.kill()
-        assert b"worker-1 ended with status -9" in await until_line(process.stderr, b"up: ")
+        assert b"worker-1 ended (killed by SIGKILL)" in await until_line(process.stderr, b"up: ")
         async with connect(url) as client:  # finds the next one in the registry
             while True:
                 with contextlib.suppress(TTSWorkerError):

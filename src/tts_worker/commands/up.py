@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from tts_worker.engine.process import describe_exit
 from tts_worker.errors import EngineFault, InvalidRequest, MissingExtra
 from tts_worker.gpus import list_gpus, select_gpus
 
@@ -184,7 +185,7 @@ async def _supervise(args: argparse.Namespace, redis: str, member: _Member, read
             raise EngineFault(f"{member.name} did not start; see its message above")
         if is_ready and clock() - began_s > _HEALTHY_S:
             backoff_s = _BACKOFF_S[0]
-        print(f"up: {member.name} ended with status {status} and starts again", file=sys.stderr, flush=True)
+        print(f"up: {member.name} ended ({describe_exit(status)}) and starts again", file=sys.stderr, flush=True)
         await asyncio.sleep(backoff_s)
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 

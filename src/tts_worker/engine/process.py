@@ -207,7 +207,7 @@ class ProcessHandle(asyncio.SubprocessProtocol):
         is_fault = self._phase is _ChildPhase.LIVE
         self._mark_exited()
         if is_fault:
-            self._owner.on_fault(self, EngineFault(f"the engine process ended ({_describe_exit(code)})"))
+            self._owner.on_fault(self, EngineFault(f"the engine process ended ({describe_exit(code)})"))
 
     def _mark_exited(self) -> None:
         if self._shared is not None:
@@ -293,7 +293,8 @@ def _log_levels() -> tuple[int, int]:
     return logging.getLogger().level, logging.getLogger("tts_worker").getEffectiveLevel()
 
 
-def _describe_exit(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
+    """Return how a process ended, from its return code."""
     if code is None:
         return "no status"
     if code >= 0:
