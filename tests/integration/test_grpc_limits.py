@@ -290,6 +290,13 @@ async def test_invalid_options_are_rejected(options: dict[str, str], code: str) 
         assert server.worker.hub.live_sessions == 0
 
 
+async def test_a_frame_that_the_sample_rate_does_not_divide_is_rejected_with_one_that_it_does() -> None:
+    async with running_grpc_worker() as server:
+        refused = await server.start(sample_rate="11025")
+        assert "with a sample_rate of 11025, option frame_ms must be a multiple of 40" in refused.error.message
+        assert (await server.start(sample_rate="11025", frame_ms="40")).success
+
+
 async def test_unknown_options_are_ignored_and_reported() -> None:
     async with running_grpc_worker() as server:
         started = await server.start(speaker="x", emotion="y")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 
 from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
 from tts_worker.errors import InvalidRequest
@@ -83,8 +84,14 @@ def _stream_format(own: _OwnOptions, defaults: StreamFormat) -> StreamFormat:
     )
     if not MIN_RATE_HZ <= stream_format.sample_rate_hz <= MAX_RATE_HZ or stream_format.sample_rate_hz % RATE_STEP_HZ:
         raise InvalidRequest(f"option sample_rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} in steps of {RATE_STEP_HZ}")
-    if not 5 <= stream_format.frame_ms <= 200 or stream_format.sample_rate_hz * stream_format.frame_ms % 1000:
-        raise InvalidRequest("option frame_ms must be 5 to 200 and hold a whole number of samples")
+    if not 5 <= stream_format.frame_ms <= 200:
+        raise InvalidRequest("option frame_ms must be 5 to 200")
+    step_ms = 1000 // gcd(1000, stream_format.sample_rate_hz)
+    if stream_format.frame_ms % step_ms:
+        raise InvalidRequest(
+            f"with a sample_rate of {stream_format.sample_rate_hz}, option frame_ms must be a multiple of {step_ms}, "
+            "so that a frame has a whole number of samples"
+        )
     return stream_format
 
 
