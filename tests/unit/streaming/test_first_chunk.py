@@ -180,8 +180,8 @@ def breaking(collect: Callable[..., list[Any]], place: int) -> Callable[..., lis
             ids = getattr(result, "ids", [])
             if sequence is None or sequence.key.session != "b":
                 continue
-            begin = len(sequence.generator.drawn)
-            if begin <= place < begin + len(ids) and not sequence.generator._attempt:
+            begin = len(sequence.generator.run.drawn)
+            if begin <= place < begin + len(ids) and not sequence.generator._run_text.attempt:
                 del ids[place - begin :]
                 ids.append(BROKEN)
         return results

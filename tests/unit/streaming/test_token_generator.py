@@ -102,12 +102,13 @@ def test_endless_silence_is_detected() -> None:
 def test_uncommitted_invalid_run_is_retried_with_new_seed(components, invalid_ids: list[int]) -> None:  # type: ignore[no-untyped-def]
     generator = generator_for(components, [plain_segment("Hello world and you, that it is")])
     generator.begin_run()
-    seeds = [generator.run_seed]
+    assert generator.run is not None
+    seeds = [generator.run.seed]
     for _ in range(settings().retries):
         generator.process_ids(invalid_ids)
         assert generator.run is not None
         assert generator.audio_segments[-1].tokens == []
-        seeds.append(generator.run_seed)
+        seeds.append(generator.run.seed)
     assert len(set(seeds)) == 3
     generator.process_ids([*distinct_ids(40), EOS])
     assert generator.truncated is None
@@ -224,10 +225,10 @@ def test_unpunctuated_interleaved_text_is_split(components) -> None:  # type: ig
     while generator.can_begin_run:
         generator.begin_run()
         runs += 1
-        while generator.run is not None:
-            last = generator.run.special == EOS and len(generator.drawn) > 150
-            generator.process_ids([EOS if last else distinct_ids(500)[len(generator.drawn)]])
-            assert len(generator.drawn) < 400
+        while (run := generator.run) is not None:
+            last = run.special == EOS and len(run.drawn) > 150
+            generator.process_ids([EOS if last else distinct_ids(500)[len(run.drawn)]])
+            assert len(run.drawn) < 400
         generator.audio_segments.popleft()
     assert runs > 2
     assert generator.truncated is None

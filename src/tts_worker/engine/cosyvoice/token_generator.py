@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_tokens
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
@@ -18,7 +18,6 @@ from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.interleave import Interleave, InterleaveRule
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, SegmentPhase, TextPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
@@ -81,6 +80,27 @@ class EngineSpec:
     script: Script | None = None
 
 
+@dataclass(slots=True)
+class _RunText:
+    """What a run of the language model speaks, the same in every attempt to draw it.
+
+    Attributes:
+        index: Number of the run.
+        start: Tokens of the audio segment before it.
+        ids: Its text.
+        words: Its words, each group with the number of text ids up to its end.
+        words_scheduled: Groups that the aligner has.
+        attempt: Number of the attempt.
+    """
+
+    index: int = 0
+    start: int = 0
+    ids: list[int] = field(default_factory=list)
+    words: list[tuple[int, tuple[SpokenWord, ...]]] = field(default_factory=list)
+    words_scheduled: int = 0
+    attempt: int = 0
+
+
 class TokenGenerator:
     """Text and token state of one utterance.
 
@@ -98,9 +118,6 @@ class TokenGenerator:
         run_in_slot: The run that the decoder has started in its slot; another one than ``run`` before that.
         phase: How far the text is known.
         truncated: Why the utterance was truncated; ``None`` if it was not.
-        run_seed: Seed of the draws of the run.
-        drawn: Ids drawn or forced in the run.
-        script: Ids of the run to force instead of drawing.
     """
 
     def __init__(self, key: UtteranceKey, params: SynthesisParams, spec: EngineSpec) -> None:
@@ -112,9 +129,6 @@ class TokenGenerator:
         self.run_in_slot: LmRun | None = None
         self.phase = TextPhase.OPEN
         self.truncated: str | None = None
-        self.run_seed = 0
-        self.drawn: list[int] = []
-        self.script: tuple[int, ...] = ()
         self._spec = spec
         self._speech: deque[tuple[int, ...]] = deque()  # given tokens, until they are in an audio segment
         self._request: Request | None = None
@@ -122,16 +136,10 @@ class TokenGenerator:
         self._runs_started = 0
         self._audio_segments_started = 0
         self._last_aligner: WordAligner | None = None
-        self._run_index = 0
-        self._attempt = 0
         self._context: deque[tuple[list[int], list[int]]] = deque()  # text and speech of earlier runs
-        self._run_text: list[int] = []
-        self._run_start = 0  # in tokens of the audio segment
-        self._run_ids: list[int] = []  # speech ids of the run, including dropped silence
-        self._tokens_after_id: list[int] = []  # length of the audio segment after each of them
+        self._run_text = _RunText()  # of the current run
+        self._tokens_after_id: list[int] = []  # length of the audio segment after each speech id of the run
         self._guard = TokenGuard(frozenset())
-        self._words: list[tuple[int, tuple[SpokenWord, ...]]] = []  # of the run, with the text ids before them
-        self._words_scheduled = 0
         self._last_text = ""  # of the previous segment, if the next one continues it
 
     # -- text ---------------------------------------------------------------------------------------------------------
@@ -246,9 +254,7 @@ class TokenGenerator:
     def needs_only_last_id(self) -> bool:
         """Whether the last drawn id is the only input that the network has not processed."""
         run = self.run
-        if run is None or self.run_in_slot is not run or not self._run_ids or run.fills:
-            return False
-        return len(run.pending_items) == 1 and run.pending_items[0][0] is Kind.SPEECH
+        return run is not None and self.run_in_slot is run and run.needs_only_last_id
 
     @property
     def next_inputs(self) -> int:
@@ -282,15 +288,11 @@ class TokenGenerator:
             TextTooLong: The segment exceeds the context of the language model.
         """
         audio_segment = self._current_audio_segment()
-        self._run_index = self._runs_started
-        self._attempt = 0
+        self._run_text = _RunText(self._runs_started, len(audio_segment.tokens))
         self._runs_started += 1
-        self._run_start = len(audio_segment.tokens)
-        self._words = []
-        self._run_text = []
         if not self._context_limit:
             self._last_text = ""
-        audio_segment.aligner.start_run(self._run_start)
+        audio_segment.aligner.start_run(self._run_text.start)
         if not self._interleaved:
             segment = self._text_segments.popleft()
             self._encode(audio_segment, segment)
@@ -341,8 +343,8 @@ class TokenGenerator:
         audio_segment.add_text(segment)
         ids = self._text_ids(segment)
         self._last_text = segment.text.rstrip()
-        self._run_text += ids
-        self._words.append((len(self._run_text), self._spelled_words(segment)))
+        self._run_text.ids += ids
+        self._run_text.words.append((len(self._run_text.ids), self._spelled_words(segment)))
         return ids
 
     def _spelled_words(self, segment: Segment) -> tuple[SpokenWord, ...]:
@@ -372,44 +374,59 @@ class TokenGenerator:
 
     def _start_run(self, audio_segment: AudioSegment) -> None:
         """Start the current run, or start it again with the seed of this attempt."""
-        request = self.request
-        config = self._spec.config
         spec = self._spec
-        self._run_ids = []
+        text = self._run_text
+        text.words_scheduled = 0
         self._tokens_after_id = []
-        self.drawn = []
-        self._words_scheduled = 0
-        self.run_seed = derive_seed(self.params.seed, self._run_index, self._attempt)
-        self._guard = TokenGuard(SILENT_TOKENS[config.family], GuardLimits.at_rate(config.token_rate_hz))
-        if spec.script is not None:
-            self.script = tuple(spec.script(self.key, self._run_index))
+        self._guard = TokenGuard(SILENT_TOKENS[spec.config.family], GuardLimits.at_rate(spec.config.token_rate_hz))
         self._trim_context()
-        before = [*request.prompt_text, *(i for text, _ in self._context for i in text)]
-        speech = [*request.lm_prompt, *(i for _, tokens in self._context for i in tokens)]
-        if self._interleaved:
-            self.run = self._interleaved_run(audio_segment, before, speech)
-        else:
-            max_tokens = len(self.script) if self.script else MAX_RATIO * len(self._run_text)
-            self.run = ClauseRun(
-                config.lm, before, self._run_text, speech, max_tokens, tells_speaker=request.tells_speaker
-            )
-            if len(self.run.pending_items) + MIN_RATIO * len(self._run_text) > spec.settings.lm_tokens:
-                raise TextTooLong(
-                    "a stretch of text without punctuation is longer than the model can read; add punctuation"
-                )
+        self.run = self._interleaved_run(audio_segment) if self._interleaved else self._clause_run()
         self._schedule_words(audio_segment)
 
-    def _interleaved_run(
-        self, audio_segment: AudioSegment, before: Sequence[int], speech: Sequence[int]
-    ) -> InterleavedRun:
+    @property
+    def _run_seed(self) -> int:
+        return derive_seed(self.params.seed, self._run_text.index, self._run_text.attempt)
+
+    def _run_script(self) -> Sequence[int]:
+        script = self._spec.script
+        return () if script is None else script(self.key, self._run_text.index)
+
+    def _text_before(self) -> list[int]:
+        """Return the text ids of the prompt and of the context."""
+        return [*self.request.prompt_text, *(i for text, _ in self._context for i in text)]
+
+    def _speech_before(self) -> list[int]:
+        """Return the speech ids of the prompt and of the context."""
+        return [*self.request.lm_prompt, *(i for _, speech in self._context for i in speech)]
+
+    def _clause_run(self) -> ClauseRun:
+        text = self._run_text.ids
+        run = ClauseRun(
+            self._spec.config.lm,
+            self._run_seed,
+            self._run_script(),
+            self._text_before(),
+            text,
+            self._speech_before(),
+            tells_speaker=self.request.tells_speaker,
+        )
+        if len(run.pending_items) + MIN_RATIO * len(text) > self._spec.settings.lm_tokens:
+            raise TextTooLong(
+                "a stretch of text without punctuation is longer than the model can read; add punctuation"
+            )
+        return run
+
+    def _interleaved_run(self, audio_segment: AudioSegment) -> InterleavedRun:
         config = self._spec.config
         end_of_prompt = self._spec.tokenizer.end_of_prompt_id
         dims = config.lm
         text_tokens, speech_tokens = config.mix_ratio
         rule = InterleaveRule(dims.speech_tokens, dims.fill_id, dims.eos_id, text_tokens, speech_tokens, MAX_RATIO)
+        before = self._text_before()
         instruction_end = before.index(end_of_prompt) + 1 if config.family == V3 and end_of_prompt in before else 0
-        run = InterleavedRun(dims, Interleave(rule, before[:instruction_end], before[instruction_end:], speech))
-        run.push(self._run_text)  # not empty if the run is drawn again
+        interleave = Interleave(rule, before[:instruction_end], before[instruction_end:], self._speech_before())
+        run = InterleavedRun(dims, self._run_seed, self._run_script(), interleave)
+        run.push(self._run_text.ids)  # not empty if the run is drawn again
         if audio_segment.phase is SegmentPhase.CLOSING:
             run.end()
         return run
@@ -425,7 +442,7 @@ class TokenGenerator:
         """Drop the oldest runs until the context fits."""
         settings = self._spec.settings
         # Interleaved text does not count: how much has arrived depends on time.
-        text = 0 if self._interleaved else len(self._run_text)
+        text = 0 if self._interleaved else len(self._run_text.ids)
         prompt = len(self.request.prompt_text) + len(self.request.lm_prompt) + (1 + MIN_RATIO) * text
         available = settings.lm_tokens // 2 - prompt
 
@@ -448,7 +465,7 @@ class TokenGenerator:
             segment = self._text_segments.popleft()
             run.push(self._encode(audio_segment, segment))
             # Counted in text, because the amount of speech drawn by now depends on time.
-            expected = len(self._run_text) * _SPEECH_PER_TEXT
+            expected = len(self._run_text.ids) * _SPEECH_PER_TEXT
             stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_drawn_tokens
             if segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_drawn_tokens:
                 self._close_after_run(audio_segment)
@@ -460,29 +477,13 @@ class TokenGenerator:
 
     def _schedule_words(self, audio_segment: AudioSegment) -> None:
         """Pass the words that the language model has read to the aligner."""
-        run = self.run
-        read = run.read_tokens if isinstance(run, InterleavedRun) else len(self._run_text)
-        while self._words_scheduled < len(self._words) and self._words[self._words_scheduled][0] <= read:
-            audio_segment.aligner.add_words(self._words[self._words_scheduled][1], len(audio_segment.tokens))
-            self._words_scheduled += 1
+        text = self._run_text
+        read = self.run.read_tokens if isinstance(self.run, InterleavedRun) else len(text.ids)
+        while text.words_scheduled < len(text.words) and text.words[text.words_scheduled][0] <= read:
+            audio_segment.aligner.add_words(text.words[text.words_scheduled][1], len(audio_segment.tokens))
+            text.words_scheduled += 1
 
     # -- ids ----------------------------------------------------------------------------------------------------------
-
-    def forced_ids(self, steps: int) -> tuple[int, ...]:
-        """Return the scripted ids of the next ``steps`` draws, if any."""
-        return self.script[len(self._run_ids) : len(self._run_ids) + steps]
-
-    @property
-    def last_id(self) -> int:
-        return self._run_ids[-1]
-
-    def take_fills(self) -> list[int]:
-        """Return the forced ids that count as drawn before the next draw, each once."""
-        assert self.run is not None
-        fills = self.run.fills
-        self.run.fills = []
-        self.drawn += fills
-        return fills
 
     def process_ids(self, ids: Sequence[int]) -> None:
         """Process drawn ids, in order. Invalid output restarts the run or truncates the utterance."""
@@ -494,30 +495,28 @@ class TokenGenerator:
 
     def _process_id(self, run: LmRun, token: int) -> None:
         if token < 0:
-            self._handle_violation("broken_scores", len(self._run_ids))
+            self._handle_violation("broken_scores", len(run.speech_ids))
             return
         try:
             is_speech = run.take(token)
         except SynthesisFailed:
-            self._handle_violation("stray_id", len(self._run_ids))
+            self._handle_violation("stray_id", len(run.speech_ids))
             return
         audio_segment = self.audio_segments[-1]
-        self.drawn.append(token)
         if is_speech:
-            self._run_ids.append(token)
             audio_segment.add(token)
             self._tokens_after_id.append(len(audio_segment.tokens))
-            violation = None if self.script else self._guard.check(token)
+            violation = None if run.script else self._guard.check(token)
             if violation is not None:
                 self._handle_violation(violation.reason, violation.valid_tokens)
                 return
         self._schedule_words(audio_segment)
         phase = run.phase
         is_over = phase is RunPhase.ENDED or phase is RunPhase.TRUNCATED
-        if is_over and not self._run_ids and self._can_retry(audio_segment):
+        if is_over and not run.speech_ids and self._can_retry(audio_segment):
             self._retry_run(audio_segment)
-        elif phase is RunPhase.ENDED or (is_over and self.script):
-            self._end_run(audio_segment)
+        elif phase is RunPhase.ENDED or (is_over and run.script):
+            self._end_run(run, audio_segment)
         elif is_over or len(audio_segment.tokens) >= self._max_segment_tokens:
             self._truncate("no_end_of_speech", len(audio_segment.tokens))
 
@@ -525,9 +524,9 @@ class TokenGenerator:
         """Truncate the utterance because the sequence does not fit into the language model."""
         self._truncate("no_end_of_speech", len(self.audio_segments[-1].tokens))
 
-    def _end_run(self, audio_segment: AudioSegment) -> None:
+    def _end_run(self, run: LmRun, audio_segment: AudioSegment) -> None:
         audio_segment.aligner.end_run(len(audio_segment.tokens))
-        self._context.append((self._run_text, self._run_ids))
+        self._context.append((self._run_text.ids, run.speech_ids))
         self.run = None
         if audio_segment.phase is SegmentPhase.CLOSING:
             audio_segment.enter(SegmentPhase.COMPLETE)
@@ -545,14 +544,15 @@ class TokenGenerator:
         if self._can_retry(audio_segment):
             self._retry_run(audio_segment)
         else:
-            self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_start)
+            self._truncate(reason, self._tokens_after_id[valid_ids - 1] if valid_ids else self._run_text.start)
 
     def _can_retry(self, audio_segment: AudioSegment) -> bool:
-        return self._attempt < self._spec.settings.retries and audio_segment.committed_tokens() <= self._run_start
+        text = self._run_text
+        return text.attempt < self._spec.settings.retries and audio_segment.committed_tokens() <= text.start
 
     def _retry_run(self, audio_segment: AudioSegment) -> None:
-        self._attempt += 1
-        audio_segment.rewind(self._run_start)
+        self._run_text.attempt += 1
+        audio_segment.rewind(self._run_text.start)
         self._start_run(audio_segment)
 
     def _truncate(self, reason: str, length: int) -> None:

@@ -13,9 +13,8 @@ from tts_worker.engine.cosyvoice.backends.streams import PendingCopy, TimingEven
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
-from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.phases import TokenPass
-from tts_worker.engine.cosyvoice.runs import InterleavedRun, RunPhase
+from tts_worker.engine.cosyvoice.runs import InterleavedRun, LmRun, RunPhase
 from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 
@@ -180,8 +179,8 @@ class TokenRunner:
         if stage is Stage.DECODE:
             return None, self._decoder.burst(rows, steps), None
         for sequence in members:
-            self._decoder.record_draws(sequence.slot, sequence.generator.take_fills())
-        items = [_pending_items(sequence) for sequence in members]
+            self._decoder.record_draws(sequence.slot, _current_run(sequence).take_fills())
+        items = [_current_run(sequence).pending_items for sequence in members]
         if steps == 1:
             return None, self._decoder.prefill(rows, items), None
         return self._decoder.prefill_and_burst(rows, items, steps)
@@ -200,7 +199,7 @@ class TokenRunner:
             if generator.voice is not None and not isinstance(run, InterleavedRun):
                 prefix = self._voice_cache.prefix(generator.voice, request, self._decoder)
             speaker = request.embedding if request.tells_speaker else None
-            items = self._decoder.start(sequence.slot, generator.run_seed, run.pending_items, prefix, speaker)
+            items = self._decoder.start(sequence.slot, run.seed, run.pending_items, prefix, speaker)
             run.pending_items = items
             generator.run_in_slot = run
         return self._has_room(sequence, len(run.pending_items) + 1)
@@ -213,10 +212,9 @@ class TokenRunner:
         return False
 
     def _row(self, sequence: Sequence, steps: int) -> DecodeRow:
-        run = sequence.generator.run
-        assert run is not None
+        run = _current_run(sequence)
         budget = max(1, min(run.budget, self._decoder.free_positions(sequence.slot)))
-        return DecodeRow(sequence.slot, run.special, run.special_from, budget, sequence.generator.forced_ids(steps))
+        return DecodeRow(sequence.slot, run.special, run.special_from, budget, run.forced_ids(steps))
 
     # -- collect ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class TokenRunner:
             if sequence.has_ended:
                 continue
             if finished.stage is Stage.DECODE:
-                ids = self._decoder.record_burst(sequence.slot, ids, sequence.generator.last_id)
+                ids = self._decoder.record_burst(sequence.slot, ids, _current_run(sequence).speech_ids[-1])
             elif finished.steps > 1:
                 ids = [ids[0], *self._decoder.record_burst(sequence.slot, ids[1:], ids[0])]
                 sequence.first_ids = tuple(ids)
@@ -268,12 +266,14 @@ class TokenRunner:
         generator = sequence.generator
         run = generator.run
         if run is not None and generator.run_in_slot is run:
-            restored = self._decoder.restore(sequence.slot, generator.run_seed, generator.drawn)
+            restored = self._decoder.restore(sequence.slot, run.seed, run.drawn)
             run.pending_items = [*restored, *run.pending_items]
 
 
-def _pending_items(sequence: Sequence) -> list[Item]:
-    return sequence.generator.run.pending_items if sequence.generator.run is not None else []
+def _current_run(sequence: Sequence) -> LmRun:
+    """Return the run of a member of a pass, which ends only with what the pass draws."""
+    assert sequence.generator.run is not None
+    return sequence.generator.run
 
 
 def _read(finished: _LmPass) -> tuple[list[list[int]], float, float]:
