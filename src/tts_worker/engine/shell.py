@@ -225,8 +225,8 @@ class EngineSequence(ABC):
         joins = self.joins
         if needs is Need.NONE and joins is Need.NONE:
             return None
-        if needs is not Need.NONE and self.waiting_since_us is None:
-            self.waiting_since_us = now_us
+        if needs is not Need.NONE:
+            self.begin_to_wait(now_us)
         output = self.output
         return Candidate(
             self.key,
@@ -237,6 +237,11 @@ class EngineSequence(ABC):
             needs,
             joins,
         )
+
+    def begin_to_wait(self, now_us: int) -> None:
+        """Count the time from now on, unless an operation has been due before."""
+        if self.waiting_since_us is None:
+            self.waiting_since_us = now_us
 
     def end(self) -> Done:
         """Return the end of a finished utterance.
@@ -341,10 +346,13 @@ class EngineShell(ABC, Generic[S]):
 
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step, in order of arrival, which breaks ties."""
-        # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
-        ready = sorted(self._ready.values(), key=attrgetter("arrival"))
-        found = [sequence.candidate(now_us) for sequence in ready]
+        found = [sequence.candidate(now_us) for sequence in self.ready_sequences()]
         return [candidate for candidate in found if candidate is not None]
+
+    def ready_sequences(self) -> list[S]:
+        """Return the active utterances that may have something to do, in order of arrival."""
+        # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
+        return sorted(self._ready.values(), key=attrgetter("arrival"))
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
         """Return what is free for ``candidates``."""

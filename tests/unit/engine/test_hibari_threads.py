@@ -15,6 +15,7 @@ from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.phrases.engine import PhrasePhase
 from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.scheduler import Need
 from tts_worker.engine.worker_thread import ENGINE_NICENESS, NETWORK_NICENESS
 from tts_worker.errors import ErrorCode
 from tts_worker.types import (
@@ -119,6 +120,22 @@ def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> 
     subject.open_gate()
     assert set(subject.model.threads) == {"tts-network"}
     assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER)] == [pcm, pcm]
+
+
+def test_what_waits_for_a_full_network_is_no_candidate_and_counts_its_time(subject: Subject, pcm: bytes) -> None:
+    """With many calls it would be most of what a step looks at."""
+    third = UtteranceKey("third", 1)
+    for key in (KEY, OTHER, third):
+        subject.speak(key)
+    assert subject.predicting == [KEY, OTHER]
+    waiting = subject.engine.sequences[third]
+    assert waiting.needs is Need.PREDICT
+    waiting.waiting_since_us = None
+    assert subject.engine.candidates(7) == []
+    assert subject.engine.candidates(9) == []
+    assert waiting.waiting_since_us == 7
+    subject.open_gate()
+    assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER, third)] == [pcm] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")

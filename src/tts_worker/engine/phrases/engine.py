@@ -481,16 +481,21 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the utterances that can use a step.
 
-        At the limit of spectra of their class only those with spectra, of phrases of calls one at a time, and no new
-        call that must wait for running ones.
+        At the limit of spectra of their class only those with spectra, of phrases of calls one at a time, no new call
+        that must wait for running ones, and none for a network that has all the runs that it may have.
         """
         calls: list[_Waiting] = []
         downloads: list[_Waiting] = []
-        for candidate in super().candidates(now_us):
-            (calls if candidate.paced else downloads).append(_Waiting(candidate, self.sequences[candidate.key]))
+        takes_runs = len(self._in_flight) < self.MAX_RUNS
+        for sequence in self.ready_sequences():
+            if not takes_runs and sequence.needs is Need.PREDICT:  # with many calls, most of them in most steps
+                sequence.begin_to_wait(now_us)
+            elif (candidate := sequence.candidate(now_us)) is not None:
+                (calls if candidate.paced else downloads).append(_Waiting(candidate, sequence))
         calls = self._without_other_phrases(_within_limit(calls, self.MAX_SPECTRA_FRAMES))
         downloads = _within_limit(downloads, self.MAX_UNPACED_SPECTRA_FRAMES)
-        self._deferred = self._find_deferred(calls, now_us)
+        if takes_runs:
+            self._deferred = self._find_deferred(calls, now_us)
         waiting = [candidate for candidate, _ in (*calls, *downloads)]
         if not self._deferred:
             return waiting
