@@ -23,10 +23,10 @@ class MachineSession:
     encoding = Encoding.PCM
     model = "tone"
 
-    def __init__(self, name: str, params: SynthesisParams) -> None:
+    def __init__(self, name: str, params: SynthesisParams, generation: int = 0) -> None:
         config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)
         self.id = name
-        self.machine = SessionMachine(name, params, lambda params: WordText(), config)
+        self.machine = SessionMachine(name, params, lambda params: WordText(), config, generation=generation)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.machine, name)
@@ -63,7 +63,8 @@ class DialogueWorker:
         if replaces is not None:
             replaces.close("replaced")
         self.opened += 1
-        return MachineSession(f"{self._name}-{self.opened}", replace(PARAMS, voice=voice))
+        generation = 0 if replaces is None else replaces.generation
+        return MachineSession(f"{self._name}-{self.opened}", replace(PARAMS, voice=voice), generation)
 
     def configure(self, session: MachineSession, options: SessionOptions) -> None:
         session.configure(replace(session.params, voice=options.voice or PARAMS.voice, speed=options.speed))

@@ -143,6 +143,14 @@ async def test_pause_resume_stop_and_next_utterance() -> None:
         await client.until("done")
 
 
+async def test_utterances_have_other_numbers_after_a_start() -> None:
+    async with serving(engines=BRISK) as address, dial(address) as client:
+        for number in (1, 2):
+            await client.send(type="start")
+            await client.send(type="text", text="Hi.", end=True)
+            assert (await client.until("done"))["utterance"] == number
+
+
 async def test_commands_without_utterance_change_nothing() -> None:
     async with serving() as address, dial(address) as client:
         await client.until("ready")

@@ -76,7 +76,7 @@ class SessionSource(Protocol[_S]):
     """Opens and configures sessions (``session.SessionHub``)."""
 
     def open(self, options: SessionOptions | None = None, *, replaces: _S | None = None) -> _S:
-        """Open a session, atomically closing ``replaces``. Raises TTSWorkerError."""
+        """Open a session, atomically closing ``replaces`` and counting its utterances on. Raises TTSWorkerError."""
         ...
 
     def configure(self, session: _S, options: SessionOptions) -> None:

@@ -215,6 +215,7 @@ class SessionFactory:
         plan: SessionPlan,
         hooks: SessionHooks,
         observe: Callable[[str, str], SessionObserver],
+        generation: int,
     ) -> tuple[LocalSession, LanguageRouter | None]:
         """Build a session.
 
@@ -223,6 +224,7 @@ class SessionFactory:
             plan: What it consists of.
             hooks: What it asks and tells the hub.
             observe: Returns the observer of an engine and voice.
+            generation: That of the last utterance of the session that it replaces, or 0.
 
         Returns:
             The session, and what chooses the voices of its utterances; None if all have the voice of the session.
@@ -240,6 +242,7 @@ class SessionFactory:
             self._machine_config(plan),
             plan.make_output,
             None if router is None else router.route,
+            generation=generation,
         )
         session = LocalSession(
             machine,

@@ -321,7 +321,7 @@ class SessionHub:
     # -- admission ----------------------------------------------------------------------------------------------------
 
     def open(self, options: SessionOptions | None = None, *, replaces: LocalSession | None = None) -> LocalSession:
-        """Open a session, atomically closing ``replaces`` and taking over its slot.
+        """Open a session, atomically closing ``replaces``, taking over its slot and counting its utterances on.
 
         If it raises, no slot is held and no session was closed.
 
@@ -428,7 +428,8 @@ class SessionHub:
         self._check_quota(caller, replaces)
         self._take_slot(name, replaces)
         observe = partial(self._observer.session_observer, caller.transport)
-        session, router = self._factory.build(name, plan, self._hooks, observe)
+        generation = 0 if replaces is None else replaces.generation
+        session, router = self._factory.build(name, plan, self._hooks, observe, generation)
         if lease is None:  # opened without ``admit``
             lease = self._caller_quotas.hold_session(caller, name)
         self._sessions[name] = _OpenSession(session, voice.engine, caller, router, lease)

@@ -101,6 +101,10 @@ class SessionMachine:
         route: Returns the parameters of an utterance and the alignment of its engine from those of the session and its
             text so far, or None if this text does not tell yet; then it is called again with more, and an utterance
             that never tells has the parameters of the session. Without ``route`` every utterance has them.
+        generation: That of the last utterance of a replaced session: a client tells utterances apart by it alone.
+
+    Attributes:
+        generation: That of the last utterance begun.
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class SessionMachine:
         config: MachineConfig | None = None,
         make_output: Callable[[SynthesisParams], AudioOutput] | None = None,
         route: Callable[[SynthesisParams, str], tuple[SynthesisParams, Alignment] | None] | None = None,
+        *,
+        generation: int = 0,
     ) -> None:
         self.session = session
         self.state = State.IDLE
@@ -120,7 +126,7 @@ class SessionMachine:
         self._make_text = make_text
         self._make_output = make_output
         self._route = route
-        self._generation = 0
+        self.generation = generation
         self._utterances: deque[Utterance] = deque()  # the head is the one being played
         self._commands: list[Command] = []
         self._notices: deque[Notice] = deque()
@@ -303,8 +309,8 @@ class SessionMachine:
     def _begin_utterance(self, text: str | bytes | None = None) -> Utterance:
         """Begin an utterance with its first text, None for speech."""
         self._check_queue()
-        self._generation += 1
-        key = UtteranceKey(self.session, self._generation)
+        self.generation += 1
+        key = UtteranceKey(self.session, self.generation)
         routed: tuple[SynthesisParams, Alignment] | None = self.params, self._config.alignment
         if self._route is not None and text is not None:
             routed = self._route(self.params, text if isinstance(text, str) else text.decode(errors="ignore"))

@@ -172,6 +172,11 @@ class LocalSession:
         return self._machine.params
 
     @property
+    def generation(self) -> int:
+        """That of the last utterance begun."""
+        return self._machine.generation
+
+    @property
     def voices_in_use(self) -> set[str]:
         """The voices of utterances that the engine has not finished."""
         return self._machine.voices_in_use

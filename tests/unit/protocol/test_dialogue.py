@@ -97,6 +97,15 @@ def test_stop_reports_the_played_position() -> None:
     assert (report.reason, report.samples_played, report.context) == ("barge-in", 50, "a")
 
 
+def test_utterances_have_other_numbers_after_a_start() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", end=True))
+    worker.settle()
+    worker.receive(StartMessage(voice="second"))
+    worker.receive(TextMessage(text="two ", end=True))
+    assert [m.utterance for m in worker.settle() if isinstance(m, StartedMessage)] == [2]
+
+
 def test_start_replaces_an_idle_session_only() -> None:
     worker = DialogueWorker()
     worker.receive(StartMessage(voice="second"))
