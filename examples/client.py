@@ -33,7 +33,8 @@ async def main(url: str) -> None:
                 if before < session.sample_rate_hz <= played_samples:
                     session.pause()  # after one second of audio; resume() continues with the very next sample
                 elif before < 2 * session.sample_rate_hz <= played_samples:
-                    session.stop("interrupted", played_samples=played_samples)  # returns at once; the report follows
+                    # returns at once; the report follows
+                    session.stop("interrupted", played_samples=played_samples, key=item.key)
             elif isinstance(item, Acknowledged):
                 print(f"[{item.command.value} at {item.position_samples / session.sample_rate_hz:.2f} s]", end=" ")
                 if item.command is ControlName.PAUSE:

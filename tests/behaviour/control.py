@@ -154,6 +154,29 @@ async def stop_reports_played_samples(context: BehaviourContext) -> None:
     assert (await recorder.wait_ended(key)).receipt.samples_played == 5_000
 
 
+@behaviour("played")
+async def late_position_does_not_count_for_the_next_utterance(context: BehaviourContext) -> None:
+    recorder = await context.open()
+    first = (await recorder.synthesize(TEXT)).key
+    for stops in (False, True):
+        key = recorder.session.speak(LONG)
+        await recorder.receive_samples(20_000, key)
+        if stops:
+            recorder.session.stop("barge_in", 10_000, first)
+        else:
+            recorder.session.played(10_000, first)
+            recorder.session.stop("barge_in")
+        receipt = (await recorder.wait_ended(key)).receipt
+        assert receipt.samples_played is None
+        spoken = [w.text for w in recorder.words[key] if w.start_sample + w.end_sample <= 2 * receipt.samples_sent]
+        assert not context.is_lossless or receipt.text_spoken.split() == spoken
+    key = recorder.session.speak(LONG)
+    await recorder.receive_samples(20_000, key)
+    recorder.session.played(10_000, key)
+    recorder.session.stop("barge_in", 11_000, key)
+    assert (await recorder.wait_ended(key)).receipt.samples_played == 11_000
+
+
 @behaviour()
 async def second_stop_has_no_effect(context: BehaviourContext) -> None:
     recorder = await context.open()

@@ -134,7 +134,9 @@ class LiveKitSession:
         self._wakeup.set()
         return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
         self._require_open()
         acknowledged = Acknowledged(ControlName.STOP, bool(self._live), self._live[0].key if self._live else None)
         self._stops.append((acknowledged, list(self._live)))
@@ -152,7 +154,7 @@ class LiveKitSession:
         self._wakeup.set()
         return acknowledged
 
-    def played(self, samples: int) -> None:
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
         raise NotImplementedError("LiveKit's audio sink counts the played samples")
 
     def configure(self, params: SynthesisParams) -> None:

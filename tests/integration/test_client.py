@@ -283,6 +283,8 @@ async def test_wrong_arguments_change_nothing(transport: str) -> None:
             lambda given: session.close(given),
             lambda given: session.played("1"),  # type: ignore[arg-type]
             lambda given: session.played(0.5),  # type: ignore[arg-type]
+            lambda given: session.played(1, given),
+            lambda given: session.stop("x", 1, given),
             lambda given: session.configure(given),
             lambda given: session.configure(SynthesisParams("tone", language=given)),
             lambda given: session.configure(SynthesisParams("tone", speed=float("nan"))),

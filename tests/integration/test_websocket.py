@@ -151,6 +151,26 @@ async def test_utterances_have_other_numbers_after_a_start() -> None:
             assert (await client.until("done"))["utterance"] == number
 
 
+@pytest.mark.parametrize("by_stop", [True, False])
+async def test_late_position_does_not_count_after_a_start(by_stop: bool) -> None:
+    async with serving(engines=BRISK) as address, dial(address) as client:
+        await client.send(type="text", text=TEXT, end=True)
+        ended = await client.until("done")
+        await client.send(type="start")
+        await client.send(type="text", text=LONG, end=True)
+        started = await client.until("started")
+        await client.until_audio()
+        position = {"utterance": ended["utterance"]}
+        if by_stop:
+            await client.send(type="stop", played_samples=ended["samples_sent"], **position)
+        else:
+            await client.send(type="played", samples=ended["samples_sent"], **position)
+            await client.send(type="stop")
+        stopped = await client.until("stopped")
+        assert stopped["utterance"] == started["utterance"] != ended["utterance"]
+        assert "samples_played" not in stopped
+
+
 async def test_commands_without_utterance_change_nothing() -> None:
     async with serving() as address, dial(address) as client:
         await client.until("ready")

@@ -55,6 +55,8 @@ actions = st.one_of(
     st.tuples(st.just("poll"), st.integers(1, 8)),
     st.tuples(st.just("played"), st.integers(0, 700)),
 )
+late_positions = st.tuples(st.sampled_from(["played"] * 4 + ["stop"]), st.integers(0, 2_000), st.integers(0, 6))
+"""A command that reports a position in the utterance of a generation."""
 
 
 @dataclass
@@ -112,9 +114,9 @@ class Driver:
             case ("resume",):
                 self.acknowledged.append(self.machine.resume())
                 assert self.machine.state in (State.SPEAKING, State.IDLE)
-            case ("stop", played_samples):
+            case ("stop", *position):
                 self.retire()
-                self.acknowledged.append(self.machine.stop("test", played_samples))
+                self.acknowledged.append(self.machine.stop("test", *position))
                 assert self.machine.state is State.IDLE
             case _:
                 self._apply_engine_or_client(action)
@@ -127,8 +129,8 @@ class Driver:
                 self.fail(index)
             case ("stale", generation):
                 self.stale(generation)
-            case ("played", samples):
-                self.machine.played(samples)
+            case ("played", *position):
+                self.machine.played(*position)
             case ("poll", count):
                 for _ in range(count):
                     self.poll()
@@ -262,6 +264,28 @@ def test_invariants_hold_for_random_interleavings(
     for key, received in driver.received.items():
         assert received.ended is not None, f"{key} never ended"
         assert received.pcm == pcm_of(key, 0, len(received.pcm) // 2), "samples were changed, lost or repeated"
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(actions, st.none() | late_positions), max_size=40), st.booleans())
+def test_positions_of_other_utterances_change_no_report(
+    script: list[tuple[tuple, tuple[str, int, int] | None]], reports_playback: bool
+) -> None:
+    def run(*, are_reported: bool) -> dict[UtteranceKey, Received]:
+        driver = Driver(MachineConfig(**{**_fields(CONFIG), "reports_playback": reports_playback}))
+        for action, late in script:
+            driver.do(action)
+            if late is not None:
+                command, samples, generation = late
+                key = UtteranceKey("s", generation)
+                if are_reported and key != driver.machine.current:
+                    driver.do((command, samples, key))
+                elif command == "stop":
+                    driver.do(("stop", None))
+        driver.drain()
+        return driver.received
+
+    assert run(are_reported=True) == run(are_reported=False)
 
 
 @settings(deadline=None, max_examples=100)

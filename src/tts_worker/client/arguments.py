@@ -7,6 +7,7 @@ import operator
 from pathlib import Path
 
 from tts_worker.errors import InvalidRequest
+from tts_worker.types import UtteranceKey
 
 
 def check_text(text: object) -> None:
@@ -19,6 +20,12 @@ def check_str(value: object, name: str) -> None:
     """Refuse a value that is no text. Raises InvalidRequest."""
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} must be str, not {type(value).__name__}")
+
+
+def check_key(key: object) -> None:
+    """Refuse what names no utterance. Raises InvalidRequest."""
+    if key is not None and not isinstance(key, UtteranceKey):
+        raise InvalidRequest(f"key must be an UtteranceKey, not {type(key).__name__}")
 
 
 def check_seconds(seconds: object, name: str, *, or_zero: bool = False) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.client.arguments import check_str, check_text, whole_samples
+from tts_worker.client.arguments import check_key, check_str, check_text, whole_samples
 from tts_worker.client.base import ClientSettings, OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
@@ -199,16 +199,20 @@ class DeadlineSession:
         self._deadline.touch()
         return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
         check_str(reason, "reason")
+        check_key(key)
         if played_samples is not None:
             played_samples = whole_samples(played_samples)
         self._audio_due.clear()
         self._writing = None
-        return self._session.stop(reason, played_samples)
+        return self._session.stop(reason, played_samples, key)
 
-    def played(self, samples: int) -> None:
-        self._session.played(whole_samples(samples))
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
+        check_key(key)
+        self._session.played(whole_samples(samples), key)
 
     def configure(self, params: SynthesisParams) -> None:
         check_params(params)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from tts_worker.client.arguments import check_str, check_text, whole_samples
+from tts_worker.client.arguments import check_key, check_str, check_text, whole_samples
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.link import Link, RemoteConfig
 from tts_worker.client.remote_utterance import RemotePhase, RemoteUtterance
@@ -157,14 +157,17 @@ class RemoteSession:
         self._notify()
         return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
         self._require_open()
         check_str(reason, "reason")
+        check_key(key)
         if played_samples is not None:
             played_samples = whole_samples(played_samples)
         acknowledged = self._result(ControlName.STOP, applied=bool(self._live))
-        if self._live and played_samples is not None:
-            self._live[0].report_played(played_samples)
+        if played_samples is not None and (head := self._current(key)) is not None:
+            head.report_played(played_samples)
         self._stop(reason)
         # The worker reports stopped utterances in their order: those stopped by now are reported before later ones.
         waiting = {u.key for u in self._by_context.values() if u.phase is RemotePhase.STOPPING}
@@ -173,12 +176,13 @@ class RemoteSession:
         self._notify()
         return acknowledged
 
-    def played(self, samples: int) -> None:
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
         samples = whole_samples(samples)
-        if self._live:
-            self._live[0].report_played(samples)
-            if self._live[0].is_expecting_audio:
-                self._link.send(PlayedMessage(samples=max(0, samples)))
+        check_key(key)
+        if (head := self._current(key)) is not None:
+            head.report_played(samples)
+            if head.is_expecting_audio:
+                self._link.send(PlayedMessage(samples=max(0, samples), utterance=head.number))
 
     def configure(self, params: SynthesisParams) -> None:
         self._require_open()
@@ -208,6 +212,10 @@ class RemoteSession:
             return self._live[-1]
         return None
 
+    def _current(self, key: UtteranceKey | None) -> RemoteUtterance | None:
+        """Return the utterance that is playing, None if there is none or ``key`` names another one."""
+        return self._live[0] if self._live and key in (None, self._live[0].key) else None
+
     def _begin_utterance(self) -> RemoteUtterance:
         if self._params != self._worker_params:
             self._link.send(ConfigureMessage.of(self._params))
@@ -223,9 +231,11 @@ class RemoteSession:
         """Drop all audio. An utterance that the worker has not ended keeps waiting for the worker's report."""
         if any(utterance.is_expecting_audio for utterance in self._live):
             head = self._live[0]
-            played_samples = head.delivered_samples if head.played_samples is None else head.played_samples
-            # Audio dropped here was not played. If the worker has ended the head, it is already on the next utterance.
-            self._send_stop(reason, played_samples if head.is_expecting_audio else 0)
+            if head.is_expecting_audio:
+                played_samples = head.delivered_samples if head.played_samples is None else head.played_samples
+                self._send_stop(reason, played_samples, head.number)
+            else:  # the worker is already on a later utterance, whose audio is dropped here
+                self._send_stop(reason, 0, None)
         self._drop_audio()
         for utterance in self._live:
             if utterance.is_expecting_audio:
@@ -235,8 +245,8 @@ class RemoteSession:
         self._live.clear()
         self._paused = False
 
-    def _send_stop(self, reason: str, played_samples: int) -> None:
-        self._link.send(StopMessage(reason=reason[:64] or None, played_samples=played_samples))
+    def _send_stop(self, reason: str, played_samples: int, utterance: int | None) -> None:
+        self._link.send(StopMessage(reason=reason[:64] or None, played_samples=played_samples, utterance=utterance))
 
     def _drop_audio(self, utterance: RemoteUtterance | None = None) -> None:
         """Drop undelivered events of one utterance, or of all. ``Started`` events are still delivered."""
@@ -299,7 +309,7 @@ class RemoteSession:
 
     def _on_deadline(self) -> None:
         self._healthy = False
-        self._send_stop("deadline", self._live[0].delivered_samples)
+        self._send_stop("deadline", self._live[0].delivered_samples, self._live[0].number)
         self._fail(DeadlineExceeded(f"the worker sent no audio for {self._deadline.timeout_s:g} s").info)
         self._notify()
 
@@ -328,7 +338,7 @@ class RemoteSession:
             case WordsMessage():
                 self._on_words(message.words)
             case StartedMessage():
-                self._on_started(message.context or "", message.params)
+                self._on_started(message)
             case PausedMessage():
                 self._on_acknowledged(ControlName.PAUSE)
             case ResumedMessage():
@@ -338,14 +348,15 @@ class RemoteSession:
             case RejectedMessage():
                 self._on_rejected(message.error)
 
-    def _on_started(self, context: str, params: SynthesisParams) -> None:
+    def _on_started(self, message: StartedMessage) -> None:
         """Assign the audio and words that follow to this utterance. Contexts of earlier sessions are ignored."""
-        self._receiving = utterance = self._by_context.get(context)
+        self._receiving = utterance = self._by_context.get(message.context or "")
         if utterance is not None:
+            utterance.number = message.utterance or None
             if utterance.phase is RemotePhase.STOPPING:
-                self._notices.append(Started(utterance.key, params))
+                self._notices.append(Started(utterance.key, message.params))
             elif utterance.is_expecting_audio:
-                self._queue.append(Started(utterance.key, params))
+                self._queue.append(Started(utterance.key, message.params))
             self._notify()
 
     def _on_words(self, words: tuple[Word, ...]) -> None:
@@ -417,7 +428,7 @@ class RemoteSession:
         self._healthy = False
         self._worker_params = None  # sent again with the next utterance, which else would have the voice of before
         if not self._closed:
-            self._send_stop("rejected", 0)
+            self._send_stop("rejected", 0, None)
             self._fail(error)
         self._release_link()
         self._notify()

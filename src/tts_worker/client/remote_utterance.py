@@ -38,6 +38,7 @@ class RemoteUtterance:
     Attributes:
         key: Identifies it to the caller.
         context: Identifies it on the wire.
+        number: Identifies it on the wire, too, once it has started; None if the worker did not tell.
         decoder: Joins characters that are split between deltas.
         phase: How far it is.
         text_parts: Text sent so far.
@@ -52,6 +53,7 @@ class RemoteUtterance:
 
     key: UtteranceKey
     context: str
+    number: int | None = None
     decoder: TextDecoder = field(default_factory=TextDecoder)
     phase: RemotePhase = RemotePhase.OPEN
     text_parts: list[str] = field(default_factory=list)

@@ -179,10 +179,11 @@ class Dialogue(Generic[_S]):
                 session.resume()
             case StopMessage():
                 self._retire_context()
-                session.stop(message.reason or message.type_name(), message.played_samples)
+                reason = message.reason or message.type_name()
+                session.stop(reason, message.played_samples, self._key(message.utterance))
                 self._on_stop()
             case PlayedMessage():
-                session.played(message.samples)
+                session.played(message.samples, self._key(message.utterance))
             case _:
                 self._handle_session_message(message)
 
@@ -201,6 +202,10 @@ class Dialogue(Generic[_S]):
                 self.session.close("client_closed")
             case _:
                 raise InvalidRequest("unknown message type")
+
+    def _key(self, utterance: int | None) -> UtteranceKey | None:
+        """Return the key of the utterance that the client names by its number."""
+        return None if utterance is None else UtteranceKey(self.session.id, utterance)
 
     def _start(self, options: SessionOptions) -> None:
         if self.session.state is State.IDLE:

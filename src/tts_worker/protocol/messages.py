@@ -311,9 +311,15 @@ class ResumeMessage(Message, tag="resume"):
 
 
 class StopMessage(Message, tag="stop"):
-    """Ends all utterances. ``played_samples``: samples of the current utterance that were played, if known."""
+    """Ends all utterances, whichever the position belongs to.
+
+    Attributes:
+        played_samples: Samples of the utterance that were played, if known.
+        utterance: Number of that utterance, see ``PlayedMessage``.
+    """
 
     played_samples: Samples | None = None
+    utterance: int | None = None
     reason: Annotated[str, Meta(max_length=64, pattern=_VALID)] | None = None
 
 
@@ -322,9 +328,16 @@ class ClearMessage(StopMessage, tag="clear"):
 
 
 class PlayedMessage(Message, tag="played"):
-    """Reports how many samples of the current utterance were played."""
+    """Reports how much of an utterance was played.
+
+    Attributes:
+        samples: Its samples that were played.
+        utterance: Its number in ``started``; None is the current one. The position of another than the current one is
+            ignored: it comes too late.
+    """
 
     samples: Samples
+    utterance: int | None = None
 
 
 class PingMessage(Message, tag="ping"):

@@ -52,13 +52,14 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "flush": (FlushMessage, ()),
     "pause": (PauseMessage, ()),
     "resume": (ResumeMessage, ()),
-    "stop": (StopMessage, ("reason", "played_samples")),
-    "played": (PlayedMessage, ("samples",)),
+    "stop": (StopMessage, ("reason", "played_samples", "utterance")),
+    "played": (PlayedMessage, ("samples", "utterance")),
     "configure": (ConfigureMessage, VOICE_FIELDS),
 }
 """Name in protobuf -> message, and the fields that both have."""
 
 _CHUNK = ("utterance", "index", "start_sample", "samples", "sha256")
+_STARTED = ("utterance", "context", *VOICE_FIELDS)
 _READY = ("session", "sample_rate", "voice", "alignment", "format", "model")
 
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
@@ -166,7 +167,7 @@ def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = 
         case WordsMessage():
             response.words.words.extend(encode_words(message.words, sample_rate_hz))
         case StartedMessage():
-            _fill(response.started, message, ("context", *VOICE_FIELDS))
+            _fill(response.started, message, _STARTED)
         case ReportMessage():
             _fill(response.ended, message, ("context",))
             response.ended.receipt.CopyFrom(encode_receipt(message.receipt, message.outcome, sample_rate_hz))
@@ -198,7 +199,7 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
         case "words":
             message = WordsMessage(words=parse_words(response.words.words))
         case "started":
-            message = StartedMessage(**{"voice": "", **_present(response.started, ("context", *VOICE_FIELDS))})
+            message = StartedMessage(**{"voice": "", **_present(response.started, _STARTED)})
         case "ended":
             ended = response.ended
             outcome = parse_outcome(ended.receipt)

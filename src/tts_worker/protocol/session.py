@@ -48,12 +48,26 @@ class Session(Protocol):
         """Continue at the next sample."""
         ...
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
-        """End all utterances now. Their playback reports are emitted, then the acknowledgement."""
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
+        """End all utterances now. Their playback reports are emitted, then the acknowledgement.
+
+        Args:
+            reason: Reason for the playback reports.
+            played_samples: How much of the utterance ``key`` the client has played, as for ``played``, if it is known.
+            key: That utterance; None is the current one. Whichever it is, all utterances end.
+        """
         ...
 
-    def played(self, samples: int) -> None:
-        """Report how much of the current utterance the client has played."""
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
+        """Report how much of an utterance the client has played.
+
+        Args:
+            samples: The position. It never decreases and is capped at what was sent.
+            key: The utterance; None is the current one. The position of another than the current one is ignored, since
+                it comes too late.
+        """
         ...
 
     def configure(self, params: SynthesisParams) -> None:

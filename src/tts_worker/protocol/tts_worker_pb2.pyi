@@ -403,17 +403,21 @@ class ConverseRequest(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class Stop(_message.Message):
-        __slots__ = ("reason", "played_samples")
+        __slots__ = ("reason", "played_samples", "utterance")
         REASON_FIELD_NUMBER: _ClassVar[int]
         PLAYED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        UTTERANCE_FIELD_NUMBER: _ClassVar[int]
         reason: str
         played_samples: int
-        def __init__(self, reason: _Optional[str] = ..., played_samples: _Optional[int] = ...) -> None: ...
+        utterance: int
+        def __init__(self, reason: _Optional[str] = ..., played_samples: _Optional[int] = ..., utterance: _Optional[int] = ...) -> None: ...
     class Played(_message.Message):
-        __slots__ = ("samples",)
+        __slots__ = ("samples", "utterance")
         SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        UTTERANCE_FIELD_NUMBER: _ClassVar[int]
         samples: int
-        def __init__(self, samples: _Optional[int] = ...) -> None: ...
+        utterance: int
+        def __init__(self, samples: _Optional[int] = ..., utterance: _Optional[int] = ...) -> None: ...
     START_FIELD_NUMBER: _ClassVar[int]
     SAY_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -454,20 +458,22 @@ class ConverseResponse(_message.Message):
         model: str
         def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[str] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ..., alignment: _Optional[str] = ..., format: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
     class Started(_message.Message):
-        __slots__ = ("context", "voice", "speed", "seed", "language", "instruct")
+        __slots__ = ("context", "voice", "speed", "seed", "language", "instruct", "utterance")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
         VOICE_FIELD_NUMBER: _ClassVar[int]
         SPEED_FIELD_NUMBER: _ClassVar[int]
         SEED_FIELD_NUMBER: _ClassVar[int]
         LANGUAGE_FIELD_NUMBER: _ClassVar[int]
         INSTRUCT_FIELD_NUMBER: _ClassVar[int]
+        UTTERANCE_FIELD_NUMBER: _ClassVar[int]
         context: str
         voice: str
         speed: float
         seed: int
         language: str
         instruct: str
-        def __init__(self, context: _Optional[str] = ..., voice: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., language: _Optional[str] = ..., instruct: _Optional[str] = ...) -> None: ...
+        utterance: int
+        def __init__(self, context: _Optional[str] = ..., voice: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., language: _Optional[str] = ..., instruct: _Optional[str] = ..., utterance: _Optional[int] = ...) -> None: ...
     class Words(_message.Message):
         __slots__ = ("words",)
         WORDS_FIELD_NUMBER: _ClassVar[int]

@@ -366,23 +366,26 @@ class SessionMachine:
             self._advance()
         return self._acknowledge(Acknowledged(ControlName.RESUME, applied, self.current, self.sent_samples))
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
         """End every utterance now.
 
         Args:
             reason: Reason for the playback reports.
-            played_samples: Played audio of the current utterance, if the client knows it.
+            played_samples: Played audio of the utterance ``key``, if the client knows it; see ``played``.
+            key: That utterance; None is the current one.
 
         Returns:
             The acknowledgement with the playback reports.
         """
         self._require_open()
         if played_samples is not None:
-            self.played(played_samples)
-        key = self.current
+            self.played(played_samples, key)
+        current = self.current
         position_samples = self.sent_samples
         ended = self.stop_all(reason)
-        return self._acknowledge(Acknowledged(ControlName.STOP, bool(ended), key, position_samples, ended))
+        return self._acknowledge(Acknowledged(ControlName.STOP, bool(ended), current, position_samples, ended))
 
     def stop_all(self, reason: str) -> tuple[Ended, ...]:
         """End every utterance without a command of the client, such as after a timeout. Returns the reports."""
@@ -405,12 +408,17 @@ class SessionMachine:
             self.stop_all(reason)
             self.state = State.CLOSED
 
-    def played(self, samples: int) -> None:
-        """Record how much of the current utterance the client has played.
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
+        """Record how much of an utterance the client has played.
 
-        The position never decreases and is capped at what was sent; it is ignored without an utterance.
+        The position never decreases and is capped at what was sent. It is ignored without an utterance.
+
+        Args:
+            samples: The position.
+            key: The utterance; None is the current one. The position of another than the current one is ignored: of one
+                that has ended it comes too late, and of one that is to come nothing was sent.
         """
-        if self._utterances:
+        if self._utterances and key in (None, self.current):
             self._utterances[0].played(samples)
             if self._config.reports_playback:
                 self._advance()

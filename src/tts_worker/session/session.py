@@ -296,10 +296,12 @@ class LocalSession:
         self._on_change()
         return acknowledged
 
-    def stop(self, reason: str = "stop", played_samples: int | None = None) -> Acknowledged:
+    def stop(
+        self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
+    ) -> Acknowledged:
         self._control(ControlName.STOP)
         self._record.stopped(self._timestamps.control_at_s[ControlName.STOP])
-        acknowledged = self._machine.stop(reason, played_samples)
+        acknowledged = self._machine.stop(reason, played_samples, key)
         self._on_stopped()
         return acknowledged
 
@@ -307,8 +309,8 @@ class LocalSession:
         self.pacer.drop()
         self._on_change()
 
-    def played(self, samples: int) -> None:
-        self._machine.played(samples)
+    def played(self, samples: int, key: UtteranceKey | None = None) -> None:
+        self._machine.played(samples, key)
         if self._machine.has_notices:  # the utterance has ended
             self._on_change()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -16,7 +17,14 @@ from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
 from tts_worker.errors import ConnectionLost, ErrorCode, IllegalCommand
 from tts_worker.protocol.json_codec import dumps, parse_client_message, parse_worker_message
-from tts_worker.protocol.messages import ClientMessage, PausedMessage, RejectedMessage, ResumedMessage, StopMessage
+from tts_worker.protocol.messages import (
+    ClientMessage,
+    PausedMessage,
+    RejectedMessage,
+    ResumedMessage,
+    StartedMessage,
+    StopMessage,
+)
 from tts_worker.types import (
     Acknowledged,
     ControlName,
@@ -73,7 +81,7 @@ def remote(wire: Wire, audio_timeout_s: float = 60.0) -> RemoteSession:
 
 ACTIONS = st.sampled_from(
     ["speak"] * 3
-    + ["end", "flush", "pause", "resume", "stop", "played", "fail"]
+    + ["end", "flush", "pause", "resume", "stop", "played", "late", "late_stop", "fail"]
     + ["up", "work", "send", "down", "take", "flow", "flow"]
 )
 
@@ -89,6 +97,7 @@ class Scenario:
         self.texts: dict[UtteranceKey, str] = {}
         self.paused = False
         self.stops: deque[Acknowledged] = deque()  # not acknowledged yet
+        self.reported: set[UtteranceKey] = set()  # utterances of which a position was reported while they played
 
     def act(self, name: str, size: int) -> None:
         session = self.session
@@ -101,10 +110,8 @@ class Scenario:
                 session.end_text()
             except IllegalCommand:
                 assert session.writing is None
-        elif name == "stop":
-            self.stops.append(session.stop("stop", None if size % 2 else size * 40))
-        elif name == "played":
-            session.played(size * 30)
+        elif name in ("stop", "played", "late", "late_stop"):
+            self.report_position(name, size)
         elif name == "fail":
             if size > 6:
                 self.worker.work(100, fail=True)
@@ -113,6 +120,18 @@ class Scenario:
         else:
             for _ in range(1 + size):
                 self.move(name)
+
+    def report_position(self, name: str, size: int) -> None:
+        """Report how much the caller has played; if it is late, of any utterance."""
+        session = self.session
+        key = [None, *self.texts][-size % (1 + len(self.texts))] if name.startswith("late") else None
+        samples = None if name == "stop" and size % 2 else size * 40
+        if session._live and samples is not None and key in (None, session._live[0].key):
+            self.reported.add(session._live[0].key)
+        if name.endswith("stop"):
+            self.stops.append(session.stop("stop", samples, key))
+        else:
+            session.played(samples or 0, key)
 
     def move(self, name: str) -> None:
         """Run one step of the wire, the worker or the reader."""
@@ -165,6 +184,7 @@ class Scenario:
         for key, ended in self.recorder.ends.items():
             receipt = ended.receipt
             assert receipt.text_spoken + receipt.text_remaining == self.texts[key]
+            assert (receipt.samples_played is not None) == (key in self.reported)
             if ended.outcome is Outcome.DONE:
                 assert receipt.text_remaining == ""
 
@@ -258,6 +278,47 @@ def test_pauses_change_no_sample(pauses: list[int], sizes: list[int]) -> None:
         return scenario.recorder.pcm[key]
 
     assert asyncio.run(run(pauses)) == asyncio.run(run([]))
+
+
+async def test_position_that_the_worker_receives_late_is_ignored() -> None:
+    scenario = Scenario()
+    session, worker, wire = scenario.session, scenario.worker, scenario.wire
+    for text in ("one ", "two three "):
+        scenario.texts[session.speak(text)] = text
+        session.end_text()
+    while wire.up:
+        worker.deliver()
+    first, second = scenario.texts
+    while worker.machine.current.generation < 2 or worker.machine.sent_samples < 300:
+        worker.work(500)
+        worker.send()
+    while not scenario.recorder.pcm[first]:  # it plays here, and has ended there
+        deliver(wire, session)
+        scenario.take()
+    session.played(100)
+    worker.deliver()
+    while wire.down:
+        deliver(wire, session)
+    while scenario.take():
+        pass
+    worker.machine.stop_all("pause_timeout")
+    scenario.settle()
+    report = scenario.recorder.ends[second].receipt
+    assert (report.samples_sent, report.samples_played, report.text_spoken) == (300, None, "two")
+
+
+async def test_position_for_an_older_worker_names_no_utterance() -> None:
+    wire = Wire()
+    session = remote(wire)
+    session.speak("one ")
+    session.receive(StartedMessage(voice="voice", context="1"))  # over gRPC it did not tell the number
+    session.receive(bytes(200))
+    session.played(50)
+    session.stop()
+    assert [json.loads(raw) for raw in list(wire.up)[1:]] == [
+        {"type": "played", "samples": 50},
+        {"type": "stop", "played_samples": 0, "reason": "stop"},
+    ]
 
 
 async def test_rejection_marks_the_link_unhealthy() -> None:

@@ -45,6 +45,7 @@ from tts_worker.types import Alignment, Outcome, Receipt, SessionOptions, UrlMod
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 samples = st.integers(0, 2**40)
+numbers = st.integers(1, 2**40)
 flags = st.booleans()
 voices: dict[str, Any] = {
     "voice": st.none() | names,
@@ -72,14 +73,16 @@ starts = st.builds(
     text_idle_timeout_s=st.none() | st.floats(0.1, 60),
     flush_after_ms=st.none() | st.floats(0, 1_000),
 )
-stops = st.builds(StopMessage, played_samples=st.none() | samples, reason=st.none() | names)
+stops = st.builds(
+    StopMessage, played_samples=st.none() | samples, utterance=st.none() | numbers, reason=st.none() | names
+)
 client_messages = st.one_of(
     starts,
     st.builds(TextMessage, text=texts, context=names),
     st.builds(EndMessage, context=names),
     st.sampled_from([FlushMessage(), PauseMessage(), ResumeMessage()]),
     stops,
-    st.builds(PlayedMessage, samples=samples),
+    st.builds(PlayedMessage, samples=samples, utterance=st.none() | numbers),
 )
 words = st.lists(st.builds(Word, texts, *(samples for _ in range(4))), max_size=3).map(tuple)
 receipts = st.builds(
@@ -105,7 +108,7 @@ reports = st.builds(
 )
 worker_messages = st.one_of(
     st.builds(ReadyMessage, protocol=st.just(1), session=names, sample_rate=st.just(24_000), voice=names),
-    st.builds(StartedMessage, context=names, **{**voices, "voice": names}),
+    st.builds(StartedMessage, utterance=st.just(0) | numbers, context=names, **{**voices, "voice": names}),
     st.builds(WordsMessage, words=words),
     st.builds(ChunkMessage, **dict.fromkeys(("utterance", "index", "start_sample", "samples"), samples), sha256=names),
     st.builds(PausedMessage, applied=flags, position_samples=samples),
@@ -210,6 +213,7 @@ def test_error_names_the_field_and_no_value(raw: str, field: str) -> None:
         ({"type": "start", "lexicon": [1]}, "lexicon must be an object, not a list"),
         ({"type": "ping", "id": [1]}, "id must be a whole number or text, not a list"),
         ({"type": "stop", "played_samples": -1}, "played_samples must be a whole number of at least 0"),
+        ({"type": "played", "samples": 1, "utterance": "a"}, "utterance must be a whole number, not text"),
         ({"type": "text"}, "text is missing"),
         ({"type": "text", "text": None}, "text must be text, not null"),
     ],

@@ -16,6 +16,7 @@ from tts_worker.protocol.messages import (
     EndMessage,
     NothingStoppedMessage,
     PingMessage,
+    PlayedMessage,
     PongMessage,
     ReadyMessage,
     RejectedMessage,
@@ -25,6 +26,7 @@ from tts_worker.protocol.messages import (
     StopMessage,
     StoppedMessage,
     TextMessage,
+    WordsMessage,
 )
 from tts_worker.types import State
 
@@ -97,7 +99,40 @@ def test_stop_reports_the_played_position() -> None:
     assert (report.reason, report.samples_played, report.context) == ("barge-in", 50, "a")
 
 
+@pytest.mark.parametrize("utterance", [1, 3, 99, -1], ids=["ended", "coming", "unknown", "negative"])
+@pytest.mark.parametrize("by_stop", [True, False])
+def test_position_of_another_utterance_is_ignored(utterance: int, by_stop: bool) -> None:
+    worker = DialogueWorker()
+    for context in "abc":
+        worker.receive(TextMessage(text="one two three four ", context=context, end=True))
+    while not (isinstance(item := worker.poll(), StartedMessage) and item.utterance == 2):
+        worker.work(100)
+    worker.work(1_000)
+    assert isinstance(worker.poll(), WordsMessage)
+    assert isinstance(worker.poll(), bytes)
+    if by_stop:
+        worker.receive(StopMessage(played_samples=50, utterance=utterance))
+    else:
+        worker.receive(PlayedMessage(samples=50, utterance=utterance))
+        worker.receive(StopMessage())
+    reports = [m for m in worker.settle() if isinstance(m, StoppedMessage)]
+    assert [(m.utterance, m.samples_sent, m.samples_played) for m in reports] == [(2, 100, None), (3, 0, None)]
+
+
+def test_position_of_the_current_utterance_counts() -> None:
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one two three four "))
+    worker.work(1_000)
+    while not isinstance(worker.poll(), bytes):
+        pass
+    worker.receive(PlayedMessage(samples=50, utterance=1))
+    worker.receive(StopMessage(played_samples=70, utterance=1))
+    (report,) = [m for m in worker.settle() if isinstance(m, StoppedMessage)]
+    assert report.samples_played == 70
+
+
 def test_utterances_have_other_numbers_after_a_start() -> None:
+    """Else the late position of an utterance before it would count for one of the same number."""
     worker = DialogueWorker()
     worker.receive(TextMessage(text="one ", end=True))
     worker.settle()
