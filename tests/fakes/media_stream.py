@@ -105,6 +105,7 @@ class FakeCall:
     Attributes:
         received: Audio received so far; ``clear`` does not remove it.
         cleared: Size of ``received`` and time at each ``clear``.
+        marks: Size of ``received`` before each mark, by the name of the mark.
         returns_marks: Turn it off to freeze the position that the worker knows.
         returned: Names of the marks that were returned because they were played.
     """
@@ -114,18 +115,18 @@ class FakeCall:
         self.messages = messages
         self.received = b""
         self.cleared: list[tuple[int, float]] = []
+        self.marks: dict[str, int] = {}
         self.returned: list[str] = []
         self.returns_marks = True
         self.changed = asyncio.Event()
         self._queue: list[_Queued] = []
         self._empty_at_s = 0.0
-        self._marks: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def confirmed(self) -> int:
         """Size of ``received`` before the last mark that was returned as played."""
-        return self._marks[self.returned[-1]] if self.returned else 0
+        return self.marks[self.returned[-1]] if self.returned else 0
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until a change of the call makes ``condition`` true."""
@@ -164,8 +165,8 @@ class FakeCall:
                 self._empty_at_s = max(self._empty_at_s, loop.time()) + len(audio) / RATE_HZ
             case "mark":
                 name = message["mark"]["name"]
-                assert name not in self._marks
-                self._marks[name] = len(self.received)
+                assert name not in self.marks
+                self.marks[name] = len(self.received)
                 self._queue.append(_Queued(name, loop.call_at(self._empty_at_s, self._on_played, name)))
             case "clear":
                 self.cleared.append((len(self.received), loop.time()))

@@ -153,6 +153,25 @@ async def test_call_without_marks_is_confirmed_by_the_clock(monkeypatch: pytest.
             assert done["samples_played"] == done["samples_sent"] == len(await reference(address, SHORT))
 
 
+async def test_late_mark_does_not_count_for_the_next_utterance() -> None:
+    """The agent may report itself that an utterance was played, before its marks come back."""
+    async with serving() as address, calling(address, TwilioMessages("CA1")) as call, agent(address, "CA1") as client:
+        samples = len(await reference(address, SHORT))
+        call.returns_marks = False
+        await client.send(type="text", text=SHORT, end=True)
+        await client.send(type="text", text=LONG, end=True)
+        await call.until(lambda: len(call.received) >= samples)
+        marks = list(call.marks)
+        await client.send(type="played", samples=samples)
+        await client.until("done")
+        await call.until(lambda: len(call.received) > 2 * samples)
+        await call.send(call.messages.mark(marks[-1]))
+        await settle(call, client)
+        await client.send(type="stop")
+        stopped = await client.until("stopped")
+        assert stopped["samples_played"] == 0 < stopped["samples_sent"]
+
+
 async def test_agent_may_come_first_and_come_back() -> None:
     async with serving() as address, agent(address, "named") as client:
         await client.send(type="text", text=LONG, end=True)

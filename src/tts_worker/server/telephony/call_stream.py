@@ -166,7 +166,7 @@ class CallStream(StreamConnection):
 
     def _confirm(self, frame: PcmFrame | None) -> None:
         if frame is not None:
-            self._dialogue.session.played(frame.start_sample + frame.samples)
+            self._dialogue.session.played(frame.start_sample + frame.samples, frame.key)
             self._follow()
             self._dialogue.session.wake()
 
