@@ -124,6 +124,8 @@ async def test_resume_continues_without_losing_a_sample(browser: Browser, addres
         assert max(played.gaps) >= 0.2 * RATE_HZ
         message_types = dict.fromkeys(message["type"] for message in demo.sent)
         assert [*message_types] == ["start", "text", "pause", "played", "resume", "end"]
+        positions = [message for message in demo.sent if message["type"] == "played"]
+        assert {position["utterance"] for position in positions} == {1}
 
 
 async def test_stop_silences_and_shows_the_playback_report(endless: DemoPage) -> None:
@@ -143,6 +145,7 @@ async def test_stop_silences_and_shows_the_playback_report(endless: DemoPage) ->
         assert report["text_spoken"] + report["text_remaining"] == LONG
         assert report["text_remaining"]
         assert report["samples_played"] == endless.sent[-1]["played_samples"] <= report["samples_sent"]
+        assert report["utterance"] == endless.sent[-1]["utterance"]
         ahead.append(report["samples_sent"] - report["samples_played"])
         assert all_played(heard.samples, endless.utterances[-1].samples[: report["samples_played"]])
         assert await endless.page.locator(".spoken").inner_text() == report["text_spoken"]

@@ -191,7 +191,7 @@ export class SpeechSession {
     utterance.playedSamples = playedSamples;
     if (!utterance.ending) {
       utterance.stop.pending = true;
-      this.#connection.send(wire.stop(utterance.stop.reason, playedSamples));
+      this.#connection.send(wire.stop(utterance.stop.reason, playedSamples, utterance.number));
     }
     silent.then((atMs) => {
       utterance.stop.silentMs = Math.max(0, atMs - utterance.stop.atMs) + this.#player.outputLatencyMs;
@@ -244,7 +244,7 @@ export class SpeechSession {
   #onPosition(playedSamples) {
     const utterance = this.#utterance;
     // Should the pause time out, the server's report knows what was heard.
-    if (utterance.paused && !utterance.ending) this.#connection.send(wire.played(playedSamples));
+    if (utterance.paused && !utterance.ending) this.#connection.send(wire.played(playedSamples, utterance.number));
     // Rendered now; heard after the latency of the audio output.
     setTimeout(() => {
       if (utterance !== this.#utterance || utterance.stop) return;
@@ -317,7 +317,9 @@ export class SpeechSession {
         }
         break;
       case "started":
-        if (utterance) utterance.times.acceptedMs ??= Date.now();
+        if (!utterance) break;
+        utterance.number = message.utterance;
+        utterance.times.acceptedMs ??= Date.now();
         break;
       case "words":
         // Sent just before the audio of the word, which does not pass through the page on a WebRTC track.

@@ -6,6 +6,7 @@
  */
 
 export class Utterance {
+  number = null; // the server's, once it has started
   words = []; // {start, end, startSample, endSample}: UTF-16 units of `text`, samples of the utterance
   heardWords = 0;
   playedSamples = 0;

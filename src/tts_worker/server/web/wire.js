@@ -36,8 +36,14 @@ export function* texts(text, context) {
 export const end = (context) => ({ type: "end", context });
 export const pause = () => ({ type: "pause" });
 export const resume = () => ({ type: "resume" });
-export const played = (samples) => ({ type: "played", samples });
-export const stop = (reason, playedSamples) => ({ type: "stop", reason, played_samples: playedSamples });
+/** The position in the utterance that the server has numbered; without a number it counts for the current one. */
+export const played = (samples, utterance) => ({ type: "played", samples, utterance });
+export const stop = (reason, playedSamples, utterance) => ({
+  type: "stop",
+  reason,
+  played_samples: playedSamples,
+  utterance,
+});
 
 /** Whether this page can play the format that the server announced in `ready`. */
 export function isPlayable(ready) {
