@@ -209,3 +209,32 @@ async def test_voice_interrupts_without_any_recognition(voiced: Browser, talker:
         heard = await page.locator("li.assistant .heard:not(.word)").first.inner_text()
         await expect(page.locator("#messages li").nth(2)).to_be_attached()
         assert (await last_messages(page))[:3] == ["Hello.", heard.strip(), "…"]
+
+
+RECORD_SENT = """
+window.sent = [];
+const send = WebSocket.prototype.send;
+WebSocket.prototype.send = function (data) {
+  if (typeof data === "string") window.sent.push(JSON.parse(data));
+  send.call(this, data);
+};
+"""
+
+
+async def test_positions_name_their_answer(voiced: Browser, talker: str) -> None:
+    async with opened(voiced, talker, script=FAKE_RECOGNITION + RECORD_SENT) as page:
+        await page.locator("#send").click()
+        await until_heard(page, 2)
+        await page.locator("#say").fill("Wait.")
+        await page.locator("#say").press("Enter")
+        await until_heard(page, 2)
+        await page.locator("#microphone").check()
+        await expect(page.locator("#status")).to_have_text("Paused while you speak.")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("li.assistant del")).to_have_count(2)
+        turns: dict[str, set[int]] = {}
+        for message in await page.evaluate("sent"):
+            if message["type"] == "playback" or "played_samples" in message:
+                turns.setdefault(message["type"], set()).add(message["turn"])
+        first, second = sorted(turns["playback"])
+        assert turns == {"playback": {first, second}, "say": {first}, "speech": {second}, "interrupt": {second}}

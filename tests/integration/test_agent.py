@@ -139,6 +139,24 @@ async def test_interruption_cuts_at_the_played_position(all_sent: bool) -> None:
         assert [each["content"] for each in model.asked[1]] == ["Hello.", "One two", "Wait."]
 
 
+@pytest.mark.parametrize("kind", ["interrupt", "say", "speech"])
+async def test_late_position_does_not_count_for_the_next_answer(kind: str) -> None:
+    """The page sends it before it learns that the next answer has begun."""
+    async with talking(recognizer=FakeRecognizer()) as page:
+        await page.send("say", text="Hello.")
+        first = (await page.until("asked"))["turn"]
+        await page.until_samples(12_000)
+        await page.send("say", text="Wait.", played_samples=7_200, turn=first)
+        assert (await page.until("settled", turn=first))["heard"] == "One two"
+        second = (await page.until("speaking"))["turn"]
+        await page.until_samples(12_000)
+        fields = {"interrupt": {}, "say": {"text": "Stop."}, "speech": {"active": True, "sample_rate": 16_000}}[kind]
+        await page.send(kind, **fields, played_samples=7_200, turn=first)
+        if kind == "speech":
+            await page.send_audio(1.2)
+        assert (await page.until("settled", turn=second))["heard"] == ""
+
+
 async def test_noise_holds_and_resumes_without_losing_audio() -> None:
     async with talking(recognizer=FakeRecognizer()) as page:
         assert (await page.until("ready"))["recognizer"] is True

@@ -192,8 +192,8 @@ class AgentConnection:
     def _receive(self, message: PageMessage) -> None:
         conversation = self._conversation
         match message:
-            case SayMessage(text, played_samples):
-                self._note_position(played_samples)
+            case SayMessage(text, played_samples, turn):
+                self._note_position(played_samples, turn)
                 if not text.strip():
                     raise InvalidRequest("text must not be blank")
                 self._apply(conversation.say(text.strip()))
@@ -204,18 +204,18 @@ class AgentConnection:
                 self._on_speech(message)
             case PlaybackMessage(turn, samples, complete):
                 if self._utterance is not None and self._utterance.answer == turn:
-                    self._note_position(samples)
+                    self._note_position(samples, turn)
                     if complete and self._utterance.is_sent:
                         self._reason = "finished"
                         self._apply(conversation.played(turn))
-            case InterruptMessage(played_samples):
-                self._note_position(played_samples)
+            case InterruptMessage(played_samples, turn):
+                self._note_position(played_samples, turn)
                 self._apply(conversation.stop())
             case PingMessage():
                 self._send(PongMessage(id=message.id))
 
     def _on_speech(self, message: SpeechMessage) -> None:
-        self._note_position(message.played_samples)
+        self._note_position(message.played_samples, message.turn)
         if message.active:
             self._apply(self._conversation.speech_began())
             if self._listener is not None:
@@ -237,12 +237,13 @@ class AgentConnection:
         if is_final:
             self._send(UserMessage(turn=0, text=""))
 
-    def _note_position(self, samples: int | None) -> None:
+    def _note_position(self, samples: int | None, turn: int | None) -> None:
+        """Record how much of the answer ``turn``, None for the current one, the page has played, if it tells."""
         utterance = self._utterance
-        if samples is not None and utterance is not None:
+        if samples is not None and utterance is not None and turn in (None, utterance.answer):
             utterance.played_samples = max(utterance.played_samples, samples)
             if not utterance.is_sent and utterance.key is not None and self._session is not None:
-                self._session.played(utterance.played_samples)
+                self._session.played(utterance.played_samples, utterance.key)
 
     def _on_output(self, item: Output) -> None:
         utterance = self._utterance
@@ -331,7 +332,7 @@ class AgentConnection:
         elif utterance.is_sent:
             self._apply(self._conversation.reported(answer, utterance.heard))
         else:
-            session.stop(reason, utterance.played_samples)
+            session.stop(reason, utterance.played_samples, utterance.key)
 
     # -- output -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class SayMessage(Message, tag="say"):
 
     text: UserText
     played_samples: Samples | None = None
+    turn: int | None = None
 
 
 class TranscriptMessage(Message, tag="transcript"):
@@ -37,6 +38,7 @@ class SpeechMessage(Message, tag="speech"):
 
     active: bool
     played_samples: Samples | None = None
+    turn: int | None = None
     sample_rate: Annotated[int, Meta(ge=8_000, le=192_000)] = 48_000
 
 
@@ -52,6 +54,7 @@ class InterruptMessage(Message, tag="interrupt"):
     """Stop the answer, without saying anything."""
 
     played_samples: Samples | None = None
+    turn: int | None = None
 
 
 PageMessage = (

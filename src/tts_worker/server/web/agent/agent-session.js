@@ -75,14 +75,14 @@ export class AgentSession {
 
   /** The user has typed this. */
   async say(text) {
-    const playedSamples = await this.#silence();
-    this.#connection.send({ type: "say", text, played_samples: playedSamples });
+    const position = await this.#silence();
+    this.#connection.send({ type: "say", text, ...position });
   }
 
   /** End the answer. */
   async interrupt() {
-    const playedSamples = await this.#silence();
-    this.#connection.send({ type: "interrupt", played_samples: playedSamples });
+    const position = await this.#silence();
+    this.#connection.send({ type: "interrupt", ...position });
   }
 
   /** The user's voice begins, at this time, or ends. */
@@ -92,7 +92,8 @@ export class AgentSession {
       if (this.#playing) this.#voiceAtMs = atMs;
     }
     const message = { type: "speech", active, ...(active && { sample_rate: sampleRate }) };
-    this.#connection.send({ ...message, played_samples: this.#utterance?.playedSamples ?? null });
+    const utterance = this.#utterance;
+    this.#connection.send({ ...message, ...(utterance && { turn: utterance.turn, played_samples: utterance.playedSamples }) });
   }
 
   /** Audio of the user's voice, for a server that recognizes speech. */
@@ -119,12 +120,13 @@ export class AgentSession {
     this.#player.resume();
   }
 
-  /** @returns {Promise<number | null>} the exact position at which the answer was cut */
+  /** @returns {Promise<object>} the exact position at which the answer was cut, as fields of a message */
   async #silence() {
-    if (!this.#playing) return null;
+    if (!this.#playing) return {};
     this.#playing = false;
+    const turn = this.#utterance?.turn;
     const { playedSamples } = await this.#player.stop();
-    return playedSamples;
+    return { turn, played_samples: playedSamples };
   }
 
   #onPosition(playedSamples) {
