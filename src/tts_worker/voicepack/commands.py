@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
-from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, PublishedModel, Verdict, published
+from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
 from tts_worker.voicepack.report import Problem, Report
 from tts_worker.voicepack.voice_file import VOICES_DIR, Voice, save_voice
 
@@ -44,8 +44,8 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
 
     Args:
         path: Model directory.
-        name: Published model that the directory must match: a wrong size or weight hash is then an error. Without it,
-            only files of a published size are compared, and the report notes which are verified.
+        name: Published model that the directory must match: a missing file, a wrong size or weight hash is then an
+            error. Without it, only files of a published size are compared, and the report notes which are verified.
         hashes: Whether to compute hashes.
         step: Progress callback.
 
@@ -53,8 +53,10 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
         All problems found.
     """
     bundle = open_bundle(path)
-    problems = list(bundle.validate().problems)
     claimed = published(name) if name else None
+    problems = [*bundle.validate().problems, *_unreadable(bundle)]
+    if claimed:
+        problems += _missing(path, claimed)
     comparable = [] if bundle.has_random_weights and not claimed else _comparable(path, claimed, bundle.config.family)
     for file, model in comparable:
         if step:
@@ -62,6 +64,37 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
         if hashes or claimed:
             problems += _compare(path, file, model, strict=claimed is not None)
     return Report(path, tuple(problems))
+
+
+def _unreadable(bundle: Bundle) -> list[Problem]:
+    """Read the vocabulary and the speakers as loading does. What ``Bundle.validate`` reports as missing is left out."""
+    from tts_worker.engine.cosyvoice.enrol import bundled_voices
+    from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+
+    problems = []
+    if not any(bundle.missing_text_files()):
+        is_own_file = bundle.config.family == "cosyvoice1"
+        file = bundle.whisper_vocabulary if is_own_file else bundle.text_model_dir
+        try:
+            TextTokenizer.from_bundle(bundle)
+        except BundleError as error:
+            problems.append(Problem(file.name, error.message))
+    if bundle.speaker_info.is_file():
+        try:
+            bundled_voices(bundle.speaker_info, bundle.config)
+        except BundleError as error:
+            problems.append(Problem(bundle.speaker_info.name, error.message))
+    return problems
+
+
+def _missing(path: Path, model: PublishedModel) -> list[Problem]:
+    """Return the files of ``model`` that ``path`` lacks. Converted weights stand for the published ones."""
+    files = [file for file in model.files if file.need is Need.ALWAYS and not (path / file.path).is_file()]
+    return [
+        Problem(file.path, f"is missing: {model.name} was published with it")
+        for file in files
+        if not (path / file.path).with_suffix(".safetensors").is_file()
+    ]
 
 
 def _comparable(path: Path, claimed: PublishedModel | None, family: str) -> list[tuple[ModelFile, PublishedModel]]:

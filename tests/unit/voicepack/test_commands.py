@@ -12,6 +12,7 @@ import torch
 
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
 from tts_worker.voicepack import commands, manifest
@@ -114,6 +115,57 @@ def test_unpublished_files_fail_only_with_a_claimed_name(claimed: PublishedModel
     assert lenient.ok
     with pytest.raises(UnknownModel):
         commands.check(path, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("CosyVoice-BlankEN/vocab.json", b'{"a": 0', "not a valid BPE vocabulary"),
+        ("CosyVoice-BlankEN/merges.txt", b"#version: 0.2\nzz zz\n", "not a valid BPE vocabulary"),
+        ("CosyVoice-BlankEN/tokenizer_config.json", b"{", "is not a tokenizer configuration"),
+        ("spk2info.pt", b"", "spk2info.pt: cannot be read"),
+    ],
+)
+def test_unreadable_text_files_and_speakers_are_reported(
+    tmp_path: Path, file: str, content: bytes, complaint: str
+) -> None:
+    path = copy_of("cosyvoice2", tmp_path)
+    (path / file).write_bytes(content)
+
+    report = commands.check(path)
+
+    assert not report.ok
+    assert complaint in str(report)
+
+
+def test_damaged_whisper_vocabulary_is_reported(tmp_path: Path) -> None:
+    bundle = write_random_bundle(tmp_path / "first", "cosyvoice1", prompt_models=False)
+    assert commands.check(bundle.path).ok
+    bundle.whisper_vocabulary.write_bytes(bundle.whisper_vocabulary.read_bytes()[:100])
+
+    report = commands.check(bundle.path)
+
+    assert [problem.file for problem in report.problems if problem.fatal] == ["multilingual.tiktoken"]
+
+
+def test_missing_published_file_fails_only_with_a_claimed_name(claimed: PublishedModel, tmp_path: Path) -> None:
+    path = copy_of("cosyvoice2", tmp_path)
+    (path / "spk2info.pt").unlink()
+    (path / "campplus.onnx").unlink()
+
+    fatal = {problem.file for problem in commands.check(path, "tiny2").problems if problem.fatal}
+
+    assert fatal == {"spk2info.pt", "campplus.onnx"}
+    assert commands.check(path).ok
+
+
+def test_converted_weights_stand_for_the_published_ones(claimed: PublishedModel, tmp_path: Path) -> None:
+    path = copy_of("cosyvoice2", tmp_path)
+    commands.convert(path, path)
+    for part in PARTS:
+        (path / f"{part}.pt").unlink()
+
+    assert commands.check(path, "tiny2").ok
 
 
 def test_report_is_valid_json(tmp_path: Path) -> None:

@@ -142,13 +142,14 @@ class Bundle:
             yield from problems
             if values:
                 yield from check_values(tensors, self.weight_file(part).name)
-        yield from self._text_problems()
+        yield from self.missing_text_files()
         for file in (self.campplus, self.speech_tokenizer):
             if problem := check_onnx(file):
                 # Stored voices do not need these models.
                 yield Problem(file.name, f"{problem}: no voice can be added", fatal=file.exists())
 
-    def _text_problems(self) -> Iterator[Problem]:
+    def missing_text_files(self) -> Iterator[Problem]:
+        """Yield a problem for each file of the vocabulary that is missing."""
         if self.config.family == V1:
             if not self.whisper_vocabulary.is_file():
                 source = vocabulary_source(self.whisper_vocabulary)
