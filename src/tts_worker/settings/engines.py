@@ -68,7 +68,7 @@ class CosyVoiceEngineSettings(Section):
     bundle: Path = Field(default_factory=_only_installed_voice)
     voices: Path | None = None
     rl: bool = False
-    device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     half: bool | None = None
     threads: int | None = Field(None, ge=1, le=256)
     backend: Literal["torch", "onnxruntime", "tensorrt"] = "torch"
@@ -85,7 +85,7 @@ class CosyVoiceEngineSettings(Section):
     overlap: bool | None = None
     context_tokens: int = Field(250, ge=0, le=2_000)
     max_segment_s: int = Field(30, ge=4, le=240)
-    memory_gb: float | None = Field(None, gt=0)
+    memory_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
     cached_voices: int = Field(4, ge=1, le=1_000)
     decode_batch: int | None = Field(None, ge=1, le=512)
     render_batch: int | None = Field(None, ge=1, le=64)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.networks import noise
 from tts_worker.engine.cosyvoice.kv_cache import NoPast, PagedMemory, SlotPool, SlotView
+from tts_worker.errors import OutOfMemory
 
 LAYERS = 2
 HEADS = 2
@@ -140,6 +141,11 @@ def test_cache_keeps_its_dtype(dtype: torch.dtype) -> None:
     keys, _ = view.keys_values(0, noise(2, 1, HEADS, 2, DIM))
     assert (keys.dtype, memory.data.dtype) == (torch.float32, dtype)
     assert view.left(0, noise(1, 2, 2)).dtype == torch.float32
+
+
+def test_memory_that_cannot_be_reserved_is_out_of_memory() -> None:
+    with pytest.raises(OutOfMemory, match=r"1000000\.0 GB .*memory_gb"):
+        PagedMemory(1, 1, 1, 1, 1, [], pages=125 * 10**12, slots=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -20,17 +20,30 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, store_and_attend
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.errors import OutOfMemory
 
 
 def _allocate(shape: list[int], dtype: torch.dtype, device: str | torch.device, checked: bool) -> Tensor:
-    """Zeros (NaN if ``checked``); on a CPU the operating system commits the pages on first use."""
+    """Zeros (NaN if ``checked``); on a CPU the operating system commits the pages on first use.
+
+    Raises:
+        OutOfMemory: A CPU has no such memory.
+    """
     if checked:
         return torch.full(shape, float("nan"), dtype=dtype, device=device)
     size = math.prod(shape)
     if torch.device(device).type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
     # torch.zeros would write to the memory and so commit the gigabytes that a server reserves.
-    return torch.frombuffer(_anonymous_mapping(size * dtype.itemsize), dtype=dtype).view(shape)
+    size_bytes = size * dtype.itemsize
+    try:
+        mapping = _anonymous_mapping(size_bytes)
+    except (OSError, OverflowError):
+        size_gb = size_bytes / 1e9
+        raise OutOfMemory(
+            f"{size_gb:.1f} GB of memory for caches cannot be reserved: set memory_gb or max_utterances lower"
+        ) from None
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)
 
 
 def _anonymous_mapping(size_bytes: int) -> mmap.mmap:
