@@ -55,7 +55,7 @@ class OutputBuffer:
         self._playhead_at_us: int | None = None  # when the playhead was computed; None: nothing to play yet
         self._next_chunk_index = 0
         self._rendered: deque[_RenderedAudio] = deque()
-        self._words: deque[WordTiming] = deque()
+        self._words: deque[tuple[int, WordTiming]] = deque()  # with the sample whose chunk carries the word
 
     @property
     def in_transit_samples(self) -> int:
@@ -116,23 +116,26 @@ class OutputBuffer:
 
         Args:
             pcm: Samples as s16le.
-            words: The words that begin in ``pcm``, in order, timed in samples of the utterance.
+            words: The words that begin in ``pcm`` or later, in order, timed in samples of the utterance. A word at the
+                end of ``pcm`` may have no audio.
             text_range: The characters of the text that ``pcm`` speaks.
             wall_ms: Time spent on rendering.
             stages_ms: Names of the stages and the time spent in each.
             details: Figures for the log, of each chunk in which ``pcm`` is emitted.
         """
-        self._words.extend(words)
         if pcm:
             self._rendered.append(_RenderedAudio(pcm, text_range[0], text_range[1], wall_ms, stages_ms, details))
             self.rendered_samples += len(pcm) // BYTES_PER_SAMPLE
+        for word in words:
+            is_at_end = word.start_sample == self.rendered_samples  # and perhaps no audio follows
+            self._words.append((word.start_sample - is_at_end, word))
 
     def emit(self, max_samples: int, *, last: bool = False) -> Audio | None:
         """Return the next chunk, or ``None`` without audio or credit.
 
         A chunk has at most ``max_samples``, stays within the credit and never spans two ``render`` calls. It carries
-        the words that begin before its end. With ``last``, the chunk that empties the buffer carries all remaining
-        words (a word at the very end may have no audio).
+        the words that begin before its end, or at its end if that is the end of the audio with which they were
+        rendered. With ``last``, the chunk that empties the buffer carries all remaining words.
         """
         if self.credit_samples <= 0 or not self._rendered:
             return None
@@ -160,6 +163,6 @@ class OutputBuffer:
         self._next_chunk_index += 1
         takes_all = last and not self._rendered
         words: list[WordTiming] = []
-        while self._words and (takes_all or self._words[0].start_sample < self.emitted_samples):
-            words.append(self._words.popleft())
+        while self._words and (takes_all or self._words[0][0] < self.emitted_samples):
+            words.append(self._words.popleft()[1])
         return Audio(self.key, pcm, meta, tuple(words))

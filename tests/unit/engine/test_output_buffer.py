@@ -81,6 +81,21 @@ def test_trailing_silent_word_is_in_the_last_chunk() -> None:
     assert audio.words[-1] == silent
 
 
+@given(parts=st.lists(st.integers(1, 9), min_size=1))
+def test_silent_words_are_in_the_last_chunk_of_their_audio(parts: list[int]) -> None:
+    """Whether text follows is not known yet: nothing else could carry them."""
+    output = OutputBuffer(KEY, 1_000)
+    silent = [WordTiming(5, 6, 20, 20), WordTiming(6, 7, 20, 20)]
+    output.render(pcm(0, 20), [WordTiming(0, 4, 0, 20), *silent])
+    chunks = [audio for samples in [*parts, 20] if (audio := output.emit(samples)) is not None]
+    assert list(chunks[-1].words[-2:]) == silent
+    assert sum(len(chunk.words) for chunk in chunks) == 3
+    output.render(pcm(20, 10), [WordTiming(7, 9, 20, 30)])
+    audio = output.emit(10)
+    assert audio is not None
+    assert audio.words == (WordTiming(7, 9, 20, 30),)
+
+
 def test_lead_is_rendered_minus_taken_samples() -> None:
     output = OutputBuffer(KEY, 100)
     output.render(pcm(0, 250))

@@ -94,6 +94,26 @@ def test_streaming_audio_equals_offline_audio(family: str) -> None:
     assert_pcm_close(output.pcm, to_pcm(audio))
 
 
+def test_words_do_not_depend_on_when_the_text_ends() -> None:
+    """The last words have no audio of their own: their run ended where a chunk did."""
+    text = segments(("it 😀", Boundary.FLUSH), ("Yes … it x, ", Boundary.PARAGRAPH))
+    params = replace(PROMPTED, seed=0)
+    subject = engine("cosyvoice3")
+    expected = synthesize(subject, text, params)
+    outputs = {KEY: EngineOutput()}
+    subject.handle(Open(KEY, params, PLENTY_SAMPLES))
+    for segment in text:
+        subject.handle(Text(KEY, segment))
+    run_until_idle(subject, outputs)
+    assert outputs[KEY].pcm == expected.pcm
+    subject.handle(EndText(KEY))
+    run_until_idle(subject, outputs)
+
+    words = [word for audio in expected.audio for word in audio.words]
+    assert words[-1].start_sample == expected.samples, "the case that is meant"
+    assert [word for audio in outputs[KEY].audio for word in audio.words] == words
+
+
 @pytest.mark.parametrize("speed", [1.0, 1.5])
 def test_log_tells_what_each_chunk_is_rendered_from(speed: float, caplog: pytest.LogCaptureFixture) -> None:
     subject = engine("cosyvoice2")
