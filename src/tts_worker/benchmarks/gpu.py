@@ -128,7 +128,6 @@ def sections(plan: Plan) -> list[Section]:
         Section("start", GpuBench.start, 5.0, engines=1),
         Section("first_audio", GpuBench.first_audio, 5.0 + 0.1 * plan.texts, served),
         Section("speed", GpuBench.speed, 0.3 * plan.speed_seconds, served),
-        Section("profile", GpuBench.profile, 20.0, served),
         Section("replays", GpuBench.replays, 20.0, served, **cuda),
         Section("stages", GpuBench.stages, 30.0, _options_for(plan, max(plan.stage_batches)), **not_v1),
         Section("attention", GpuBench.attention, 20.0, served, **not_v1),
@@ -136,6 +135,8 @@ def sections(plan: Plan) -> list[Section]:
         Section("growth", GpuBench.growth, 10.0 + 0.4 * plan.growth_seconds, _growth_options(plan)),
         Section("cancels", GpuBench.cancels, 5.0 + 0.03 * plan.cancels, served),
         *_load_sections(plan),
+        # PyTorch's profiler stays attached to the driver until the process ends, and slows what follows.
+        Section("profile", GpuBench.profile, 20.0),
         *short,
         Section("other_family", GpuBench.other_family, 45.0, engines=1),
         *compiled[:1],

@@ -166,6 +166,16 @@ def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monk
     assert figures["load_1"]["slots"] == figures["load_2"]["slots"] == slots_for(2)
 
 
+def test_profiler_comes_after_what_is_promised(plan: Plan) -> None:
+    """It stays attached to the driver until the process ends. Any engine serves, so that none is built for it."""
+    everything = sections(replace(plan, loads=(2, 4)))
+    names = [section.name for section in everything]
+    before = names[: names.index("profile")]
+
+    assert {"first_audio", "speed", "replays", "stages", "growth", "cancels", "load_2", "load_4"} <= set(before)
+    assert everything[len(before)].options is None
+
+
 def test_profile_counts_every_kernel_once() -> None:
     """An operator on the host repeats the time of the kernels that it launched."""
     host = FunctionEvent(1, "aten::mm", 0, 0.0, 9.0, use_device="cuda", stack=[])
