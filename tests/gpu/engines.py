@@ -114,6 +114,8 @@ def draw_ids(
         stream=stream or streams_for(device).tokens,
         runner=runner or EagerRunner(),
     )
+    if device.type == "cuda":  # weights and cleared memory must be in place before another stream uses them
+        torch.cuda.synchronize(device)
     if runner is not None:
         decoder.capture(len(lengths))
     rows = []

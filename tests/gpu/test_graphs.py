@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
-from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.backends import compiling, kernels
+from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
@@ -27,6 +29,8 @@ pytestmark = pytest.mark.gpu
 
 COMPUTATIONS = {"prefill", "decode", "flow", "null", "vocoder"}
 SPEEDS = (0.5, 0.77, 1.0, 1.3, 2.0)
+COMPILE_S = 40.0
+"""Less than the budget of an engine, which is more than ``scripts/gpu-half-hour`` gives to a test."""
 
 
 def eager_calls(subject: CosyVoiceEngine) -> dict[str, int]:
@@ -117,8 +121,11 @@ def test_first_chunk_needs_no_host(family: str, cuda: torch.device, monkeypatch:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_compiled_steps_have_the_numbers_of_eager_ones(half: bool, cuda: torch.device) -> None:
+def test_compiled_steps_have_the_numbers_of_eager_ones(
+    half: bool, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every compiled computation was compared with the eager one, in float32 the drawn id, too."""
+    monkeypatch.setattr(compiling, "Compiler", partial(Compiler, budget_s=COMPILE_S))
     modes = (CompileMode.OFF, CompileMode.ON)
     eager, compiled = (device_engine("cosyvoice3", cuda, half=half, kernels=False, compile=mode) for mode in modes)
     compiler = compiled.components.compiler

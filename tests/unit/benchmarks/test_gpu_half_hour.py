@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.gpu.test_graphs import COMPILE_S
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.benchmarks.gpu import ENGINE_S, sections
 from tts_worker.benchmarks.gpu_plan import Plan
@@ -61,6 +62,13 @@ def test_tests_beside_the_cpu_come_last() -> None:
     names = [line.split("::")[1].split("[")[0] for line in done.stdout.splitlines() if "::" in line]
 
     assert set(names[-6:]) == {"test_attention_has_the_numbers_of_the_cpu", "test_networks_match_the_cpu"}
+
+
+def test_compiling_ends_before_its_test_is_ended() -> None:
+    """A computation that exceeds the budget is compiled to its end."""
+    (limit_s,) = re.findall(r"--timeout (\d+)", SCRIPT.read_text("utf-8"))
+
+    assert int(limit_s) > 2 * COMPILE_S
 
 
 def test_script_is_sound() -> None:
