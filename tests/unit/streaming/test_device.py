@@ -190,6 +190,25 @@ class _InvalidCapture:
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
+def test_kernel_that_cannot_be_built_for_a_shape_leaves_the_others() -> None:
+    """Triton's errors, such as too little shared memory for a size, are no ``RuntimeError``."""
+
+    class OutOfResources(Exception):
+        pass
+
+    def compute(x: Tensor) -> Tensors:
+        if len(x) > 4:
+            raise OutOfResources("out of resource: shared memory")
+        return (x + 1,)
+
+    runner = FakeGraphRunner()
+    for size in (8, 4):
+        runner.capture(("key", size), compute, (torch.ones(size),))
+
+    assert runner.refused == {("key", 8): "OutOfResources: out of resource: shared memory"}
+    assert runner.keys == (("key", 4),)
+
+
 def test_graph_keeps_what_its_computation_refers_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads and writes that memory by address. A fake graph calls the computation, and so keeps it, too."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", int)

@@ -193,7 +193,7 @@ class CapturingRunner(CountingRunner, ABC):
             self._graphs[key] = self._capture(compute, tuple(tensor.clone() for tensor in inputs), outputs)
             self._counts_of(key).captured += 1
             return
-        except RuntimeError as error:  # not permitted by the device, or out of memory
+        except Exception as error:  # not permitted by the device, out of memory, or of Triton
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
         # After the handler, because the traceback of the error refers to the tensors of the failed pass.
         self._counts_of(key).refused += 1
