@@ -109,7 +109,7 @@ subject.components.pool.advance = broken
 try:
     synthesize(subject, TEXT)
 except DeviceLost:
-    print("lost")
+    print("lost", flush=True)  # the process may be aborted when it frees what was on the device
 """
 
 
