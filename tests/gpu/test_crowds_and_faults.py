@@ -47,6 +47,15 @@ def test_cancel_in_flight_leaks_no_memory(cuda: torch.device) -> None:
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
 
 
+def test_streams_in_use_are_not_given_out_again(cuda: torch.device) -> None:
+    """PyTorch gives out its 32 streams of a priority in turn."""
+    first = CudaStream(cuda)
+    for _ in range(70):
+        other = CudaStream(cuda)
+        assert other.cuda_stream != first.cuda_stream
+        other.close()
+
+
 def test_nan_in_a_slot_does_not_reach_the_next_utterance(device: torch.device) -> None:
     """The memory of a broken run is used again by a shorter one."""
     subject = device_engine("cosyvoice3", device, crowd=2)

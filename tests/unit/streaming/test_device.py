@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import product
+from itertools import cycle, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +32,7 @@ from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.backends.graphs import CapturedGraph, Compute, CudaGraphRunner, EagerRunner, Tensors
 from tts_worker.engine.cosyvoice.backends.streams import (
+    CudaStream,
     ExecutionStream,
     ExecutionStreams,
     HostStream,
@@ -188,6 +189,35 @@ class _InvalidCapture:
 
     def __exit__(self, *args: object) -> None:
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.fixture
+def four_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch with four streams, not 32, which it gives out in turn, whether they are in use or not."""
+    handles = cycle(range(4))
+
+    def stream(device: torch.device, priority: int) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=next(handles), synchronize=lambda: None)
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+
+
+@pytest.mark.usefixtures("four_streams")
+def test_engine_takes_no_stream_that_another_one_uses() -> None:
+    """A capture on it would take up what the other engine submits. Engines are loaded again as often as one likes."""
+    device = torch.device("cuda")
+    first = CudaStream(device)
+    for _ in range(9):
+        other = CudaStream(device)
+        assert other.cuda_stream.cuda_stream != first.cuda_stream.cuda_stream
+        other.close()
+
+
+@pytest.mark.usefixtures("four_streams")
+def test_streams_are_shared_when_all_are_in_use() -> None:
+    streams = [CudaStream(torch.device("cuda")) for _ in range(5)]
+
+    assert len({each.cuda_stream.cuda_stream for each in streams}) == 4
 
 
 def test_kernel_that_cannot_be_built_for_a_shape_leaves_the_others() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -206,6 +207,25 @@ class _CudaCopy:
         return self._host
 
 
+_POOLED_STREAMS = 32  # of each priority
+_open_streams: weakref.WeakSet[CudaStream] = weakref.WeakSet()
+_choosing_stream = threading.Lock()  # engines are built on their own threads
+
+
+def _unused_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    """Return a stream that no open ``CudaStream`` uses, if there is one.
+
+    PyTorch gives out its streams in turn, also those in use. A capture on one of them would take up what another engine
+    submits.
+    """
+    used = {each.cuda_stream.cuda_stream for each in _open_streams}
+    for _ in range(_POOLED_STREAMS):
+        stream = torch.cuda.Stream(device, priority=priority)
+        if stream.cuda_stream not in used:
+            break
+    return stream
+
+
 class CudaStream:
     """A CUDA stream.
 
@@ -218,7 +238,9 @@ class CudaStream:
 
     def __init__(self, device: torch.device, *, high_priority: bool = False) -> None:
         self.device = device
-        self.cuda_stream = torch.cuda.Stream(device, priority=-1 if high_priority else 0)
+        with _choosing_stream:
+            self.cuda_stream = _unused_stream(device, priority=-1 if high_priority else 0)
+            _open_streams.add(self)
         self._contexts: list[torch.cuda.StreamContext] = []
 
     def __enter__(self) -> CudaStream:
@@ -246,6 +268,8 @@ class CudaStream:
         # The memory of the engine was allocated on other streams, which give it away without regard to this one.
         with contextlib.suppress(RuntimeError):  # of a device that is lost
             self.cuda_stream.synchronize()
+        with _choosing_stream:
+            _open_streams.discard(self)
 
     def record_event(self) -> TimingEvent:
         return _CudaTimingEvent(self.cuda_stream)
