@@ -118,18 +118,33 @@ def faulty_worker(setup: Setup) -> AbstractAsyncContextManager[Worker]:
 @asynccontextmanager
 async def serve_setup(setup: Setup) -> AsyncIterator[str]:
     """Run a server with a worker of this setup on loopback; yield its ``host:port``."""
-    async with faulty_worker(setup) as worker:
-        config = uvicorn.Config(create_application(worker), port=0, log_config=None, access_log=False, lifespan="off")
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup()
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        try:
-            yield f"{host}:{port}"
-        finally:
-            await worker.hub.drain(0.0)
-            await server.shutdown()
+    async with faulty_worker(setup) as worker, serve_worker(worker) as address:
+        yield address
+
+
+@asynccontextmanager
+async def serve_worker(worker: Worker) -> AsyncIterator[str]:
+    """Run a server with a running worker on loopback; yield its ``host:port``."""
+    config = uvicorn.Config(create_application(worker), port=0, log_config=None, access_log=False, lifespan="off")
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    try:
+        yield f"{host}:{port}"
+    finally:
+        await worker.hub.drain(0.0)
+        await server.shutdown()
+
+
+async def end_speech(worker: Worker, reason: str) -> None:
+    """End all speech now, as a worker does that shuts down (``drain``) or replaces its model (``reload``)."""
+    if reason == "drain":
+        await worker.hub.drain(0.0)
+        return
+    [(name, engine)] = worker.engines.items()
+    await worker.hub.end_sessions(worker.hub.replace_engine(name, "tone", engine), 0.0)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import threading
 import wave
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
@@ -21,12 +22,15 @@ import soundfile
 
 import tts_worker
 import tts_worker.client.tts
+from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
+from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
+from tts_worker.client.local import LocalConnector
 from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
-from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
+from tts_worker.errors import ConnectionLost, Draining, InvalidRequest, UnknownVoice
 from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"
@@ -347,6 +351,22 @@ def test_closed_object_refuses_to_speak(config: str) -> None:
     live.close()
     with pytest.raises(ConnectionLost):
         tts.speak(TEXT)
+
+
+@pytest.mark.parametrize("reason", ["drain", "reload"])
+@pytest.mark.parametrize("transport", ["embedded", "socket"])
+async def test_speech_that_the_worker_ends_is_an_error(transport: str, reason: str) -> None:
+    async with faulty_worker(Setup()) as worker, serve_worker(worker) as address:
+        client = AsyncTTS(f"ws://{address}") if transport == "socket" else AsyncTTS()
+        if transport == "embedded":
+            client._client = Client(LocalConnector(lambda: nullcontext(worker)))
+        async with client, client.stream(TEXT * 20, realtime=True) as live:
+            await anext(live)
+            await end_speech(worker, reason)
+            with pytest.raises(Draining):
+                await live.rest()
+            assert live.report is not None
+            assert live.report.text_remaining
 
 
 async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) -> None:

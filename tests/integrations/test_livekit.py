@@ -31,7 +31,8 @@ from livekit.plugins.tts_worker import TTS
 from livekit.plugins.tts_worker.speech import as_api_error
 from tests.behaviour.faults import fault_at
 from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, faulty_worker, serve_setup
+from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
+from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions, connect
 from tts_worker.client.local import LocalConnector
@@ -499,6 +500,39 @@ async def test_loss_mid_stream_is_not_retried() -> None:
         assert len({event.request_id for event in output.events}) == 1
         assert recorded.receipts[0].text_spoken
         assert (await stream_text(voice, "Back again.")).events, "the next stream reconnects"
+
+
+@pytest.mark.parametrize("reason", ["drain", "reload"])
+async def test_worker_that_ends_the_speech_is_an_error(reason: str) -> None:
+    async with (
+        faulty_worker(Setup()) as worker,
+        serve_worker(worker) as address,
+        connect_plugin(address, max_ahead_s=0.2) as (voice, recorded),
+        voice.stream(conn_options=ONCE) as stream,
+    ):
+        stream.push_text("This goes on for a while. " * 20)
+        stream.end_input()
+        output = StreamOutput()
+        events = aiter(stream)
+        output.events.append(await anext(events))
+        await end_speech(worker, reason)
+        with pytest.raises(APIStatusError) as cut:
+            await output.collect(events)
+        assert (cut.value.status_code, cut.value.retryable) == (503, False)
+        assert recorded.receipts[0].text_remaining
+
+
+async def test_model_replaced_before_the_first_audio_is_retried() -> None:
+    async with faulty_worker(Setup()) as worker, serve_worker(worker) as address, connect_plugin(address) as (voice, _):
+        options = APIConnectOptions(max_retry=1, retry_interval=0.01, timeout=60.0)
+        async with voice.stream(conn_options=options) as stream:
+            stream.push_text("Hello")  # too little to be spoken yet
+            await until(lambda: bool(worker.hub.speaking_sessions))
+            await end_speech(worker, "reload")
+            stream.push_text(" there.")
+            stream.end_input()
+            output = await StreamOutput().collect(stream)
+        assert "".join(output.timed_words) == "Hello there."
 
 
 async def test_full_worker_is_429_and_unknown_voice_404() -> None:

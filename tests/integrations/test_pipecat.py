@@ -42,7 +42,7 @@ from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.workers.runner import WorkerRunner
 
 from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, faulty_worker, serve_setup
+from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions
 from tts_worker.client.local import LocalConnector
@@ -311,6 +311,20 @@ async def test_pipeline_survives_a_lost_worker() -> None:
         await bot.write("Back again.")
         await bot.wait_stopped(2)
         assert bot.down.pcm.endswith(await reference("Back again."))
+
+
+@pytest.mark.parametrize("reason", ["drain", "reload"])
+async def test_worker_that_ends_the_speech_is_an_error_frame(reason: str) -> None:
+    async with (
+        faulty_worker(Setup()) as worker,
+        serve_worker(worker) as address,
+        run_pipeline(TTSWorkerTTSService(f"ws://{address}", max_ahead_s=0.3)) as bot,
+    ):
+        await bot.write("This is a long story that goes on and on. " * 5)
+        await bot.wait_samples(5_000)
+        await end_speech(worker, reason)
+        await bot.wait_stopped()
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))
 
 
 async def test_service_import_loads_no_engine() -> None:

@@ -17,7 +17,7 @@ from tts_worker.client.playback import PlayerSink
 from tts_worker.client.speech import Speech, open_player
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import check_options
-from tts_worker.protocol.session import Session
+from tts_worker.protocol.session import Session, interruption_by_worker
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
@@ -118,7 +118,7 @@ class AsyncTTS:
 
         Raises:
             UnknownVoice, InvalidRequest, TextTooLong, UnspeakableText: The request is invalid.
-            OverCapacity, NotReady, ConnectionLost, ...: A later try may succeed (``retryable``).
+            OverCapacity, NotReady, Draining, ConnectionLost, ...: A later try may succeed (``retryable``).
         """
         async with self.stream(text, **options) as live:
             return await live.rest()
@@ -206,7 +206,8 @@ class AsyncLiveSpeech:
     """Speech while it is being synthesized: an asynchronous iterator over its parts.
 
     It ends after the last part, or after ``stop``; ``report`` and ``outcome`` are then set. The iteration raises the
-    worker's error if synthesis failed, and the exception of the text if its iterator failed. Use it as a context
+    worker's error if synthesis failed or the worker ended the speech (Draining), and the exception of the text if its
+    iterator failed. Use it as a context
     manager, or call ``aclose``, if the iteration may be left early.
     """
 
@@ -266,8 +267,9 @@ class AsyncLiveSpeech:
                 self.report, self.outcome = item.receipt, item.outcome
                 if self._text_error is not None:
                     raise self._text_error
-                if item.error is not None:
-                    raise as_exception(item.error)
+                error = item.error or interruption_by_worker(item)
+                if error is not None:
+                    raise as_exception(error)
                 return None
         if self._text_error is not None:
             raise self._text_error

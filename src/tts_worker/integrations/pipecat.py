@@ -16,6 +16,7 @@ from typing import Any
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions
 from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra, TTSWorkerError
+from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, State, Words
 
 try:
@@ -269,8 +270,9 @@ class TTSWorkerTTSService(TTSService):
 
     async def _handle_end(self, ended: Ended, context_id: str, turn: _Turn) -> bool:
         """Handle the end of an utterance; return whether the turn may continue."""
-        if ended.outcome is Outcome.ERROR and ended.error is not None:
-            await self.push_error(f"tts-worker: {ended.error.message}")
+        error = ended.error or interruption_by_worker(ended)
+        if error is not None:
+            await self.push_error(f"tts-worker: {error.message}")
             return False
         if ended.outcome is Outcome.TRUNCATED:
             log.warning("the utterance was truncated: %s", ended.receipt.reason)

@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tts_worker.types import Acknowledged, Encoding, Output, State, SynthesisParams, UtteranceKey
+from tts_worker.errors import Draining, ErrorInfo
+from tts_worker.types import Acknowledged, Encoding, Ended, Outcome, Output, State, SynthesisParams, UtteranceKey
+
+_ENDED_BY_WORKER = {
+    "drain": "the worker is shutting down; use another one",
+    "reload": "the model was replaced before the end; try again",
+}
+"""Reasons for which the worker stops an utterance that another session can speak."""
+
+
+def interruption_by_worker(ended: Ended) -> ErrorInfo | None:
+    """Return the error of an utterance that the worker stopped for its own reasons, or None."""
+    message = _ENDED_BY_WORKER.get(ended.receipt.reason) if ended.outcome is Outcome.STOPPED else None
+    return None if message is None else Draining(message).info
 
 
 class Session(Protocol):

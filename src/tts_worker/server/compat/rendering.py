@@ -6,16 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
-from tts_worker.errors import Draining, ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
+from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
+from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
-
-_ENDED_BY_WORKER = {
-    "drain": "the worker is shutting down; use another one",
-    "reload": "the model was replaced before the end; try again",
-}
-"""Reasons for which the worker stops an utterance that another session can speak."""
 
 
 async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
@@ -95,8 +90,8 @@ def failure(ended: Ended) -> ErrorInfo | None:
     """
     if ended.error is not None:
         return ended.error
-    if (reason := _ENDED_BY_WORKER.get(ended.receipt.reason)) is not None:
-        return Draining(reason).info
+    if (error := interruption_by_worker(ended)) is not None:
+        return error
     if ended.outcome is Outcome.STOPPED:
         return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
     return None

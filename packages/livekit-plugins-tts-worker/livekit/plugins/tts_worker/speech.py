@@ -11,8 +11,9 @@ from livekit.agents.types import TimedString
 from livekit.plugins.tts_worker.log import logger
 from tts_worker.client import Session
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, TTSWorkerError
+from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, State, Words
+from tts_worker.types import Ended, Outcome, PcmFrame, State, Words
 
 
 class Transcript:
@@ -102,7 +103,7 @@ def _finish(
     receipt = ended.receipt
     sent = receipt.samples_sent > 0
     if ended.outcome is Outcome.STOPPED:
-        _raise_if_failed(receipt, refusal, sent=sent)
+        _raise_if_failed(ended, refusal, sent=sent)
         return
     if ended.error is not None:
         raise as_api_error(ended.error, sent=sent)
@@ -116,14 +117,13 @@ def _finish(
         emitter.push_timed_transcript(rest)
 
 
-def _raise_if_failed(receipt: Receipt, refusal: ErrorInfo | None, *, sent: bool) -> None:
+def _raise_if_failed(ended: Ended, refusal: ErrorInfo | None, *, sent: bool) -> None:
     """Raise the error behind a stopped utterance, if it was not interrupted on purpose."""
-    if refusal is not None:
-        raise as_api_error(refusal, sent=sent)
-    if receipt.reason == "drain":
-        raise as_api_error(ErrorInfo(ErrorCode.DRAINING, "the worker is shutting down", retryable=True), sent=sent)
+    error = refusal or interruption_by_worker(ended)
+    if error is not None:
+        raise as_api_error(error, sent=sent)
     if not sent:  # stopped on purpose before any audio: not retried
-        raise APIStatusError(f"the utterance was stopped: {receipt.reason}", status_code=499)
+        raise APIStatusError(f"the utterance was stopped: {ended.receipt.reason}", status_code=499)
 
 
 def as_api_error(error: ErrorInfo, *, sent: bool) -> APIError:
