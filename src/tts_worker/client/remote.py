@@ -467,6 +467,7 @@ class RemoteSession:
             self._paused = self._paused and bool(self._live)
             if utterance.failure is not None:  # audio was delivered since the failure
                 return utterance.ended_event(Outcome.ERROR, utterance.failure.code.value, utterance.failure)
+            return utterance.at_playback(item)
         return item
 
     async def next(self) -> Output | None:

@@ -146,6 +146,13 @@ class RemoteUtterance:
             replace(receipt, samples_sent=self.delivered_samples, samples_played=self.played_samples)
         )
 
+    def at_playback(self, ended: Ended) -> Ended:
+        """Return the terminal event with the position that the caller has reported since the worker's report."""
+        if self.played_samples == ended.receipt.samples_played:
+            return ended
+        receipt = replace(ended.receipt, samples_played=self.played_samples)
+        return replace(ended, receipt=receipt if ended.outcome is Outcome.DONE else self._split_at_playback(receipt))
+
     def _split_at_playback(self, receipt: Receipt) -> Receipt:
         text = receipt.text_spoken + receipt.text_remaining
         played_samples = self.delivered_samples if self.played_samples is None else self.played_samples

@@ -161,6 +161,25 @@ class Scenario:
             assert not item.applied or item.key in self.recorder.ends, "the report comes first"
         return True
 
+    def receive_all(self, *, fails: bool) -> None:
+        """Receive all audio of an utterance and its report, which says that it ``fails``; take the first frame only."""
+        while self.wire.up:
+            self.worker.deliver()
+        while self.worker.machine.state is not State.IDLE:
+            self.worker.work(500)
+            while self.worker.send():
+                pass
+        report = self.wire.down.pop()
+        if fails:
+            error = {"code": "synthesis_failed", "message": "failed", "retryable": True}
+            report = json.dumps({**json.loads(report), **error, "type": "error", "reason": "synthesis_failed"})
+        while self.wire.down:
+            deliver(self.wire, self.session)
+        while not self.recorder.pcm:  # a report of an error before any audio was taken would drop the audio
+            self.take()
+        self.wire.down.append(report)
+        deliver(self.wire, self.session)
+
     def settle(self) -> None:
         """Deliver everything in flight."""
         quiet = 0
@@ -232,6 +251,33 @@ def test_loss_at_any_moment_ends_each_utterance_once(actions: list[tuple[str, in
                 assert ended.outcome is Outcome.STOPPED, "a stopped utterance does not fail"
             elif ended.error is not None and ended.error.code is ErrorCode.CONNECTION_LOST:
                 assert ended.error.retryable
+
+    asyncio.run(run())
+
+
+@settings(deadline=None, max_examples=60)
+@given(fails=st.booleans(), taken=st.lists(st.integers(1, 5), max_size=5))
+def test_report_has_what_was_played_since_it_arrived(fails: bool, taken: list[int]) -> None:
+    async def run() -> None:
+        scenario = Scenario()
+        key = scenario.session.speak("one two three four five six seven ")
+        scenario.session.end_text()
+        scenario.receive_all(fails=fails)
+        position: int | None = None
+        for frames in taken:
+            for _ in range(frames):
+                scenario.take()
+            if key not in scenario.recorder.ends:
+                position = len(scenario.recorder.pcm[key]) // 2
+                scenario.session.played(position)
+        while scenario.take():
+            pass
+        report = scenario.recorder.ends[key].receipt
+        assert report.samples_played == position
+        assert report.text_spoken + report.text_remaining == "one two three four five six seven "
+        if fails and position is not None:
+            assert all(2 * position >= word.start_sample + word.end_sample for word in report.words)
+            assert report.text_spoken.split() == [word.text for word in report.words]
 
     asyncio.run(run())
 
