@@ -184,6 +184,17 @@ async def test_timed_words_join_to_the_original_text(text: str) -> None:
         )
 
 
+async def test_transcript_of_a_truncated_stream_ends_with_its_speech() -> None:
+    async with serve_plugin(Setup(engine=fault_at(Fault.TRUNCATE, chunk=5, generation=1))) as (voice, recorded):
+        output = await stream_text(voice, "This goes on for a while. " * 20)
+        [report] = recorded.receipts
+        spoken = report.text_spoken.split()
+        transcript = "".join(output.timed_words).split()
+        assert spoken
+        assert transcript[: len(spoken)] == spoken
+        assert len(transcript) <= len(spoken) + 1, "at most the word that was cut follows"
+
+
 async def test_timed_word_arrives_before_its_audio_ends() -> None:
     async with serve_plugin() as (voice, _):
         output = await stream_text(voice, TEXT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -22,6 +22,7 @@ from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Alignment,
     Boundary,
+    Done,
     EngineInfo,
     Open,
     Segment,
@@ -48,6 +49,7 @@ class Fault(Enum):
 
     FAIL = "fail"  # this utterance ends with Failed
     OUT_OF_MEMORY = "out_of_memory"  # this utterance fails for lack of memory
+    TRUNCATE = "truncate"  # this utterance ends here, before its text
     RAISE = "raise"  # step() raises: an engine fault
     HANG = "hang"  # step() does not return: an engine fault
     DEVICE_LOST = "device_lost"  # step() raises DeviceLost
@@ -105,16 +107,20 @@ class _NoteSequence(EngineSequence):
     Attributes:
         notes: Notes that are not fully rendered.
         chunks: Chunks rendered so far.
+        truncated: Whether the rest of the text is dropped.
     """
 
     def __init__(self, command: Open, ms_per_char: int) -> None:
         super().__init__(command)
         self.notes: deque[_Note] = deque()
         self.chunks = 0
+        self.truncated = False
         self._ms_per_char = ms_per_char
         self._pending_pause: _Note | None = None
 
     def add_text(self, segment: Segment) -> None:
+        if self.truncated:
+            return
         text_range = (segment.start, segment.end)
         speed = self.params.speed
         spoken = segment.text
@@ -143,6 +149,15 @@ class _NoteSequence(EngineSequence):
     @property
     def has_pending_speech(self) -> bool:
         return bool(self.notes)
+
+    def truncate(self) -> None:
+        """Drop the rest of the text."""
+        self.truncated = True
+        self.notes.clear()
+
+    def end(self) -> Done:
+        done = super().end()
+        return replace(done, truncated="injected fault") if self.truncated else done
 
     def render(self, max_samples: int) -> int:
         """Render the next ``max_samples``, fewer at the end of the text. Returns how many."""
@@ -214,6 +229,9 @@ class ToneEngine(EngineShell[_NoteSequence]):
             raise DeviceLost("injected loss of the device")
         if fault in (Fault.RAISE, Fault.HANG):
             raise RuntimeError("injected engine fault")
+        if fault is Fault.TRUNCATE:
+            sequence.truncate()
+            return False
         if fault is not None:
             error = OutOfMemory("injected fault") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("injected fault")
             self.fail(sequence, error.info)

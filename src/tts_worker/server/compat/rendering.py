@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
-from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, UnspeakableText
+from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, UnspeakableText
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
@@ -84,7 +84,7 @@ def check_spoken(ended: Ended) -> None:
 
 
 def failure(ended: Ended) -> ErrorInfo | None:
-    """Return the error of an utterance that the client did not stop, or None if it is complete.
+    """Return the error of an utterance that the client did not stop, or None if all its text was spoken.
 
     Downloads and compatibility APIs cannot report missing audio otherwise: they end complete or with an error.
     """
@@ -92,6 +92,8 @@ def failure(ended: Ended) -> ErrorInfo | None:
         return ended.error
     if (error := interruption_by_worker(ended)) is not None:
         return error
+    if ended.outcome is Outcome.TRUNCATED:
+        return SynthesisFailed("the model lost its way: the speech ends before the text").info
     if ended.outcome is Outcome.STOPPED:
         return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
     return None

@@ -109,6 +109,7 @@ def _finish(
         raise as_api_error(ended.error, sent=sent)
     if ended.outcome is Outcome.TRUNCATED:
         logger.warning("the utterance was truncated: %s", receipt.reason)
+        return  # the text after the last word was not spoken
     if not sent:
         # The text was unspeakable (emoji, code). LiveKit treats a turn without audio as an error: send 10 ms.
         emitter.push(bytes(2 * (sample_rate_hz // 100)))
