@@ -26,20 +26,21 @@ ANSWER = "One two three four five six seven eight nine ten."
 
 
 class Writer:
-    """A model that writes ``ANSWER``, and then fails if it is told to."""
+    """A model that writes its answer in two deltas, and fails between them if it is told to."""
 
     name = "writer"
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, deltas: tuple[str, str] = (ANSWER[:7], ANSWER[7:])) -> None:
         self.error = error
+        self.deltas = deltas
         self.asked: list[Sequence[Message]] = []
 
     async def reply(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         self.asked.append(messages)
-        yield ANSWER[:7]
+        yield self.deltas[0]
         if self.error is not None:
             raise self.error
-        yield ANSWER[7:]
+        yield self.deltas[1]
 
 
 class FakeRecognizer:
@@ -155,6 +156,25 @@ async def test_late_position_does_not_count_for_the_next_answer(kind: str) -> No
         if kind == "speech":
             await page.send_audio(1.2)
         assert (await page.until("settled", turn=second))["heard"] == ""
+
+
+@pytest.mark.parametrize("cut", ["\ud83d", ""])
+async def test_split_characters_are_joined_in_the_history(cut: str) -> None:
+    """Servers and pages in JavaScript split text between the halves of a surrogate pair, or lose one of them."""
+    model = Writer(deltas=(f"One {cut}", "\ude00 two three four five six."))
+    emoji = "\N{GRINNING FACE}" if cut else "\ufffd"
+    async with talking(model) as page:
+        await page.send("say", text="Hello \ud83d")
+        turn = (await page.until("asked"))["turn"]
+        await page.until_samples(12_000)
+        await page.send("say", text="Wait.", played_samples=7_200)
+        settled = await page.until("settled", turn=turn)
+        assert settled["heard"] == f"One {emoji} two"
+        assert settled["unheard"] == " three four five six."
+        await page.until("asked")
+        written = [each["text"] for each in page.received if each["type"] == "answer" and each["turn"] == turn]
+        assert "".join(written) == settled["heard"] + settled["unheard"]
+        assert [each["content"] for each in model.asked[1]] == ["Hello \ufffd", f"One {emoji} two", "Wait."]
 
 
 async def test_noise_holds_and_resumes_without_losing_audio() -> None:

@@ -56,6 +56,7 @@ from tts_worker.server.agent.service import AgentService
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.security import SUBPROTOCOL
+from tts_worker.text.decoding import TextDecoder, replace_surrogates
 from tts_worker.text.spoken_words import split_spoken
 from tts_worker.types import Ended, Outcome, Output, PcmFrame, Started, UtteranceKey, Word, Words, WordTiming
 
@@ -177,15 +178,21 @@ class AgentConnection:
 
     async def _answer(self, answer: int, ask: Ask, scope: anyio.CancelScope) -> None:
         """Let the model answer."""
+        decoder = TextDecoder()  # as that of the session, whose report counts the characters
         with scope:
             try:
                 async with aclosing(self._service.model.reply(ask.messages)) as reply:
                     async for text in reply:
-                        self._send(AnswerMessage(turn=answer, text=text))
-                        self._apply(self._conversation.delta(answer, text))
+                        self._on_delta(answer, decoder.feed(text))
             except TTSWorkerError as error:
                 self._send(ProblemMessage.of(error.info))
+            self._on_delta(answer, decoder.end())
             self._apply(self._conversation.answer_ended(answer))
+
+    def _on_delta(self, answer: int, text: str) -> None:
+        if text:
+            self._send(AnswerMessage(turn=answer, text=text))
+            self._apply(self._conversation.delta(answer, text))
 
     # -- inputs -------------------------------------------------------------------------------------------------------
 
@@ -194,9 +201,10 @@ class AgentConnection:
         match message:
             case SayMessage(text, played_samples, turn):
                 self._note_position(played_samples, turn)
-                if not text.strip():
+                text = replace_surrogates(text).strip()
+                if not text:
                     raise InvalidRequest("text must not be blank")
-                self._apply(conversation.say(text.strip()))
+                self._apply(conversation.say(text))
             case TranscriptMessage(text, final):
                 # The browser's recognizer listens all the time, also to loudspeakers.
                 self._on_words(text, final, "" if self._utterance is None else self._utterance.heard)
@@ -231,8 +239,9 @@ class AgentConnection:
         self._listener.add(pcm)
 
     def _on_words(self, text: str, is_final: bool, played: str = "") -> None:
-        if text.strip() and not is_final:
-            self._send(UserMessage(turn=0, text=text.strip()))
+        text = replace_surrogates(text).strip()
+        if text and not is_final:
+            self._send(UserMessage(turn=0, text=text))
         self._apply(self._conversation.transcribed(text, is_final=is_final, played=played))
         if is_final:
             self._send(UserMessage(turn=0, text=""))
