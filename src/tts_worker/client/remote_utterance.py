@@ -49,6 +49,7 @@ class RemoteUtterance:
         played_samples: Playback position reported by the caller; None if not reported.
         frame_count: Frames received.
         words: Word timestamps received.
+        alignment: Their source, in the worker's report; None before that.
     """
 
     key: UtteranceKey
@@ -64,6 +65,7 @@ class RemoteUtterance:
     played_samples: int | None = None
     frame_count: int = 0
     words: list[Word] = field(default_factory=list)
+    alignment: Alignment | None = None
 
     @property
     def is_expecting_audio(self) -> bool:
@@ -126,16 +128,17 @@ class RemoteUtterance:
             text_spoken="",
             text_remaining="".join(self.text_parts),
             words=tuple(self.words),
-            alignment=Alignment.ESTIMATED if self.words else Alignment.NONE,
+            alignment=self.alignment or (Alignment.ESTIMATED if self.words else Alignment.NONE),
         )
         return self._split_at_playback(whole)
 
     def adjust_receipt(self, receipt: Receipt, *, dropped: bool) -> Receipt:
-        """Correct the worker's report for what happened on this side.
+        """Correct the worker's report for what happened on this side, and keep its alignment for a later STOP.
 
         Text that the worker received too late counts as remaining. With ``dropped``, so does the text of audio that
         was received but not delivered.
         """
+        self.alignment = receipt.alignment
         known = len(receipt.text_spoken) + len(receipt.text_remaining)
         self._end_decoding()
         late = "".join(self.text_parts)[known:]

@@ -7,6 +7,7 @@ import json
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from tts_worker.protocol.messages import (
 )
 from tts_worker.types import (
     Acknowledged,
+    Alignment,
     ControlName,
     Outcome,
     PcmFrame,
@@ -98,6 +100,7 @@ class Scenario:
         self.paused = False
         self.stops: deque[Acknowledged] = deque()  # not acknowledged yet
         self.reported: set[UtteranceKey] = set()  # utterances of which a position was reported while they played
+        self.alignment: Alignment | None = None  # in the worker's report
 
     def act(self, name: str, size: int) -> None:
         session = self.session
@@ -170,12 +173,13 @@ class Scenario:
             while self.worker.send():
                 pass
         report = self.wire.down.pop()
+        self.alignment = Alignment(json.loads(report)["alignment"])
         if fails:
             error = {"code": "synthesis_failed", "message": "failed", "retryable": True}
             report = json.dumps({**json.loads(report), **error, "type": "error", "reason": "synthesis_failed"})
         while self.wire.down:
             deliver(self.wire, self.session)
-        while not self.recorder.pcm:  # a report of an error before any audio was taken would drop the audio
+        while not any(self.recorder.pcm.values()):  # an error before the first audio would drop it
             self.take()
         self.wire.down.append(report)
         deliver(self.wire, self.session)
@@ -280,6 +284,22 @@ def test_report_has_what_was_played_since_it_arrived(fails: bool, taken: list[in
             assert report.text_spoken.split() == [word.text for word in report.words]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["stop", "loss"])
+async def test_alignment_is_that_of_the_worker_once_it_has_reported(ends: str) -> None:
+    scenario = Scenario()
+    key = scenario.session.speak("one two three four five six seven ")
+    scenario.session.end_text()
+    scenario.receive_all(fails=False)
+    if ends == "stop":
+        scenario.act("stop", 1)
+    else:
+        scenario.session.on_lost(ConnectionLost("cut").info)
+    while scenario.take():
+        pass
+    report = scenario.recorder.ends[key].receipt
+    assert report.alignment is scenario.alignment
 
 
 @settings(deadline=None, max_examples=60)
