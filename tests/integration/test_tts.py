@@ -399,6 +399,20 @@ def test_program_ends_cleanly_without_close(config: str) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
+def test_program_ends_while_a_text_is_awaited(config: str) -> None:
+    program = f"""
+import queue, tts_worker
+deltas = queue.Queue()  # the rest of the text never comes
+deltas.put("Hello there. How are you? ")
+live = tts_worker.TTS({config!r}).stream(iter(deltas.get, None))
+next(live)
+live.stop()
+print(live.rest().outcome.value)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "stopped\n", "")
+
+
 def test_package_exports_the_api_lazily() -> None:
     assert Speech is ClientSpeech
     with pytest.raises(AttributeError):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,10 +26,33 @@ async def iterate(parts: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, No
     def next_part() -> tuple[T, ...]:
         return tuple(itertools.islice(iterator, 1))
 
-    # Not the loop's executor: a few iterables that wait would take all of its threads.
-    thread = ThreadPoolExecutor(1, "tts-parts")
+    # Not the loop's executor: a few iterables that wait would take all of its threads. And a daemon: the program does
+    # not wait at its end for an iterable that waits forever.
+    calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    Thread(target=_run_calls, args=(calls,), name="tts-parts", daemon=True).start()
     try:
-        while following := await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, next_part):
+        while True:
+            future: Future[tuple[T, ...]] = Future()
+            calls.put(partial(_resolve, future, copy_context(), next_part))
+            following = await asyncio.wrap_future(future)
+            if not following:
+                return
             yield following[0]
     finally:
-        thread.shutdown(wait=False)
+        calls.put(None)
+
+
+def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+def _resolve(future: Future[T], context: Context, function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = context.run(function)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
