@@ -383,7 +383,22 @@ async def test_api_key_is_sent_and_not_in_repr() -> None:
             assert await client.voices.list()
 
 
-@pytest.mark.parametrize("url", ["", "http://x", "ws:", "ws://", "ws://:80", "ws://host:port", "//x", "x:y", "ws//x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://x",
+        "ws:",
+        "ws://",
+        "ws://:80",
+        "ws://host:port",
+        "ws://user:word@host",
+        "ws://host#x",
+        "//x",
+        "x:y",
+        "ws//x",
+    ],
+)
 def test_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest):
         tts_worker.connect(url)

@@ -84,7 +84,7 @@ class StreamedRequest:
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         target = self._url._replace(scheme="", netloc="").geturl()
-        fields = {"host": self._url.netloc.rpartition("@")[2], "transfer-encoding": "chunked", **self._headers}
+        fields = {"host": self._url.netloc, "transfer-encoding": "chunked", **self._headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         with suppress(OSError):  # the connection is lost: its reader tells why, or has the answer already
             writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))

@@ -24,11 +24,14 @@ def connector(url: str, settings: ClientSettings) -> WebSocketConnector:
     """See ``base.SchemeModule``. A URL without a path means ``/v1/stream``."""
     try:
         parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0
+        is_valid = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc and not parts.fragment
     except ValueError:  # the port is not a number
-        has_host = False
-    if not has_host:
-        raise InvalidRequest("a WebSocket URL needs a host and an optional port, such as ws://127.0.0.1:8080")
+        is_valid = False
+    if not is_valid:
+        # A name and a password would reach the WebSocket only, not the requests over HTTP.
+        raise InvalidRequest(
+            "a WebSocket URL needs a host and an optional port, such as ws://127.0.0.1:8080, no user and no fragment"
+        )
     if parts.path in ("", "/"):
         url = parts._replace(path="/v1/stream").geturl()
     return WebSocketConnector(url, settings)
