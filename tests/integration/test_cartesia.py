@@ -224,6 +224,20 @@ async def test_sse_failure_is_the_last_event() -> None:
         assert (rest[-1].type, rest[-1].error_code, rest[-1].status_code) == ("error", "draining", 503)
 
 
+async def test_text_after_the_end_of_a_context_is_spoken() -> None:
+    async with serving() as address, dial(address) as client:
+        await client.say("a", LONG, add_timestamps=True)
+        await client.until("chunk", "a")
+        await client.say("a", "More follows. ", **OPEN)
+        while (message := await client.next())["type"] != "done":
+            if message["type"] == "timestamps" and message["word_timestamps"]["words"][-1] == "follows.":
+                break
+        assert message["type"] == "timestamps"
+        await client.say("a", "And ends.")
+        await client.until("done", "a")
+        assert client.log[-2]["type"] == "chunk"
+
+
 async def test_phoneme_timestamps_are_rejected() -> None:
     async with serving() as address, dial(address) as client:
         await client.say("a", add_phoneme_timestamps=True)

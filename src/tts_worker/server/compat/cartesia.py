@@ -76,6 +76,8 @@ class _CartesiaEncoder:
             end: End the context.
         """
         key = self._speak(session, text)
+        if text:
+            self._last = None  # it may follow an end whose ``done`` was not sent yet
         if end:
             self._last = key
             self._end(session, key)
