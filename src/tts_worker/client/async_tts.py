@@ -207,8 +207,7 @@ class AsyncLiveSpeech:
 
     It ends after the last part, or after ``stop``; ``report`` and ``outcome`` are then set. The iteration raises the
     worker's error if synthesis failed or the worker ended the speech (Draining), and the exception of the text if its
-    iterator failed. Use it as a context
-    manager, or call ``aclose``, if the iteration may be left early.
+    iterator failed. Use it as a context manager, or call ``aclose``, if the iteration may be left early.
     """
 
     def __init__(self, client: Client, text: TextSource, options: SessionOptions) -> None:
