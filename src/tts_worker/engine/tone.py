@@ -107,19 +107,19 @@ class _NoteSequence(EngineSequence):
     Attributes:
         notes: Notes that are not fully rendered.
         chunks: Chunks rendered so far.
-        truncated: Whether the rest of the text is dropped.
+        truncated: Why the rest of the text is dropped; None if it is not.
     """
 
     def __init__(self, command: Open, ms_per_char: int) -> None:
         super().__init__(command)
         self.notes: deque[_Note] = deque()
         self.chunks = 0
-        self.truncated = False
+        self.truncated: str | None = None
         self._ms_per_char = ms_per_char
         self._pending_pause: _Note | None = None
 
     def add_text(self, segment: Segment) -> None:
-        if self.truncated:
+        if self.truncated is not None:
             return
         text_range = (segment.start, segment.end)
         speed = self.params.speed
@@ -150,14 +150,13 @@ class _NoteSequence(EngineSequence):
     def has_pending_speech(self) -> bool:
         return bool(self.notes)
 
-    def truncate(self) -> None:
+    def truncate(self, reason: str) -> None:
         """Drop the rest of the text."""
-        self.truncated = True
+        self.truncated = reason
         self.notes.clear()
 
     def end(self) -> Done:
-        done = super().end()
-        return replace(done, truncated="injected fault") if self.truncated else done
+        return replace(super().end(), truncated=self.truncated)
 
     def render(self, max_samples: int) -> int:
         """Render the next ``max_samples``, fewer at the end of the text. Returns how many."""
@@ -230,7 +229,7 @@ class ToneEngine(EngineShell[_NoteSequence]):
         if fault in (Fault.RAISE, Fault.HANG):
             raise RuntimeError("injected engine fault")
         if fault is Fault.TRUNCATE:
-            sequence.truncate()
+            sequence.truncate("injected fault")
             return False
         if fault is not None:
             error = OutOfMemory("injected fault") if fault is Fault.OUT_OF_MEMORY else SynthesisFailed("injected fault")
