@@ -136,7 +136,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("cancels", GpuBench.cancels, 5.0 + 0.03 * plan.cancels, served),
         *_load_sections(plan),
         # PyTorch's profiler stays attached to the driver until the process ends, and slows what follows.
-        Section("profile", GpuBench.profile, 20.0),
+        Section("profile", GpuBench.profile, 20.0, takes_any=True),
         *short,
         Section("other_family", GpuBench.other_family, 45.0, engines=1),
         *compiled[:1],
@@ -284,8 +284,9 @@ class GpuBench:
 
     def expected_s(self, section: Section) -> float:
         """Return what ``section`` is expected to take, with the engines that must be built for it."""
-        engines = section.engines + (section.options is not None and section.options != self._options)
-        return section.expected_s + engines * self._engine_s
+        is_missing = section.takes_any and self._bench is None
+        is_other = section.options is not None and section.options != self._options
+        return section.expected_s + (section.engines + is_missing + is_other) * self._engine_s
 
     def limit_s(self, section: Section) -> float:
         """Return after what time ``section`` hangs for sure. The speed of a CPU is unknown."""

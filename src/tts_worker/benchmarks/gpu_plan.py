@@ -63,6 +63,7 @@ class Section:
         run: Measures and returns the figures.
         expected_s: Time that the measurement is expected to take, with the engine at hand.
         options: The engine that it needs; None: it takes care of that itself.
+        takes_any: Whether it takes the engine at hand, and the one as served if there is none.
         engines: Further engines that it builds.
         needs_cuda: Whether it makes sense only on a CUDA device.
         excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
@@ -72,6 +73,7 @@ class Section:
     run: Callable[[GpuBench], Figures]
     expected_s: float
     options: LoadOptions | None = None
+    takes_any: bool = False
     engines: int = 0
     needs_cuda: bool = False
     excludes_v1: bool = False

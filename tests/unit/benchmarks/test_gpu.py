@@ -117,12 +117,15 @@ def test_sections_beyond_the_budget_are_skipped(plan: Plan) -> None:
 
 def test_engine_that_must_be_built_counts_for_the_budget(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first guess is replaced by what the last engine took."""
-    speed, variant, correct = (section for section in sections(only(plan, "speed", "variant_as_served", "correct")))
+    names = ("speed", "profile", "variant_as_served", "correct")
+    speed, profile, variant, correct = (section for section in sections(only(plan, *names)))
     with GpuBench(plan) as bench:
         assert bench.expected_s(speed) == speed.expected_s + gpu.ENGINE_S
+        assert bench.expected_s(profile) == profile.expected_s + gpu.ENGINE_S
         bench.load_engine(plan.options)
         assert 0 < bench._engine_s < gpu.ENGINE_S
         assert bench.expected_s(speed) == speed.expected_s
+        assert bench.expected_s(profile) == profile.expected_s
         assert bench.expected_s(variant) == variant.expected_s + bench._engine_s
         assert bench.expected_s(correct) == correct.expected_s + 4 * bench._engine_s
 
