@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from websockets.sync.client import connect as websocket
 
 from tests.conftest import until
 from tests.fakes.late import LateModule
@@ -209,6 +210,24 @@ def test_another_process_adds_replaces_and_deletes(served: Served) -> None:
     for name in ("first", "second"):
         shutil.rmtree(served.voices / name)
     assert served.names() == []
+
+
+def test_open_connection_knows_a_voice_that_another_worker_added(served: Served, tmp_path: Path) -> None:
+    engine = {"kind": "cosyvoice", "bundle": str(copy_of("cosyvoice2", tmp_path)), "voices": str(served.voices)}
+    settings = load_settings(
+        flags={
+            "engines": {"cosy": {**engine, "device": "cpu", "threads": 1, "memory_gb": 0.1}},
+            "voices": {"watch_interval_s": 600},
+            "session": {"loudness": None},
+        }
+    )
+    with worker_in_thread(settings) as other, websocket(f"ws://{other.address}/v1/stream") as connection:
+        assert json.loads(connection.recv())["type"] == "ready"
+        assert served.add("new", transcript=SAID).status_code == 201
+        connection.send(json.dumps({"type": "start", "voice": "new"}))
+        assert json.loads(connection.recv())["voice"] == "new"
+        connection.send(json.dumps({"type": "start", "voice": "nobody"}))
+        assert json.loads(connection.recv())["code"] == "unknown_voice"
 
 
 def test_style_is_selected_by_name(served: Served) -> None:

@@ -137,6 +137,16 @@ def find_lexicon(raw: str) -> dict[str, Any] | None:
     return lexicon if isinstance(lexicon, dict) else None
 
 
+def find_voice(raw: str) -> str | None:
+    """Return the voice that a ``start`` in a client's message names, None if it names none or is invalid."""
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    voice = data.get("voice") if isinstance(data, dict) and data.get("type") == "start" else None
+    return voice if isinstance(voice, str) else None
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of all messages, in both directions."""
     kinds = {"ClientMessage": CLIENT_MESSAGES, "WorkerMessage": WORKER_MESSAGES}

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
-from tts_worker.protocol.json_codec import dumps, find_lexicon, parse_client_message, parse_start_query
+from tts_worker.protocol.json_codec import dumps, find_lexicon, find_voice, parse_client_message, parse_start_query
 from tts_worker.protocol.messages import ChunkMessage, RejectedMessage, WorkerMessage
 from tts_worker.server.checksums import CHECKSUMS, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -96,6 +96,8 @@ class StreamConnection:
             if isinstance(raw, str) and len(raw) > _LARGE_MESSAGE_CHARS and '"lexicon"' in raw:
                 with contextlib.suppress(InvalidRequest):  # the dialogue reports the error
                     await self._hub.lexicons.prepare_from(partial(find_lexicon, raw))
+            if isinstance(raw, str) and '"start"' in raw and (voice := find_voice(raw)) is not None:
+                await self._hub.look_up_voice(voice)
             self._receive(raw)
 
     def _receive(self, raw: str | bytes) -> None:

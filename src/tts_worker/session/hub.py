@@ -391,14 +391,18 @@ class SessionHub:
         return Conversion(session, source, enrolment.speech_tokens, partial(self._caller_quotas.charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
-        """Choose a voice; another process may have stored it a moment ago."""
+        await self.look_up_voice(options.voice)
+        return choose_voice(self.voices, VoiceRequest.of(options))
+
+    async def look_up_voice(self, name: str | None) -> None:
+        """Take over the voice ``name`` (None: the default) if another process stored it a moment ago.
+
+        For callers of ``open``, which cannot wait.
+        """
         try:
-            return choose_voice(self.voices, VoiceRequest.of(options))
+            self.voices.get(name)
         except UnknownVoice:
-            if self.library is None:
-                raise
-            await self.library.refresh()
-            return choose_voice(self.voices, VoiceRequest.of(options))
+            await self.refresh_voices()
 
     def _check_accepting(self) -> None:
         if self._draining:
