@@ -476,6 +476,13 @@ def unsupported_voice_or_speed_is_rejected(case: EngineCase) -> None:
         assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [code]
 
 
+def cancel_of_a_rejected_utterance_ends_events(case: EngineCase) -> None:
+    driver = EngineDriver(case)
+    driver.send(Open(KEY, replace(case.params, speed=float("nan")), PLENTY_SAMPLES), Cancel(KEY))
+    driver.drain()
+    assert KEY not in driver.outputs
+
+
 def open_beyond_capacity_is_rejected(case: EngineCase) -> None:
     driver = EngineDriver(case)
     slots = driver.engine.info.max_utterances
@@ -585,6 +592,7 @@ CONTRACT: tuple[ContractCheck, ...] = (
     unspeakable_text_fails_with_typed_error,
     partly_unspeakable_text_is_done,
     unsupported_voice_or_speed_is_rejected,
+    cancel_of_a_rejected_utterance_ends_events,
     open_beyond_capacity_is_rejected,
     words_are_ordered_and_precede_their_audio,
     closed_engine_has_no_work,

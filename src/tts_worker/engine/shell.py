@@ -376,6 +376,8 @@ class EngineShell(ABC, Generic[S]):
             return
         sequence = self.sequences.get(command.key)
         if sequence is None:
+            if isinstance(command, Cancel):  # it was rejected since the last step
+                self._events = [event for event in self._events if event.key != command.key]
             return
         match command:
             case Text() | EndText():
