@@ -71,8 +71,9 @@ def test_audio_exceeding_memory_fails_out_of_memory() -> None:
 
 
 def test_insufficient_memory_setting_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="memory_gb"):
-        load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=0.001))
+    for memory_gb in (0.001, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="memory_gb"):
+            load_engine(LoadOptions(bundle("cosyvoice3").path, memory_gb=memory_gb))
     with pytest.raises(ConfigError, match="CUDA"):
         load_engine(LoadOptions(bundle("cosyvoice3").path, device="cuda:7"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import re
 import sys
@@ -358,6 +359,8 @@ def page_count(networks: Networks, utterances: int, memory_gb: float | None, mem
         budget = page_budget(free_bytes, total_bytes, weight_bytes(networks), lm_bytes, memory_share)
     else:
         budget = CPU_MEMORY_GB * 1e9
+    if not math.isfinite(budget):
+        raise ConfigError(f"memory_gb: must be a finite number, not {memory_gb}")
     pages = min(int(budget / each), MAX_PAGES)
     if pages < MIN_PAGES:
         raise ConfigError(
