@@ -6,12 +6,13 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from tools.parity.compare import DECODE, FEATURES, MEL, PITCH_HZ, SCORES, CheckList, Golden
 from tools.parity.flow_stages import outputs_of, run_estimator, whole_past
@@ -99,26 +100,67 @@ def check_layers(checks: CheckList, golden: Golden, networks: Networks) -> None:
         _check_llm(checks, golden, networks)
 
 
+class _RecordedPass:
+    """Passes a layer's calls on to its pass, and records what the layer computes between them."""
+
+    def __init__(self, inner: Any, layer: int, seen: dict[str, Tensor]) -> None:
+        self._inner = inner
+        self._layer = layer
+        self._seen = seen
+        self._is_first_norm = True
+
+    def add_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self._is_first_norm:  # what the layer before added comes first
+            self._seen[f"llm.layer{self._layer}.self_attn"] = x.clone()
+        self._is_first_norm = False
+        normed: Tensor = self._inner.add_norm(x, weight)
+        return normed
+
+    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+        self._seen[f"llm.layer{self._layer}.q_proj"] = qkv.clone()  # queries come before keys and values
+        attended: Tensor = self._inner.attend(layer, qkv)
+        return attended
+
+    def gate(self, x: Tensor, weight: Tensor) -> Tensor:
+        gated: Tensor = self._inner.gate(x, weight)
+        return gated
+
+
+@contextmanager
+def _layers_recorded(layers: nn.ModuleList) -> Iterator[dict[str, Tensor]]:
+    """Record what each layer of the language model adds to the residual, and its projections, while the block runs."""
+    seen: dict[str, Tensor] = {}
+
+    def before(layer: int) -> Callable[[nn.Module, tuple[Tensor, Any]], tuple[Tensor, Any]]:
+        return lambda _module, given: (given[0], _RecordedPass(given[1], layer, seen))
+
+    def after(layer: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _module, _given, added: seen.update({f"llm.layer{layer}.mlp": added.clone()})
+
+    handles = [module.register_forward_pre_hook(before(i)) for i, module in enumerate(layers)]
+    handles += [module.register_forward_hook(after(i)) for i, module in enumerate(layers)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _check_llm(checks: CheckList, golden: Golden, networks: Networks) -> None:
     lm = networks.qwen
     dims = networks.config.lm
     given = golden["llm.in"].to(lm.llm_decoder.weight.dtype)
     one = torch.ones(1, dtype=torch.long, device=given.device)
     span = given.shape[1]
-    names = {f"layers.{i}": f"llm.layer{i}." for i in range(dims.layers)}
-    kinds = {"q_proj": "self_attn.qkv_proj", "self_attn": "self_attn", "mlp": "mlp"}
-    wanted = {
-        f"{path}.{module}": f"{prefix}{kind}"
-        for path, prefix in names.items()
-        for kind, module in kinds.items()
-        if f"{prefix}{kind}" in golden
-    }
-    with outputs_of(lm.body, [*wanted, *names]) as seen:
-        pool = SlotPool(dims.layers, 1, dims.kv_heads, span, dims.head_dim, dtype=given.dtype, device=given.device)
+    pool = SlotPool(dims.layers, 1, dims.kv_heads, span, dims.head_dim, dtype=given.dtype, device=given.device)
+    with _layers_recorded(lm.body.layers) as seen:
         lm(given, one * span, one * 0, pool, span)
-    for path, key in wanted.items():
-        checks.close(golden, key, seen[path][..., : golden[key].shape[-1]], SCORES)  # queries come before keys, values
-    states = [given, *(seen[path] for path in names)]
+    for path in _parts(golden, "llm.layer"):
+        key = f"llm.layer{path}"
+        checks.close(golden, key, seen[key][None, :, : golden[key].shape[-1]], SCORES)
+    states = [given]
+    for layer in range(dims.layers):
+        states.append(states[-1] + seen[f"llm.layer{layer}.self_attn"] + seen[f"llm.layer{layer}.mlp"])
     states[-1] = lm.body.norm(states[-1])
     if "llm.hidden_states" in golden:
         checks.close(golden, "llm.hidden_states", torch.cat(states), SCORES)
