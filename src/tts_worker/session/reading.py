@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-MAX_READ_S = 0.002
+MAX_READ_S = 0.0005
 """Time for text in one iteration: as long for sessions that got text in it as for sessions that wait."""
 
 TURN_PORTIONS = 16
