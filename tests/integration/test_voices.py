@@ -226,7 +226,7 @@ def test_open_connection_knows_a_voice_that_another_worker_added(served: Served,
         assert served.add("new", transcript=SAID).status_code == 201
         connection.send(json.dumps({"type": "start", "voice": "new"}))
         assert json.loads(connection.recv())["voice"] == "new"
-        connection.send(json.dumps({"type": "start", "voice": "nobody"}))
+        connection.send(json.dumps({"type": "start", "voice": "unknown"}))
         assert json.loads(connection.recv())["code"] == "unknown_voice"
 
 

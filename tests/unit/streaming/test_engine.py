@@ -95,7 +95,7 @@ def test_streaming_audio_equals_offline_audio(family: str) -> None:
 
 
 def test_words_do_not_depend_on_when_the_text_ends() -> None:
-    """The last words have no audio of their own: their run ended where a chunk did."""
+    """The last words have no audio: their run ended where a chunk did."""
     text = segments(("it 😀", Boundary.FLUSH), ("Yes … it x, ", Boundary.PARAGRAPH))
     params = replace(PROMPTED, seed=0)
     subject = engine("cosyvoice3")
