@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -26,11 +27,27 @@ PROMPT_PCM = PROMPT[44:]
 MIN_AUDIO_BYTES = 2 * 24_000 * 2 * len(TEXT) // 50  # two tokens of 20 ms for each token of text
 
 
+END_LOGIT = 9.0
+"""Added to the logit of the end of speech, which random weights hardly ever draw: truncated speech is an error."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def few_layers() -> Iterator[None]:
-    from tests.unit.cosyvoice.networks import little_work
+    import torch
 
-    with little_work():
+    from tests.unit.cosyvoice.networks import little_work
+    from tts_worker.engine.cosyvoice.networks import Networks
+
+    with little_work(), pytest.MonkeyPatch.context() as patch:
+        load = Networks.load
+
+        def load_with_ends(*args: Any, **options: Any) -> Networks:
+            networks = load(*args, **options)
+            with torch.no_grad():
+                networks.lm.llm_decoder.bias[networks.config.lm.eos_id] += END_LOGIT
+            return networks
+
+        patch.setattr(Networks, "load", load_with_ends)
         yield
 
 

@@ -23,7 +23,7 @@ from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStream, dial, running_grpc_worker, say
 from tests.integration.test_connections import open_tcp
 from tts_worker.client import ClientSettings, SessionOptions, connect
-from tts_worker.errors import ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
+from tts_worker.errors import AddressInUse, ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
@@ -555,13 +555,13 @@ def test_invalid_urls_are_rejected(url: str) -> None:
         connect(url)
 
 
-async def test_a_port_in_use_is_a_config_error() -> None:
+async def test_a_port_in_use_may_become_free() -> None:
     async with running_grpc_worker() as server:
         port = int(server.member.address.rpartition(":")[2])
-        with pytest.raises(TTSWorkerError, match="port") as taken:
+        with pytest.raises(AddressInUse, match=f"grpc: cannot listen on 127.0.0.1:{port}: the port is in use") as taken:
             async with running_grpc_worker(grpc={"port": port}):
                 pass
-        assert taken.value.code is ErrorCode.CONFIG
+        assert taken.value.retryable
 
 
 async def test_connect_waits_for_a_slow_worker() -> None:

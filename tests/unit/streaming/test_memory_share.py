@@ -101,6 +101,8 @@ def test_closed_stream_has_nothing_in_flight(is_lost: bool, monkeypatch: pytest.
     waits = 0
 
     class Stream:
+        cuda_stream = 1
+
         def __init__(self, device: torch.device, priority: int) -> None:
             pass
 
