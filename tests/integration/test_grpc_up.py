@@ -96,6 +96,7 @@ async def test_dead_worker_is_started_again_without_redis_all_end() -> None:
         await until_gone(children)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # by the Redis package, seen on Python 3.10
 async def test_url_of_a_redis_is_on_no_command_line() -> None:
     words = ("-m", "tts_worker", "up", "--engine", "tone", "--workers", "1", "--port", "0")
     async with up.local_redis() as url:  # such a URL may hold a password, and everyone on a machine sees command lines
