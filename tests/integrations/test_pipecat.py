@@ -269,8 +269,14 @@ async def test_option_that_the_worker_refuses_is_an_error_frame() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        *({"sample_rate": 12_000}, {"urls": "shorten"}, {"lexicon": {"Dr": 7}}, {"max_ahead_s": 0.0}, {"voice": 5}),
-        *({"speed": "fast"}, {"normalize": "yes"}, {"flush_after_ms": "soon"}),
+        {"sample_rate": 12_000},
+        {"urls": "shorten"},
+        {"lexicon": {"Dr": 7}},
+        {"max_ahead_s": 0.0},
+        {"voice": 5},
+        {"speed": "fast"},
+        {"normalize": "yes"},
+        {"flush_after_ms": "soon"},
     ],
 )
 def test_invalid_option_is_refused_at_once(option: dict[str, Any]) -> None:

@@ -122,20 +122,32 @@ def test_engine_is_free_while_the_network_runs(subject: Subject, pcm: bytes) -> 
     assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER)] == [pcm, pcm]
 
 
-def test_what_waits_for_a_full_network_is_no_candidate_and_counts_its_time(subject: Subject, pcm: bytes) -> None:
-    """With many calls it would be most of what a step looks at."""
-    third = UtteranceKey("third", 1)
-    for key in (KEY, OTHER, third):
+THIRD = UtteranceKey("third", 1)
+
+
+def fill_network(subject: Subject) -> None:
+    """Let three utterances speak, of which the network takes two."""
+    for key in (KEY, OTHER, THIRD):
         subject.speak(key)
     assert subject.predicting == [KEY, OTHER]
-    waiting = subject.engine.sequences[third]
-    assert waiting.needs is Need.PREDICT
-    waiting.waiting_since_us = None
-    assert subject.engine.candidates(7) == []
-    assert subject.engine.candidates(9) == []
-    assert waiting.waiting_since_us == 7
+    assert subject.engine.sequences[THIRD].needs is Need.PREDICT
+
+
+def test_what_waits_for_a_full_network_is_no_candidate(subject: Subject, pcm: bytes) -> None:
+    """With many calls it would be most of what a step looks at."""
+    fill_network(subject)
+    assert subject.engine.candidates(0) == []
     subject.open_gate()
-    assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER, third)] == [pcm] * 3
+    assert [subject.driver.outputs[key].pcm for key in (KEY, OTHER, THIRD)] == [pcm] * 3
+
+
+def test_time_counts_while_the_network_is_full(subject: Subject) -> None:
+    fill_network(subject)
+    waiting = subject.engine.sequences[THIRD]
+    waiting.waiting_since_us = None
+    subject.engine.candidates(7)
+    subject.engine.candidates(9)
+    assert waiting.waiting_since_us == 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")

@@ -82,15 +82,15 @@ class EngineSpec:
 
 @dataclass(slots=True)
 class _RunText:
-    """What a run of the language model speaks, the same in every attempt to draw it.
+    """The text of a run of the language model, which may be drawn in several attempts.
 
     Attributes:
         index: Number of the run.
         start: Tokens of the audio segment before it.
         ids: Its text.
         words: Its words, each group with the number of text ids up to its end.
-        words_scheduled: Groups that the aligner has.
-        attempt: Number of the attempt.
+        words_scheduled: Groups that the aligner has in this attempt.
+        attempt: Number of the attempt, from 0.
     """
 
     index: int = 0
