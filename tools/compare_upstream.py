@@ -274,6 +274,8 @@ class EngineProcess:
         for name in ("threads", "overlap", "first_tokens"):
             words += [f"--{name.replace('_', '-')}", str(int(getattr(args, name)))]
         words += ["--max-segment-s", str(int(args.seconds) + 2)]
+        if args.stride_chunks is not None:
+            words += ["--stride-chunks", str(args.stride_chunks)]
         environment = os.environ | {"PYTHONPATH": str(source)}
         self._mel_file = voices / "mel.npz"
         self._process = subprocess.Popen(
@@ -329,6 +331,12 @@ def arguments() -> argparse.Namespace:
         "--prompt-tokens", type=int, default=125, help="prompt length of the random voice (default 125)"
     )
     parser.add_argument("--first-tokens", type=int, default=8, help="tokens of the engine before the first boundary")
+    parser.add_argument(
+        "--stride-chunks",
+        type=int,
+        metavar="N",
+        help="chunks that the engine computes as one (default: 2, as served; those of the reference grow to 4)",
+    )
     parser.add_argument("--baseline", type=Path, metavar="SRC", help="source folder of another version of the engine")
     parser.add_argument("--exact", action="store_true", help="also compute the mel in float64 (about a minute)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the figures are medians (default 3)")
@@ -429,6 +437,7 @@ def compare(args: argparse.Namespace, voices: Path) -> dict[str, Any]:
         "prompt_tokens": args.prompt_tokens,
         "threads": args.threads,
         "overlap": args.overlap,
+        "stride_chunks": args.stride_chunks,
         "repeats": args.repeats,
         "first_repeats": args.first_repeats,
         "torch": torch.__version__,

@@ -46,6 +46,7 @@ def load(args: argparse.Namespace) -> Any:
         threads=args.threads,
         overlap=bool(args.overlap),
         first_tokens=args.first_tokens,
+        stride_chunks=args.stride_chunks,
         smooth_start=False,
         max_utterances=4,
         **{length: args.max_segment_s},
@@ -106,6 +107,7 @@ def main() -> int:
     parser.add_argument("voices", type=Path)
     for name in ("threads", "overlap", "first-tokens", "max-segment-s"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--stride-chunks", type=int)
     args = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     bench = load(args)

@@ -87,7 +87,9 @@ def test_mel_of_the_stored_voice_is_recorded(tmp_path: Path) -> None:
     bundle = tiny("cosyvoice3")
     voice = random_voice(Bundle.open(bundle), 45, seed=3)
     save_voice(tmp_path, VOICE, voice)
-    options = Namespace(bundle=bundle, voices=tmp_path, threads=1, overlap=0, first_tokens=8, max_segment_s=4)
+    options = Namespace(
+        bundle=bundle, voices=tmp_path, threads=1, overlap=0, first_tokens=8, stride_chunks=None, max_segment_s=4
+    )
     bench = load(options)
     try:
         spoken = speak_mel(bench, forced_tokens(30, 1).tolist())

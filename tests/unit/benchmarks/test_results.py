@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,19 @@ def test_quoted_figures_match_the_files() -> None:
     assert f"{sum(run['underruns'] for run in fairness)} underruns in {len(fairness)} runs" in text
 
 
+def _comparisons(suffix: str = "") -> list[dict[str, Any]]:
+    names = [f"compare_upstream_cosyvoice{family}_amd{suffix}.json" for family in (3, 2)]
+    return [json.loads((RESULTS / name).read_text("utf-8"))["result"] for name in names]
+
+
+def _row(results: list[dict[str, Any]], title: str, separator: str, keys: list[str], style: str) -> str:
+    cells = [separator.join(format(result[key], style) for key in keys) for result in results]
+    return " | ".join([f"| {title}", *cells]).replace("e-0", "e-") + " |"
+
+
 def test_quoted_comparison_matches_the_files() -> None:
     text = (RESULTS.parents[1] / "docs" / "streaming-engine.md").read_text("utf-8")
-    names = [f"compare_upstream_cosyvoice{family}_amd.json" for family in (3, 2)]
-    results = [json.loads((RESULTS / name).read_text("utf-8"))["result"] for name in names]
-
-    def row(title: str, separator: str, keys: list[str], style: str) -> str:
-        cells = [separator.join(format(result[key], style) for key in keys) for result in results]
-        return " | ".join([f"| {title}", *cells]).replace("e-0", "e-") + " |"
-
+    row = partial(_row, _comparisons())
     sides = ("ours", "baseline")
     for what, key in (("of the first audio", "first"), ("wall", "wall"), ("cpu", "cpu")):
         assert row(f"ratio {what}: today, 9c4c819", ", ", [f"hop_reset_over_{n}_{key}" for n in sides], ".1f") in text
@@ -89,3 +94,11 @@ def test_quoted_comparison_matches_the_files() -> None:
     largest = [f"{name}_mel_difference_largest" for name in sides]
     assert row("largest difference of the mel: today, 9c4c819", ", ", largest, ".1e") in text
     assert row("root mean square of that difference", ", ", [f"{n}_mel_difference_rms" for n in sides], ".1e") in text
+
+
+def test_quoted_comparison_with_equal_chunks_matches_the_files() -> None:
+    text = (RESULTS.parents[1] / "docs" / "streaming-engine.md").read_text("utf-8")
+    results = _comparisons("_stride-4")
+    for what in ("wall", "cpu"):
+        keys = [f"hop_reset_over_{name}_{what}" for name in ("ours", "baseline")]
+        assert _row(results, f"ratio {what} with the reference's chunk sizes", ", ", keys, ".1f") in text
