@@ -382,9 +382,23 @@ async def test_bad_requests_get_typed_errors() -> None:
             assert error["message"]
             assert "aaaa" not in error["message"]
         assert (await client.get("/v1/nothing")).status_code == 404
-        assert (await client.get("/v1/audio/speech")).status_code == 405
         assert (await client.post("/v1/audio/speech", json=speech())).status_code == 200
         assert await until_live_sessions(address, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/audio/speech", "POST"),
+        ("PUT", "/v1/voices", "GET, POST"),
+        ("HEAD", "/v1/voices/tone", "DELETE, GET"),
+        ("POST", "/static/page.css", "GET, HEAD"),
+    ],
+)
+async def test_other_methods_get_the_methods_of_the_path(method: str, path: str, allowed: str) -> None:
+    async with serving() as address, http(address) as client:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
 async def test_lone_surrogates_in_input_are_skipped() -> None:

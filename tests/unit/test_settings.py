@@ -157,6 +157,7 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
         ("a: [", "not valid YAML at line"),
         ("server: {port: 1}\nbatch: {}\nserver: {host: localhost}", 'line 3: "server" is given twice, first in line 1'),
         ("server:\n  port: 1\n  port: 2", 'line 3: "port" is given twice, first in line 2'),
+        ('server:\n  tls_key: "a\\0b"', r"line 2: a NUL character (\0) is not allowed"),
         ("server: {host: 2024-13-45}", "not valid YAML"),
         ("server: {port: !!int x}", "not valid YAML"),
         ("log_level: !!bool x", "not valid YAML"),

@@ -14,6 +14,7 @@ import yaml
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, find_config, load_settings, parse_yaml
+from tts_worker.settings.load import RefusedYaml
 
 ENGINES = {
     "cpu": {"hibari": {"kind": "hibari"}},
@@ -75,6 +76,8 @@ def _assign(flags: dict[str, Any], assignment: str) -> None:
         raise InvalidRequest(f"--set takes KEY=VALUE, such as session.lead_ms=60; got {assignment[:64]!r}")
     try:
         parsed = parse_yaml(value)
+    except RefusedYaml as error:
+        raise InvalidRequest(f"--set {key}: {error}") from None
     except yaml.YAMLError:
         raise InvalidRequest(f"--set {key}: the value is not valid YAML") from None
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):

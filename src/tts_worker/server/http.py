@@ -23,7 +23,7 @@ from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import FOLDER, page_response
-from tts_worker.server.routing import Route, Routes
+from tts_worker.server.routing import Route, Routes, allowed_methods
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
 from tts_worker.server.telephony import routes as telephony
 from tts_worker.server.webrtc import offers
@@ -188,7 +188,11 @@ def _error_handlers() -> dict[Any, ExceptionHandler]:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
-        return apis.error_response(request.scope, info, error.status_code)
+        response = apis.error_response(request.scope, info, error.status_code)
+        if error.status_code == 405:
+            methods = allowed_methods(request.app.routes, request.scope) or ["GET", "HEAD"]  # none: a static file
+            response.headers["Allow"] = ", ".join(methods)
+        return response
 
     async def on_disconnect(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # not sent: the client disconnected before its request was complete

@@ -7,13 +7,13 @@ The endpoints take the request and names in the path and return a response. Fast
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import HTTPConnection
-from starlette.routing import BaseRoute, Mount, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Mount, WebSocketRoute
 from starlette.routing import Route as PlainRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 if TYPE_CHECKING:
     from fastapi.routing import APIRoute
@@ -93,6 +93,12 @@ class Socket(WebSocketRoute):
         self.summary = summary
         self.tag = tag
         self.include_in_schema = include_in_schema
+
+
+def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
+    """Return the methods of all routes for the path of a request whose method none of them has."""
+    partial = (route for route in routes if route.matches(scope)[0] is Match.PARTIAL)
+    return sorted({method for route in partial if isinstance(route, PlainRoute) for method in route.methods or ()})
 
 
 class Routes:

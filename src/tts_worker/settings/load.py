@@ -107,12 +107,18 @@ def _is_installed_voice(bundle: str, base: Path) -> bool:
     return not (base / bundle).exists() and bundle in installed_voices()
 
 
-class RepeatedKey(yaml.YAMLError):
-    """A mapping has a key twice; the message has both lines."""
+class RefusedYaml(yaml.YAMLError):
+    """The YAML is valid, but cannot be what was meant; the message has the line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice: the first value would be lost."""
+    """Refuses a key that a mapping has twice, since the first value would be lost, and NUL, which no path can have."""
+
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        if "\0" in node.value:
+            raise RefusedYaml(f"line {node.start_mark.line + 1}: a NUL character (\\0) is not allowed")
+        return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -122,7 +128,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             line = key.start_mark.line + 1
             if (name := (key.tag, key.value)) in lines:
-                raise RepeatedKey(f'line {line}: "{key.value[:64]}" is given twice, first in line {lines[name]}')
+                raise RefusedYaml(f'line {line}: "{key.value[:64]}" is given twice, first in line {lines[name]}')
             lines[name] = line
         return node
 
@@ -149,7 +155,7 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         YAMLError: It is not valid, or a value fits its form but not its type, such as 2024-13-45.
-        RepeatedKey: A mapping has a key twice.
+        RefusedYaml: A mapping has a key twice, or a text a NUL character.
     """
     try:
         return yaml.load(text, _Loader)
@@ -169,7 +175,7 @@ def read_yaml(file: Path, prefix: str = "") -> dict[str, Any]:
     """
     try:
         data = parse_yaml(file.read_text("utf-8"))
-    except RepeatedKey as error:
+    except RefusedYaml as error:
         raise ConfigError(f"{prefix}{file}, {error}") from None
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
 from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, TTSWorkerError
-from tts_worker.settings.load import RepeatedKey, parse_yaml
+from tts_worker.settings.load import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.voicepack.report import Problem, Report
 from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag
@@ -200,7 +200,7 @@ def read_voicepack(folder: Path) -> InstalledPack:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(top level)"
         raise ConfigError(f"{file}: {key}: {first['msg']}") from None
-    except RepeatedKey as error:
+    except RefusedYaml as error:
         raise ConfigError(f"{file}, {error}") from None
     except yaml.YAMLError:
         raise ConfigError(f"{file} is not valid YAML") from None

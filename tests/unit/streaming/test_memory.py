@@ -84,6 +84,11 @@ def test_counts_below_one_are_config_errors(name: str, tmp_path: Path) -> None:
         load_engine(replace(LoadOptions(tmp_path), **{name: 0}))
 
 
+def test_first_tokens_beyond_a_chunk_are_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="first_tokens: must be at most 25, the tokens of a chunk, not 26"):
+        load_engine(LoadOptions(bundle("cosyvoice3").path, first_tokens=26))
+
+
 def test_cancel_unblocks_utterances_waiting_for_pages() -> None:
     subject = engine("cosyvoice3", settings(pages=5), script=long_script(60))
     first, second = (UtteranceKey("s", n) for n in range(2))

@@ -153,6 +153,8 @@ def _load_engine(
     is_v1 = bundle.config.family == V1
     if is_v1:
         _check_v1(options)
+    elif options.first_tokens > (most := bundle.config.chunked_flow.chunk_tokens):
+        raise ConfigError(f"first_tokens: must be at most {most}, the tokens of a chunk, not {options.first_tokens}")
     if cuda:
         _return_unused_memory()
     is_loaded = networks is not None
