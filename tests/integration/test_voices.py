@@ -36,11 +36,12 @@ from tts_worker.errors import (
     UnknownVoice,
 )
 from tts_worker.settings import load_settings
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started, SynthesisParams
 from tts_worker.voicepack.voice_file import load_voice, save_voice
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
 elevenlabs_core = LateModule("elevenlabs.core")
+webrtc_client = LateModule("tests.integration.webrtc_client", 'needs the extra "webrtc"')
 cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -212,7 +213,9 @@ def test_another_process_adds_replaces_and_deletes(served: Served) -> None:
     assert served.names() == []
 
 
-def test_open_connection_knows_a_voice_that_another_worker_added(served: Served, tmp_path: Path) -> None:
+@pytest.fixture
+def other(served: Served, tmp_path: Path) -> Iterator[Any]:
+    """Another worker with the same directory of voices, which it reads again when a request names an unknown one."""
     engine = {"kind": "cosyvoice", "bundle": str(copy_of("cosyvoice2", tmp_path)), "voices": str(served.voices)}
     settings = load_settings(
         flags={
@@ -221,13 +224,41 @@ def test_open_connection_knows_a_voice_that_another_worker_added(served: Served,
             "session": {"loudness": None},
         }
     )
-    with worker_in_thread(settings) as other, websocket(f"ws://{other.address}/v1/stream") as connection:
+    with worker_in_thread(settings) as worker:
+        yield worker
+
+
+def test_open_connection_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+    with websocket(f"ws://{other.address}/v1/stream") as connection:
         assert json.loads(connection.recv())["type"] == "ready"
         assert served.add("new", transcript=SAID).status_code == 201
         connection.send(json.dumps({"type": "start", "voice": "new"}))
         assert json.loads(connection.recv())["voice"] == "new"
         connection.send(json.dumps({"type": "start", "voice": "unknown"}))
         assert json.loads(connection.recv())["code"] == "unknown_voice"
+
+
+async def test_open_grpc_call_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+    async with connect(f"grpc://{other.grpc_address}") as client, client.session(SessionOptions()) as session:
+        assert (await asyncio.to_thread(served.add, "new", transcript=SAID)).status_code == 201
+        session.configure(SynthesisParams(voice="new"))
+        session.speak("Hi.")
+        started = await anext(item async for item in session if isinstance(item, (Started, Ended)))
+        assert isinstance(started, Started)
+        assert started.params.voice == "new"
+
+
+async def test_open_webrtc_peer_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+    async with webrtc_client.connected_client(other.address) as client:
+        assert (await asyncio.to_thread(served.add, "new", transcript=SAID)).status_code == 201
+        client.send(type="start", voice="new")
+        client.send(type="text", text="Hi.", end=True)
+        assert (await client.until_message("ready", 2))["voice"] == "new"
+        assert (await client.until_message("started"))["voice"] == "new"
+        client.send(type="stop")
+        await client.until_message("stopped")
+        client.send(type="start", voice="unknown")
+        assert (await client.until_message("rejected"))["code"] == "unknown_voice"
 
 
 def test_style_is_selected_by_name(served: Served) -> None:

@@ -137,8 +137,10 @@ def find_lexicon(raw: str) -> dict[str, Any] | None:
     return lexicon if isinstance(lexicon, dict) else None
 
 
-def find_voice(raw: str) -> str | None:
+def find_voice(raw: str | bytes) -> str | None:
     """Return the voice that a ``start`` in a client's message names, None if it names none or is invalid."""
+    if not isinstance(raw, str) or '"start"' not in raw:
+        return None
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):

@@ -96,7 +96,7 @@ class StreamConnection:
             if isinstance(raw, str) and len(raw) > _LARGE_MESSAGE_CHARS and '"lexicon"' in raw:
                 with contextlib.suppress(InvalidRequest):  # the dialogue reports the error
                     await self._hub.lexicons.prepare_from(partial(find_lexicon, raw))
-            if isinstance(raw, str) and '"start"' in raw and (voice := find_voice(raw)) is not None:
+            if (voice := find_voice(raw)) is not None:
                 await self._hub.look_up_voice(voice)
             self._receive(raw)
 

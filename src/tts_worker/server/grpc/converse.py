@@ -64,6 +64,8 @@ class ConversationService:
     async def _read(self, requests: AsyncIterator[pb.ConverseRequest], call: ConverseCall) -> None:
         try:
             async for request in requests:
+                if request.configure.voice:
+                    await self._hub.look_up_voice(request.configure.voice)
                 call.receive(request)
         except TTSWorkerError as error:
             call.fail(error)

@@ -26,7 +26,7 @@ from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
 from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
-from tts_worker.protocol.json_codec import dumps, parse_client_message
+from tts_worker.protocol.json_codec import dumps, find_voice, parse_client_message
 from tts_worker.protocol.messages import RejectedMessage, ReportMessage, StoppedMessage, WorkerMessage
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
@@ -73,6 +73,7 @@ class Peer:
         limits: ApiLimits,
         on_end: Callable[[Peer], None],
     ) -> None:
+        self._hub = hub
         self._settings = settings
         self._on_end = on_end
         self._playout = Playout()
@@ -87,6 +88,7 @@ class Peer:
         )
         self._channel: RTCDataChannel | None = None
         self._pending_messages: deque[str | bytes] = deque()
+        self._look_up: asyncio.Task[None] | None = None  # of the voice in the first of them
         self._track = SpeechTrack(self._pull)
         servers = [
             RTCIceServer(list(s.urls), s.username, None if s.credential is None else s.credential.get_secret_value())
@@ -245,8 +247,17 @@ class Peer:
             self.end()
 
     def _handle_next(self) -> None:
+        voice = find_voice(self._pending_messages[0])
+        if voice is None:
+            self._handle_first()
+        else:  # the messages behind wait for it, too
+            self._look_up = asyncio.create_task(self._hub.look_up_voice(voice))
+            self._look_up.add_done_callback(lambda _: self._handle_first())
+
+    def _handle_first(self) -> None:
         if self._ended.is_set():
             self._pending_messages.clear()
+        if not self._pending_messages:
             return
         self._handle_message(self._pending_messages[0])
         self._pending_messages.popleft()
