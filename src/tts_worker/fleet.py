@@ -168,7 +168,7 @@ def _registrar(worker: Worker, models: ModelCatalog, name: str, address: str) ->
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),
-                max_concurrent_sessions=hub.config.max_sessions,
+                max_concurrent_sessions=hub.max_sessions,
                 voices=[*(voice.name for voice in voices), *worker.settings.voices.aliases],
                 sample_rates=list(SAMPLE_RATES_HZ),
                 protocol_version=PROTOCOL_VERSION,

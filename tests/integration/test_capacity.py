@@ -108,6 +108,28 @@ async def test_free_slots_include_idle_sessions() -> None:
         assert (metrics["free_slots"], metrics["queue_depth"], metrics["live_sessions"]) == (3.0, 1.0, 2.0)
 
 
+async def test_worker_offers_no_more_slots_than_its_engines_take() -> None:
+    async with running_grpc_worker(engines={"tone": {"kind": "tone", "max_utterances": 2}}) as server:
+        offered = await server.stub.GetCapabilities(pb.GetCapabilitiesRequest())
+        assert offered.capabilities.max_concurrent_sessions == 2
+        assert offered.metrics["free_slots"] == 2.0
+        for number in range(2):
+            assert (await server.start(f"new-{number}")).success
+        refused = await server.start("one-more")
+        assert (refused.success, refused.error.code) == (False, "over_capacity")
+
+
+async def test_engine_that_a_session_may_load_adds_slots() -> None:
+    few = {"kind": "tone", "max_utterances": 2}
+    async with running_grpc_worker(
+        engines={"few": few, "more": {"kind": "hibari"}},
+        models={"preload": ["few"], "on_demand": True},
+        session={"max_sessions": 5},
+    ) as server:
+        offered = await server.stub.GetCapabilities(pb.GetCapabilitiesRequest())
+        assert offered.capabilities.max_concurrent_sessions == 5
+
+
 async def test_idle_sockets_do_not_block_a_caller() -> None:
     async with serving(session={"max_sessions": 2, **AT_ONCE}) as address, AsyncExitStack() as stack:
         idle = [await stack.enter_async_context(dial_socket(address)) for _ in range(10)]

@@ -174,6 +174,7 @@ class SessionHub:
         if self.config.normalizer is not None and not engine.info.reads_numbers:
             self.config.normalizer.prepare()
         self._engines[name] = engine
+        self.slots.slots = self.max_sessions
         if self._loudness is not None:
             for voice in self.voices:
                 if voice.engine == name and voice.loudness_lufs is not None:
@@ -203,6 +204,7 @@ class SessionHub:
         self.voices.mark_unloaded(name)
         self._engines.pop(name, None)
         self._enrolments.pop(name, None)
+        self.slots.slots = self.max_sessions
         if self._loudness is not None:
             self._loudness.forget(name)
 
@@ -276,6 +278,14 @@ class SessionHub:
     @property
     def speaking_sessions(self) -> int:
         return self.slots.speaking
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions that may speak at the same time: the configured number, but no more than the engines take."""
+        has_unloaded = self.models is not None and any(name not in self._engines for name in self.models.names)
+        if has_unloaded or not self._engines:
+            return self.config.max_sessions  # a session may load an engine that takes more
+        return min(self.config.max_sessions, sum(engine.info.max_utterances for engine in self._engines.values()))
 
     @property
     def free_slots(self) -> int:
@@ -504,7 +514,7 @@ class SessionHub:
 
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """The error if ``session`` may not speak unpaced now: a quarter of the slots is reserved for paced sessions."""
-        most = unpaced_share(self.config.max_sessions)
+        most = unpaced_share(self.max_sessions)
         others = (opened.session for name, opened in self._sessions.items() if name != session)
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
             return None

@@ -27,7 +27,7 @@ class SlotTable:
     """The slots of one worker.
 
     Args:
-        slots: Sessions that may speak at the same time.
+        slots: Sessions that may speak at the same time; may change later.
         max_open: Sessions that may be open at the same time, at least ``slots``.
         idle_s: A new session may take the slot of a session that has been idle for this long.
         end_idle_s: At ``max_open`` a new session ends a session that has been idle for this long.
@@ -53,9 +53,10 @@ class SlotTable:
 
     def free(self, now_s: float) -> int:
         """Slots that new sessions could take now."""
-        return self.slots - sum(
+        taken = sum(
             session.has_slot and self._idle_for(session, now_s) < self._idle_s for session in self._sessions.values()
         )
+        return max(0, self.slots - taken)
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class SessionSettings(Section):
     """Admission and bounds of sessions.
 
     Attributes:
-        max_sessions: Slots: sessions that may speak at the same time.
+        max_sessions: Slots: sessions that may speak at the same time; no more than the engines take utterances.
         max_open_sessions: Sessions that may be open, idle ones included; None allows 16 per slot.
         slot_idle_s: A session that has been idle for this long may lose its slot to a new caller. It stays open and
             takes a slot again when its next utterance begins.

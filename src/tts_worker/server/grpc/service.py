@@ -222,7 +222,7 @@ class TTSService:
                 emotive_zero_prompt=any("instruct" in info.capabilities for info in infos),
                 cpu_ok=any(info.device == "cpu" for info in infos),
                 languages=sorted({tag for voice in hub.voices for tag in voice.languages}),
-                max_concurrent_sessions=hub.config.max_sessions,
+                max_concurrent_sessions=hub.max_sessions,
                 sample_rates=SAMPLE_RATES_HZ,
                 native_sample_rate=SAMPLE_RATE_HZ,
                 word_timestamps=any(info.alignment is not Alignment.NONE for info in infos),
@@ -243,7 +243,7 @@ def load_metrics(hub: SessionHub) -> dict[str, float]:
     ``queue_depth`` is the number of slots in use, because sessions never queue. ``rtf`` is always present, because
     orchestrators that sort by it rank a worker without it last.
     """
-    slots = hub.config.max_sessions
+    slots = hub.max_sessions
     free = hub.free_slots
     return {
         "queue_depth": float(slots - free),
