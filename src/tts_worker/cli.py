@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": (
         "serve --open",
         "serve --port 9000 --config worker.yaml",
-        "serve --set session.max_sessions=100",
+        "serve --set session.lead_ms=60",
     ),
     "agent": (
         "agent --open",
