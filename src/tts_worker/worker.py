@@ -235,7 +235,7 @@ class Worker:
         enroller = enroller_of(settings)
         version = await asyncio.to_thread(model_version, settings)
         engine = EngineLoop(
-            EngineFactory(settings, enroller, self.settings.engine.memory_share),
+            EngineFactory(settings, enroller, self.settings.memory_share(name)),
             name=name,
             hang_timeout_s=self.settings.hang_timeout_s,
             start_timeout_s=self.settings.engine.start_timeout_s,

@@ -271,3 +271,24 @@ def test_invalid_redis_url_is_named_without_its_text(section: dict[str, dict[str
 def test_registry_secret_is_among_the_secrets() -> None:
     settings = load_settings(flags={"registry": {"secret": "a-secret-of-16-chars"}})
     assert "a-secret-of-16-chars" in settings.secrets
+
+
+@pytest.mark.parametrize(
+    ("sections", "shares"),
+    [
+        ({"engines": {"a": {}}}, [1.0]),
+        ({"engines": {"a": {}, "b": {"device": "cuda"}}}, [0.5, 0.5]),
+        ({"engines": {"a": {}, "b": {}}, "engine": {"memory_share": 0.5}}, [0.25, 0.25]),
+        ({"engines": {"a": {}, "b": {"device": "cuda:1"}, "c": {"device": "cuda:0"}}}, [0.5, 1.0, 0.5]),
+        ({"engines": {"a": {}, "b": {"device": "cpu"}, "voice": {"kind": "hibari"}}}, [1.0, 1.0, 1.0]),
+        ({"engines": {"a": {}, "b": {}, "c": {}}, "models": {"preload": ["a"], "resident_cap": 2}}, [0.5] * 3),
+        ({"engines": {"a": {}, "b": {}}, "models": {"preload": ["a"], "resident_cap": None}}, [0.5, 0.5]),
+    ],
+)
+def test_engines_on_one_gpu_divide_its_memory(sections: dict[str, Any], shares: list[float]) -> None:
+    engines = {name: {"kind": "cosyvoice", "bundle": "b", **engine} for name, engine in sections["engines"].items()}
+    for engine in engines.values():
+        if engine["kind"] != "cosyvoice":
+            del engine["bundle"]
+    settings = load_settings(flags={**sections, "engines": engines})
+    assert [settings.memory_share(name) for name in engines] == shares

@@ -129,8 +129,8 @@ class EngineLoopSettings(Section):
 
     Attributes:
         process: ``thread`` of this process, or a ``process`` of its own for each engine.
-        memory_share: Part of a GPU's memory that an engine may use, weights included. Processes that share a GPU divide
-            it; ``up --gpus`` and shares of Ray replicas set it.
+        memory_share: Part of a GPU's memory that the engines of this worker may use, weights included; they divide it
+            equally. Processes that share a GPU divide it, too; ``up --gpus`` and shares of Ray replicas set it.
         start_timeout_s: An engine that is not built and warm after this time has failed: weights are read, kernels
             compiled, graphs captured.
     """

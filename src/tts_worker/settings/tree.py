@@ -7,10 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tts_worker.settings.engines import (
-    EngineSettings,
-    HibariEngineSettings,
-)
+from tts_worker.settings.engines import CosyVoiceEngineSettings, EngineSettings, HibariEngineSettings
 from tts_worker.settings.sections import (
     BatchSettings,
     EngineLoopSettings,
@@ -35,6 +32,13 @@ ENV_PREFIX = "TTS_WORKER_"
 
 def _default_engines() -> dict[str, EngineSettings]:
     return {"hibari": HibariEngineSettings()}
+
+
+def _gpu(engine: EngineSettings) -> str | None:
+    """Return the GPU that an engine uses where there is one, as PyTorch names it."""
+    if not isinstance(engine, CosyVoiceEngineSettings) or engine.device == "cpu":
+        return None
+    return "cuda:0" if engine.device in ("auto", "cuda") else engine.device
 
 
 class Settings(BaseSettings):
@@ -101,6 +105,17 @@ class Settings(BaseSettings):
         candidates = (self.registry.url, self.registry.secret, self.quotas.redis_url, *telephony, *credentials)
         others = [secret.get_secret_value() for secret in candidates if secret is not None]
         return (*self.server.keys, *others)
+
+    def memory_share(self, engine: str) -> float:
+        """Return the part of its GPU's memory that an engine may use.
+
+        The engines that may be loaded on the same GPU at once divide the part of this worker equally.
+        """
+        gpus = {name: _gpu(settings) for name, settings in self.engines.items()}
+        engines = sum(gpu is not None and gpu == gpus[engine] for gpu in gpus.values())
+        if self.models.preload is not None and self.models.resident_cap is not None:
+            engines = min(engines, self.models.resident_cap)
+        return self.engine.memory_share / max(1, engines)
 
     @property
     def default_engine(self) -> str:
