@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.phrases import engine as phrases
+from tts_worker.engine.phrases import engine, sequence
 from tts_worker.engine.phrases.admission import PendingRun, meets_deadlines
-from tts_worker.engine.phrases.engine import AudioBlock, PhraseEngine, PhraseNetwork, PhraseSynthesis
+from tts_worker.engine.phrases.engine import PhraseEngine
+from tts_worker.engine.phrases.network import AudioBlock, PhraseNetwork, PhraseSynthesis
 from tts_worker.engine.phrases.text import Phrase
 from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 from tts_worker.engine.worker_thread import StreamFuture
@@ -135,8 +136,9 @@ class Crowd:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, id_s: float, second_s: float = 0.003) -> None:
         self.clock = Clock()
         self.thread = VirtualThread(self.clock)
-        monkeypatch.setattr(phrases, "perf_counter", lambda: self.clock.now_s)
-        monkeypatch.setattr(phrases, "WorkerThread", lambda name, prepare: self.thread)
+        for module in (engine, sequence):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.clock.now_s)
+        monkeypatch.setattr(engine, "WorkerThread", lambda name, prepare: self.thread)
         info = EngineInfo("modelled", voices=("v",), languages=("en",), alignment=Alignment.NONE, max_utterances=64)
         self.network = ModelledNetwork(self.clock, id_s, second_s)
         self.engine: PhraseEngine[None] = PhraseEngine(info, self.network)

@@ -13,7 +13,7 @@ import pytest
 from tts_worker.engine import loop, process, shell
 from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
-from tts_worker.engine.phrases import engine as phrases
+from tts_worker.engine.phrases import sequence as phrases
 
 ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
 

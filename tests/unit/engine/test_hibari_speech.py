@@ -12,7 +12,7 @@ from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.hibari.model import NOISE, HibariModel, Spectra
 from tts_worker.engine.hibari.speech import HibariSynthesis
-from tts_worker.engine.phrases.engine import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
+from tts_worker.engine.phrases.network import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
 from tts_worker.engine.phrases.text import Phrase
 from tts_worker.engine.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import SynthesisFailed

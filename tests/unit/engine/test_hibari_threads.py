@@ -13,7 +13,7 @@ import pytest
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
 from tts_worker.engine.hibari.model import HibariModel, Spectra
-from tts_worker.engine.phrases.engine import PhrasePhase
+from tts_worker.engine.phrases.sequence import PhrasePhase
 from tts_worker.engine.phrases.text import Phonemizer
 from tts_worker.engine.scheduler import Need
 from tts_worker.engine.worker_thread import ENGINE_NICENESS, NETWORK_NICENESS

@@ -9,7 +9,8 @@ import numpy as np
 
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.hibari.speech import HibariSynthesis
-from tts_worker.engine.phrases.engine import PhraseEngine, PhraseNetwork, whole_text
+from tts_worker.engine.phrases.engine import PhraseEngine, whole_text
+from tts_worker.engine.phrases.network import PhraseNetwork
 from tts_worker.engine.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tts_worker.audio.pcm import fade_in, fade_out
 from tts_worker.engine.hibari.model import FREE, HARMONIC, NOISE, Spectra
 from tts_worker.engine.hibari.vocoder import Vocoder
-from tts_worker.engine.phrases.engine import (
+from tts_worker.engine.phrases.network import (
     FADE_SAMPLES,
     POST_ROLL_SAMPLES,
     PRE_ROLL_SAMPLES,

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats, fade_in, fade_out
 from tts_worker.engine.kokoro.model import LANGUAGES, VOICES, KokoroModel, KokoroSpeech
-from tts_worker.engine.phrases.engine import (
+from tts_worker.engine.phrases.engine import PhraseEngine, whole_text
+from tts_worker.engine.phrases.network import (
     FADE_SAMPLES,
     POST_ROLL_SAMPLES,
     PRE_ROLL_SAMPLES,
     AudioBlock,
-    PhraseEngine,
     PhraseNetwork,
     PhraseSynthesis,
-    whole_text,
 )
 from tts_worker.engine.phrases.text import Phrase
 from tts_worker.engine.phrases.timing import FRAME_SAMPLES, word_times
