@@ -17,12 +17,10 @@ from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
-    Boundary,
     EndText,
     Event,
     Open,
     Segment,
-    Span,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -42,7 +40,7 @@ CLAUSES = (
 def speak(engine: HibariEngine, text: str) -> tuple[float, float, list[Audio]]:
     """Return the milliseconds to the first and to the last chunk, and the chunks."""
     key = UtteranceKey("bench", 1)
-    segment = Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
+    segment = Segment.whole(text)
     started = perf_counter()
     for command in (Open(key, SynthesisParams(VOICE), 1 << 40), Text(key, segment), EndText(key)):
         engine.handle(command)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tts_worker.cli import run_command
 from tts_worker.errors import ConfigError, SynthesisFailed
-from tts_worker.types import Audio, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -203,7 +203,6 @@ def _speak(family: str, text: str) -> dict[str, Any]:
     from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
     from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
     from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-    from tts_worker.engine.cosyvoice.sequence import plain_segment
 
     logging.getLogger("tts_worker").setLevel(logging.ERROR)  # random weights are meant here
     chunk_log.setLevel(logging.DEBUG)  # has the range of the mel computed
@@ -215,7 +214,7 @@ def _speak(family: str, text: str) -> dict[str, Any]:
     key = UtteranceKey(family, 1)
     for command in (
         Open(key, SynthesisParams(VOICE, seed=SEED), credit_samples=1 << 40, paced=False),
-        Text(key, plain_segment(text)),
+        Text(key, Segment.whole(text)),
         EndText(key),
     ):
         engine.handle(command)

@@ -24,10 +24,9 @@ from tts_worker.audio.loudness import lufs_for_gain
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.resampler import Resampler
 from tts_worker.engine.factory import EngineFactory
-from tts_worker.engine.phrases.engine import whole_text
 from tts_worker.engine.shell import EngineShell
 from tts_worker.settings import load_settings
-from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, SynthesisParams, UtteranceKey
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Segment, SynthesisParams, UtteranceKey
 
 MANDARIN = (
     "今天天气很好，我们去公园散步吧。",
@@ -83,7 +82,7 @@ class Speaker:
 
     def __call__(self, text: str) -> bytes:
         wall_s, processor_s = perf_counter(), process_time()
-        pcm = self._engine.speak(UtteranceKey("quality", 1), self._params, [whole_text(text)])
+        pcm = self._engine.speak(UtteranceKey("quality", 1), self._params, [Segment.whole(text)])
         self.wall_s += perf_counter() - wall_s
         self.processor_s += process_time() - processor_s
         self.audio_s += len(pcm) / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ

@@ -108,6 +108,11 @@ class Segment:
     boundary: Boundary
     pause_ms: int = 0
 
+    @classmethod
+    def whole(cls, text: str, phonemes: str | None = None) -> Segment:
+        """Return all of ``text`` as the only segment of an utterance, spoken as ``phonemes`` if given."""
+        return cls(0, (Span(text, 0, len(text), phonemes),), 0, len(text), Boundary.END)
+
     @property
     def text(self) -> str:
         """The spoken text."""

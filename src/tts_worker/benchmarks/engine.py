@@ -21,7 +21,6 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import (
@@ -44,7 +43,7 @@ from tts_worker.voicepack.voice_file import Voice
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nothing is late."
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # playout lead allowed per session
-ONE_SEGMENT = (plain_segment(TEXT),)
+ONE_SEGMENT = (Segment.whole(TEXT),)
 SENTENCE_S = 6
 SHORT_TURN_S = 1.6
 VOICE = "benchmark"

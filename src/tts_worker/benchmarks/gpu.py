@@ -54,7 +54,7 @@ from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import DeviceLost
-from tts_worker.types import Boundary, Segment, Span, UtteranceKey
+from tts_worker.types import Segment, UtteranceKey
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ class GpuBench:
         for words in _text_lengths(self._plan.texts, rng):
             text = _words(words, rng)
             tokens = forced_tokens(int(rng.uniform(*SHORT_TURNS_S) * self._config.token_rate_hz), words)
-            spoken = bench.speak(tokens, (_one_segment(text),))
+            spoken = bench.speak(tokens, (Segment.whole(text),))
             firsts_ms.append(1000 * spoken.first_s)
             slowest.append((round(firsts_ms[-1], 2), words, len(tokens)))
         slowest.sort(reverse=True)
@@ -586,10 +586,6 @@ def _words(count: int, rng: random.Random) -> str:
     while len(words) < count:
         words += rng.choice(SENTENCES).split()
     return " ".join(words[:count]).rstrip(".,;") + "."
-
-
-def _one_segment(text: str) -> Segment:
-    return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
 
 
 def kernel_times(events: Iterable[FunctionEventAvg], device: str) -> list[tuple[float, int, str]]:

@@ -23,7 +23,7 @@ from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, P
 from tts_worker.engine.simulator.config import SAMPLES_PER_TOKEN, SimulationConfig
 from tts_worker.engine.simulator.stage_times import NO_TIME, Execution, StageTime, StageTimes
 from tts_worker.errors import SynthesisFailed
-from tts_worker.types import Boundary, EndText, Event, Failed, Open, Segment, Span, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import EndText, Event, Failed, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 _SESSION = "stages"
 _CREDIT_SAMPLES = 1 << 40
@@ -258,7 +258,7 @@ def speak_together(engine: CosyVoiceEngine, step: Step, count: int) -> None:
     """
     keys = [UtteranceKey(f"{_SESSION}-{n}", n) for n in range(count)]
     text = "All of them say the same words at the same time."
-    segment = Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)
+    segment = Segment.whole(text)
     for key in keys:
         engine.handle(Open(key, SynthesisParams(VOICE), _CREDIT_SAMPLES))
         engine.handle(Text(key, segment))

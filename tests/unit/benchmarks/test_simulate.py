@@ -17,13 +17,12 @@ from tts_worker.benchmarks.measure_stages import PassRecorder
 from tts_worker.benchmarks.simulate import Goal, SimulatedCall, Simulation, largest_load, predict
 from tts_worker.benchmarks.stage_times import adjusted, fit, read_stage_times, stage_times_as_json
 from tts_worker.cli import main
-from tts_worker.engine.phrases.engine import whole_text
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
 from tts_worker.engine.simulator.config import SimulationConfig
 from tts_worker.engine.simulator.engine import SimulatedEngine
 from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
 from tts_worker.errors import ConfigError
-from tts_worker.types import SAMPLE_RATE_HZ, UtteranceKey
+from tts_worker.types import SAMPLE_RATE_HZ, Segment, UtteranceKey
 
 STAGE_TIMES = Path(__file__).parents[3] / "bench" / "stage_times"
 FAST = StageTimes(
@@ -188,7 +187,7 @@ def test_simulated_chunks_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatc
     bench.engine.close()
 
     clock = VirtualClock()
-    call = SimulatedCall(UtteranceKey("s", 1), 0, ((0, whole_text("a" * 35)),), paced=False)
+    call = SimulatedCall(UtteranceKey("s", 1), 0, ((0, Segment.whole("a" * 35)),), paced=False)
     listener = Simulation(SimulatedEngine(FAST, config, clock=clock), clock, [call]).run(10**7).listeners[call.key]
     chunks_s: dict[float, float] = defaultdict(float)
     for at_s, samples in listener.received:

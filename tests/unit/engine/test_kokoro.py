@@ -18,7 +18,6 @@ from tts_worker.engine.kokoro import model as kokoro_model
 from tts_worker.engine.kokoro.engine import KokoroEngine, KokoroSettings
 from tts_worker.engine.kokoro.mandarin import MandarinPhonemizer
 from tts_worker.engine.kokoro.model import DURATION_SAMPLES, VOICES, KokoroModel, KokoroSpeech
-from tts_worker.engine.phrases.engine import whole_text
 from tts_worker.engine.phrases.text import EnglishG2P, Phonemizer, Phrase
 from tts_worker.errors import EngineFault, MissingExtra
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Done, Segment, SynthesisParams, UtteranceKey
@@ -39,7 +38,7 @@ def phonemizer(hibari_model: HibariModel) -> MandarinPhonemizer:
 def phonemes(phonemizer: Phonemizer, text: str) -> str:
     """What a text becomes, phrase by phrase, with ``|`` between phrases."""
     symbols = {number: char for char, number in phonemizer.vocabulary.items()}
-    phrases = [phrase for phrase in phonemizer.phonemize(whole_text(text)) if phrase is not None]
+    phrases = [phrase for phrase in phonemizer.phonemize(Segment.whole(text)) if phrase is not None]
     return "|".join("".join(symbols[number] for number in phrase.ids[1:-1]) for phrase in phrases)
 
 
@@ -83,12 +82,12 @@ def test_english_inside_mandarin(phonemizer: MandarinPhonemizer) -> None:
 
 def test_every_han_character_is_a_word(phonemizer: MandarinPhonemizer) -> None:
     text = "您好，GPU有20%。"
-    (phrase,) = (each for each in phonemizer.phonemize(whole_text(text)) if each is not None)
+    (phrase,) = (each for each in phonemizer.phonemize(Segment.whole(text)) if each is not None)
     assert spoken_words(phrase, text) == ["您", "好，", "GPU", "有", "20%。"]
 
 
 def test_given_phonemes_are_kept(phonemizer: MandarinPhonemizer) -> None:
-    text = Segment(0, whole_text("好").spans + whole_text("重", "ʈ").spans, 0, 2, Boundary.END)
+    text = Segment(0, Segment.whole("好").spans + Segment.whole("重", "ʈ").spans, 0, 2, Boundary.END)
     assert [run.phonemes for run in phonemizer.runs(text)][-1] == "ʈ"
 
 
@@ -98,7 +97,7 @@ def test_given_phonemes_are_kept(phonemizer: MandarinPhonemizer) -> None:
 @example("0.0.0年")
 def test_any_text_gives_ordered_words_of_bounded_phrases(phonemizer: MandarinPhonemizer, text: str) -> None:
     end = 0
-    for phrase in phonemizer.phonemize(whole_text(text), 30):
+    for phrase in phonemizer.phonemize(Segment.whole(text), 30):
         if phrase is None:
             continue
         assert len(phrase.ids) <= 32
@@ -173,7 +172,7 @@ def test_silence_around_a_phrase_is_cut(phonemizer: MandarinPhonemizer) -> None:
 def test_network_speaks_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     model = KokoroModel(threads=1)
     for voice, text in zip(VOICES, ("Hi.", "好。"), strict=True):
-        (phrase,) = (each for each in model.phonemizer.phonemize(whole_text(text)) if each is not None)
+        (phrase,) = (each for each in model.phonemizer.phonemize(Segment.whole(text)) if each is not None)
         speech = model.predict(phrase.ids, voice, 2.0)
         assert len(speech.ends) == len(phrase.ids)
         assert speech.ends[-1] == len(speech.samples)

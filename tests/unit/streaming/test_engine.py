@@ -34,7 +34,6 @@ from tts_worker.engine.cosyvoice.engine_config import TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,
@@ -87,7 +86,7 @@ def test_streaming_audio_equals_offline_audio(family: str) -> None:
     expected = pipeline.speak(build_request(family, text, settings().first_tokens), seed=PROMPTED.seed, stream=True)
     audio = torch.cat([chunk.samples for chunk in expected]).numpy()
 
-    output = synthesize(engine(family), (plain_segment(text),))
+    output = synthesize(engine(family), (Segment.whole(text),))
 
     assert output.ends == [Done(KEY)]
     assert len(audio) > 24_000
@@ -117,7 +116,7 @@ def test_words_do_not_depend_on_when_the_text_ends() -> None:
 @pytest.mark.parametrize("speed", [1.0, 1.5])
 def test_log_tells_what_each_chunk_is_rendered_from(speed: float, caplog: pytest.LogCaptureFixture) -> None:
     subject = engine("cosyvoice2")
-    text = plain_segment("Hello, you and the world of it.")
+    text = Segment.whole("Hello, you and the world of it.")
     quiet = synthesize(subject, (text,), replace(PROMPTED, speed=speed))
     caplog.set_level(logging.DEBUG, "tts_worker.chunks")
     output = synthesize(subject, (text,), replace(PROMPTED, speed=speed))
@@ -276,7 +275,7 @@ def test_every_chunk_costs_the_same(family: str) -> None:
     components = subject.components
     costs = []
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
-    subject.handle(Text(KEY, plain_segment("Hello")))
+    subject.handle(Text(KEY, Segment.whole("Hello")))
     subject.handle(EndText(KEY))
     before = (0, 0)
     while subject.has_work:
@@ -294,7 +293,7 @@ def test_every_chunk_costs_the_same(family: str) -> None:
 def test_first_chunk_needs_minimal_tokens(family: str) -> None:
     subject = engine(family, settings(smooth_start=False), script=lambda key, run: [5] * 200)
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
-    subject.handle(Text(KEY, plain_segment("Hello")))
+    subject.handle(Text(KEY, Segment.whole("Hello")))
     while not any(isinstance(event, Audio) for event in subject.step(0.0)):
         assert subject.has_work
     assert subject.timings.tokens == settings().first_tokens + bundle(family).config.flow.lookahead_tokens
@@ -307,10 +306,10 @@ def test_voice_prompt_is_computed_once_and_shared() -> None:
     pool = subject.components.pool
     prompt_pages = 1
     free = pool.free_pages
-    synthesize(subject, (plain_segment("it"),))
+    synthesize(subject, (Segment.whole("it"),))
     assert pool.free_pages == free - prompt_pages
     computed = subject.components.renderer.flow_frames
-    synthesize(subject, (plain_segment("it"),), key=UtteranceKey("again", 1))
+    synthesize(subject, (Segment.whole("it"),), key=UtteranceKey("again", 1))
     assert pool.free_pages == free - prompt_pages
     assert subject.components.renderer.flow_frames == 2 * computed
 
@@ -394,7 +393,7 @@ def test_speed_scales_audio_length_and_words(family: str, speed: float) -> None:
     tokens = 70
     eos = bundle(family).config.lm.eos_id
     subject = engine(family, script=lambda key, run: [*range(100, 100 + tokens), eos])
-    output = synthesize(subject, (plain_segment("Hello world and you"),), replace(PROMPTED, speed=speed))
+    output = synthesize(subject, (Segment.whole("Hello world and you"),), replace(PROMPTED, speed=speed))
     assert output.samples == int(2 * tokens / speed) * 480
     assert [word.start_char for word in output.words] == [0, 6, 12, 16]
     assert output.words[-1].end_sample <= output.samples
@@ -425,7 +424,7 @@ def test_clock_jumps_do_not_change_audio() -> None:
 
 def test_seed_determines_audio() -> None:
     subject = engine("cosyvoice3")
-    text = (plain_segment("Hello you"),)
+    text = (Segment.whole("Hello you"),)
     one, same, other = (
         synthesize(subject, text, SynthesisParams("prompted", seed=seed), UtteranceKey("seed", n))
         for n, seed in enumerate((1, 1, (1 << 63) - 1))

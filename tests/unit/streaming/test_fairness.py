@@ -10,9 +10,8 @@ from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import PROMPTED, engine, settings
 from tts_worker.engine.cosyvoice.config import V3
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.errors import ErrorCode
-from tts_worker.types import Audio, Credit, EndText, Failed, Open, Speech, Text, UtteranceKey
+from tts_worker.types import Audio, Credit, EndText, Failed, Open, Segment, Speech, Text, UtteranceKey
 
 CALL = UtteranceKey("call", 1)
 STEP_S = 0.05
@@ -29,7 +28,7 @@ def start(subject: CosyVoiceEngine, key: UtteranceKey, *, paced: bool, converts:
         subject.handle(EndText(key))
         return
     for _ in range(1 if paced else 8):
-        subject.handle(Text(key, plain_segment("Hello world and you")))
+        subject.handle(Text(key, Segment.whole("Hello world and you")))
     subject.handle(EndText(key))
 
 
@@ -107,7 +106,7 @@ def test_downloads_finish_with_memory_for_one() -> None:
     driver = EngineDriver(engine(V3, settings(pages=12, max_segment_s=8), script=long_script))
     for key in downloads(3):
         driver.subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES, paced=False))
-        driver.subject.handle(Text(key, plain_segment("Hello world and you")))
+        driver.subject.handle(Text(key, Segment.whole("Hello world and you")))
         driver.subject.handle(EndText(key))
     for _ in range(3_000):
         if not driver.subject.has_work:

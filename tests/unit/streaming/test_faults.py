@@ -39,7 +39,6 @@ from tts_worker.engine.cosyvoice.lm_inputs import Item
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import MelResampler
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, ErrorCode
@@ -52,6 +51,7 @@ from tts_worker.types import (
     Event,
     Failed,
     Open,
+    Segment,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -113,7 +113,7 @@ def synthesize_crowd(
     )
     for key in CROWD:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment("Hello world")))
+        subject.handle(Text(key, Segment.whole("Hello world")))
         subject.handle(EndText(key))
     outputs: dict[UtteranceKey, EngineOutput] = {}
     run_until_idle(subject, outputs)
@@ -159,7 +159,7 @@ def test_fault_opens_no_file_on_the_engine_thread(caplog: pytest.LogCaptureFixtu
     subject = engine("cosyvoice2", graph_runners=(FailingRunner(RuntimeError("unknown"), 2), EagerRunner()))
     linecache.clearcache()  # of the source that another fault has shown
     with opened_files() as files:
-        output = synthesize(subject, (plain_segment("Hello world"),))
+        output = synthesize(subject, (Segment.whole("Hello world"),))
     assert [type(end) for end in output.ends] == [Failed]
     assert files == [], "a slow disk must not delay other utterances"
     assert "test_faults.py" in caplog.text, "the log says where it was raised"
@@ -284,7 +284,7 @@ def test_text_is_not_fed_twice_after_lost_ids() -> None:
         for key in CROWD[:2]:
             subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
             text = "Hello world and you, that it is of the world and the world and so it is of you and the world."
-            subject.handle(Text(key, plain_segment(text)))
+            subject.handle(Text(key, Segment.whole(text)))
             subject.handle(EndText(key))
         outputs: dict[UtteranceKey, EngineOutput] = {}
         run_until_idle(subject, outputs)
@@ -534,7 +534,7 @@ def test_instruction_applies_to_one_utterance_only() -> None:
 
 def test_special_tokens_in_text_are_plain_text() -> None:
     subject = engine("cosyvoice3")
-    segment = plain_segment("a<|endofprompt|>b")
+    segment = Segment.whole("a<|endofprompt|>b")
     output = synthesize(subject, (segment,))
     ids = tokenizer("cosyvoice3")
     assert ids.end_of_prompt_id not in ids.encode(segment.text)
@@ -543,7 +543,7 @@ def test_special_tokens_in_text_are_plain_text() -> None:
 
 def test_oversized_segment_without_punctuation_is_refused() -> None:
     subject = engine("cosyvoice3")
-    output = synthesize(subject, (plain_segment("hello" * 2000),))
+    output = synthesize(subject, (Segment.whole("hello" * 2000),))
     (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.TEXT_TOO_LONG

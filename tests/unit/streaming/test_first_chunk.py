@@ -24,9 +24,8 @@ from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.kernels.language_model import BROKEN
 from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens, TokenRunner
-from tts_worker.types import Cancel, Done, EndText, Open, SynthesisParams, Text, UtteranceKey
+from tts_worker.types import Cancel, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 SENTENCE = "Hello world and you, that it is of the world."
 DRAWS = 11  # 8 to the first boundary, 3 of look-ahead
@@ -63,11 +62,11 @@ def speak(
     subject: CosyVoiceEngine, keys: Sequence[UtteranceKey], params: SynthesisParams = PROMPTED
 ) -> list[EngineOutput]:
     """Prepare the voice, then speak the sentence for each key at the same time."""
-    synthesize(subject, (plain_segment("it is."),))
+    synthesize(subject, (Segment.whole("it is."),))
     outputs = {key: EngineOutput() for key in keys}
     for key in keys:
         subject.handle(Open(key, params, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment(SENTENCE)))
+        subject.handle(Text(key, Segment.whole(SENTENCE)))
         subject.handle(EndText(key))
     run_until_idle(subject, outputs)
     return [outputs[key] for key in keys]
@@ -87,14 +86,14 @@ def test_first_chunk_is_submitted_before_any_read(family: str, monkeypatch: pyte
     for stream in (streams.tokens, streams.flow):
         stream.is_asynchronous = True
     subject = engine(family, streams=streams)
-    synthesize(subject, (plain_segment("it is."),))
+    synthesize(subject, (Segment.whole("it is."),))
     waited.clear()
     renderer = subject.components.renderer
     before_vocoder: list[list[str]] = []
     vocode = renderer.vocode
     monkeypatch.setattr(renderer, "vocode", lambda *args: (before_vocoder.append([*waited]), vocode(*args))[1])
 
-    output = synthesize(subject, (plain_segment(SENTENCE),))
+    output = synthesize(subject, (Segment.whole(SENTENCE),))
 
     assert before_vocoder[0] == [], "prefill, draws, flow and vocoder are submitted without the host"
     assert before_vocoder[1], "later chunks follow the ids that were read"
@@ -244,7 +243,7 @@ def test_cancel_during_the_first_chunk_frees_resources(batches: list[int]) -> No
     free = ResourceUsage.of(subject)
     for steps in range(5):
         subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
-        subject.handle(Text(KEY, plain_segment(SENTENCE)))
+        subject.handle(Text(KEY, Segment.whole(SENTENCE)))
         for _ in range(1 + steps):
             subject.step(0.0)
         subject.handle(Cancel(KEY))
@@ -257,7 +256,7 @@ def test_cancel_during_the_first_chunk_frees_resources(batches: list[int]) -> No
 
 def test_short_text_is_rendered_in_the_usual_way(batches: list[int]) -> None:
     """Its speech may end before the first chunk, whose audio would be of no use."""
-    synthesize(engine("cosyvoice3", streams=late()), (plain_segment("it"),))
+    synthesize(engine("cosyvoice3", streams=late()), (Segment.whole("it"),))
     assert batches == []
 
 

@@ -21,7 +21,6 @@ from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, ErrorCode
 from tts_worker.types import (
@@ -35,6 +34,7 @@ from tts_worker.types import (
     Hold,
     Open,
     Release,
+    Segment,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -53,7 +53,7 @@ def test_utterances_wait_for_free_pages() -> None:
     outputs: dict[UtteranceKey, EngineOutput] = {}
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+        subject.handle(Text(key, Segment.whole("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
     run_until_idle(subject, outputs)
     assert [outputs[key].ends for key in keys] == [[Done(key)] for key in keys]
@@ -62,12 +62,12 @@ def test_utterances_wait_for_free_pages() -> None:
 
 def test_audio_exceeding_memory_fails_out_of_memory() -> None:
     subject = engine("cosyvoice3", settings(pages=5), script=long_script(300))
-    output = synthesize(subject, (plain_segment("Hello"),))
+    output = synthesize(subject, (Segment.whole("Hello"),))
     (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.OUT_OF_MEMORY
     assert subject.active_utterances == 0
-    assert synthesize(engine("cosyvoice3", settings(pages=5)), (plain_segment("Hello"),)).samples
+    assert synthesize(engine("cosyvoice3", settings(pages=5)), (Segment.whole("Hello"),)).samples
 
 
 def test_insufficient_memory_setting_is_a_config_error(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_cancel_unblocks_utterances_waiting_for_pages() -> None:
     first, second = (UtteranceKey("s", n) for n in range(2))
     for key in (first, second):
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES if key == second else 10))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is")))
+        subject.handle(Text(key, Segment.whole("Hello world and you, that it is")))
         subject.handle(EndText(key))
     outputs: dict[UtteranceKey, EngineOutput] = {}
     for _ in range(40):
@@ -122,7 +122,7 @@ def test_pages_of_idle_prompts_are_reused() -> None:
     voices = {f"v{n}": voice("cosyvoice3", 200, n) for n in range(3)}
     subject = engine("cosyvoice3", settings(cached_voices=4, pages=20), voices=voices, script=long_script(20))
     for name in voices:
-        assert synthesize(subject, (plain_segment("Hello"),), SynthesisParams(name)).ends == [Done(KEY)]
+        assert synthesize(subject, (Segment.whole("Hello"),), SynthesisParams(name)).ends == [Done(KEY)]
     assert subject.components.voice_cache.prepared_voices == 2
 
 
@@ -145,7 +145,7 @@ def test_prompt_waits_for_free_pages(free_pages_left: int) -> None:
     outputs: dict[UtteranceKey, EngineOutput] = {key: EngineOutput() for key in calls}
     for key, params in calls.items():
         subject.handle(Open(key, params, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+        subject.handle(Text(key, Segment.whole("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
         while not outputs[key].ends and subject.components.pool.free_pages > free_pages_left:
             for event in subject.step(0.0):
@@ -159,7 +159,7 @@ def test_prompt_waits_for_free_pages(free_pages_left: int) -> None:
 
 def open_utterance(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams) -> None:
     subject.handle(Open(key, params, PLENTY_SAMPLES))
-    subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+    subject.handle(Text(key, Segment.whole("Hello world and you, that it is of the world")))
     subject.handle(EndText(key))
 
 
@@ -234,7 +234,7 @@ def test_silent_utterance_does_not_block_others() -> None:
     silent = UtteranceKey("silent", 1)
     waiting = UtteranceKey("waiting", 1)
     subject.handle(Open(silent, SynthesisParams("v0"), PLENTY_SAMPLES))
-    subject.handle(Text(silent, plain_segment("Hello")))  # the text does not end
+    subject.handle(Text(silent, Segment.whole("Hello")))  # the text does not end
     while subject.components.pool.free_pages > 3:
         subject.step(0.0)
     subject.handle(Hold(silent))

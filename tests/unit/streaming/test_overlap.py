@@ -44,9 +44,8 @@ from tts_worker.engine.cosyvoice.backends.streams import (
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.worker_thread import StreamFuture
-from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Text, UtteranceKey
+from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Segment, Text, UtteranceKey
 
 T = TypeVar("T")
 TEXT = segments(("Hello world and ", Boundary.CLAUSE), ("you.", Boundary.SENTENCE), (" So it is.", Boundary.END))
@@ -94,7 +93,7 @@ def run_crowd(
 ) -> dict[UtteranceKey, EngineOutput]:
     for key, text in zip(CROWD, texts, strict=True):
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment(text)))
+        subject.handle(Text(key, Segment.whole(text)))
         subject.handle(EndText(key))
     outputs: dict[UtteranceKey, EngineOutput] = {}
     run_until_idle(subject, outputs)

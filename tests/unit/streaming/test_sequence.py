@@ -9,9 +9,9 @@ import pytest
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import KEY, PROMPTED, engine, settings
 from tts_worker.engine.cosyvoice.phases import SequencePhase
-from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
+from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.engine.scheduler import Need
-from tts_worker.types import Cancel, Credit, EndText, Open, Text
+from tts_worker.types import Cancel, Credit, EndText, Open, Segment, Text
 
 LEGAL = {
     (SequencePhase.WAITING_VOICE, SequencePhase.PREPARING),
@@ -51,7 +51,7 @@ def test_phases_and_needs_of_a_first_utterance() -> None:
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     sequence = subject.sequences[KEY]
     assert (sequence.phase, sequence.needs) == (SequencePhase.PREPARING, Need.NONE)
-    subject.handle(Text(KEY, plain_segment("Hello")))
+    subject.handle(Text(KEY, Segment.whole("Hello")))
     subject.handle(EndText(KEY))
     seen = [(sequence.phase, sequence.needs)]
     while not sequence.has_ended:
@@ -72,7 +72,7 @@ def test_phases_and_needs_of_a_first_utterance() -> None:
 def test_sequence_without_credit_needs_nothing() -> None:
     subject = engine("cosyvoice3")
     subject.handle(Open(KEY, PROMPTED, 0))
-    subject.handle(Text(KEY, plain_segment("Hello")))
+    subject.handle(Text(KEY, Segment.whole("Hello")))
     sequence = subject.sequences[KEY]
     assert (sequence.needs, sequence.joins) == (Need.NONE, Need.NONE)
     subject.handle(Credit(KEY, 480))
@@ -87,7 +87,7 @@ def test_refused_sequence_waits_for_pages_and_proceeds() -> None:
     keys = [type(KEY)("s", n) for n in range(2)]
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
-        subject.handle(Text(key, plain_segment("Hello world and you, that it is of the world")))
+        subject.handle(Text(key, Segment.whole("Hello world and you, that it is of the world")))
         subject.handle(EndText(key))
     while subject.has_work:
         subject.step(0.0)

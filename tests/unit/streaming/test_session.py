@@ -25,7 +25,6 @@ from tts_worker.cli import main
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError
@@ -40,6 +39,7 @@ from tts_worker.types import (
     Open,
     Outcome,
     PcmFrame,
+    Segment,
     SessionOptions,
     SynthesisParams,
     Text,
@@ -232,7 +232,7 @@ async def test_voice_stored_at_run_time_reaches_an_engine_process(monkeypatch: p
             key = UtteranceKey("a", 1)
             for command in (
                 Open(key, SynthesisParams("late"), 10**9),
-                Text(key, plain_segment(TEXT)),
+                Text(key, Segment.whole(TEXT)),
                 EndText(key),
             ):
                 engine.post(command)

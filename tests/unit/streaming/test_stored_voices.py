@@ -25,7 +25,6 @@ from tests.unit.streaming.test_engine import ResourceUsage
 from tts_worker.engine.cosyvoice import voice_loader
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import BundleError, ErrorCode
@@ -38,6 +37,7 @@ from tts_worker.types import (
     Hold,
     Open,
     Release,
+    Segment,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -46,7 +46,7 @@ from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
 
 FAMILY = "cosyvoice3"
 STORED = SynthesisParams("alice", seed=3)
-TEXT = (plain_segment("Hello you"),)
+TEXT = (Segment.whole("Hello you"),)
 
 
 def engine_with_stored_voices(folder: Path) -> CosyVoiceEngine:

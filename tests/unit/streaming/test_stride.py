@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, synthesize
 from tts_worker.engine.cosyvoice.chunks import GridPlan
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.sequence import plain_segment
+from tts_worker.types import Segment
 
 CHUNK = 25
 AHEAD = 3
@@ -91,7 +91,7 @@ def test_stride_gives_same_audio_with_less_work(family: str) -> None:
     for stride in (1, 2):
         config = settings(stride_chunks=stride, smooth_start=False)
         subject = engine(family, config, script=lambda key, run: [*range(100, 250), 6561])
-        output = synthesize(subject, (plain_segment("Hello"),))
+        output = synthesize(subject, (Segment.whole("Hello"),))
         pcm.append(np.frombuffer(b"".join(audio.pcm for audio in output.audio), "<i2").astype(np.int32))
         frames.append(subject.components.renderer.vocoder_frames)
         held = subject.components.pool.free_pages

@@ -21,7 +21,6 @@ from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.respelling import Respelling
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, derive_seed
 from tts_worker.errors import ConfigError
 from tts_worker.text.spoken_words import spoken_words
@@ -100,7 +99,7 @@ def test_endless_silence_is_detected() -> None:
 
 @pytest.mark.parametrize("invalid_ids", [[-1], [6700], [SILENT] * 75, [7, *[SILENT] * 75]])
 def test_uncommitted_invalid_run_is_retried_with_new_seed(components, invalid_ids: list[int]) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(components, [plain_segment("Hello world and you, that it is")])
+    generator = generator_for(components, [Segment.whole("Hello world and you, that it is")])
     generator.begin_run()
     assert generator.run is not None
     seeds = [generator.run.seed]
@@ -117,7 +116,7 @@ def test_uncommitted_invalid_run_is_retried_with_new_seed(components, invalid_id
 
 
 def test_retries_are_limited(components) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(components, [plain_segment("Hello")])
+    generator = generator_for(components, [Segment.whole("Hello")])
     generator.begin_run()
     for _ in range(settings().retries + 1):
         generator.process_ids([-1])
@@ -129,7 +128,7 @@ def test_retries_are_limited(components) -> None:  # type: ignore[no-untyped-def
 
 def test_committed_invalid_run_is_truncated(components) -> None:  # type: ignore[no-untyped-def]
     good = distinct_ids(100)
-    generator = generator_for(components, [plain_segment("Hello world and you, that it is of the world")])
+    generator = generator_for(components, [Segment.whole("Hello world and you, that it is of the world")])
     generator.begin_run()
     generator.process_ids([*good, *[11, 12, 13] * 30])
     assert generator.truncated == "token_loop"
@@ -156,7 +155,7 @@ def test_lookahead_tokens_are_committed(components, first: int) -> None:  # type
 
 
 def test_run_without_end_is_truncated(components) -> None:  # type: ignore[no-untyped-def]
-    generator = generator_for(components, [plain_segment("it")])
+    generator = generator_for(components, [Segment.whole("it")])
     generator.begin_run()
     assert generator.run is not None
     most = generator.run.budget
@@ -267,7 +266,7 @@ def test_words_are_reported_once_in_order_and_in_time(texts: list[str], lengths:
     expected = 0
     ends = []
     for text, length in zip(texts, lengths, strict=False):
-        words = spoken_words(plain_segment(text))
+        words = spoken_words(Segment.whole(text))
         aligner.start_run(total)
         aligner.add_words(words, total)
         total += length
@@ -299,7 +298,7 @@ def test_pace_of_a_prompt_is_that_of_the_same_run() -> None:
     """Pauses count in both: 40 tokens for the text give its words 40 tokens."""
     text = "Hello there, it is late. Good night!"
     pace = estimate_pace(text, 40)
-    assert estimate_tokens(spoken_words(plain_segment(text)), pace) == pytest.approx(40)
+    assert estimate_tokens(spoken_words(Segment.whole(text)), pace) == pytest.approx(40)
 
 
 def test_next_audio_segment_speaks_at_the_learned_pace(components) -> None:  # type: ignore[no-untyped-def]

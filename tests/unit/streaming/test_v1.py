@@ -18,10 +18,9 @@ from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, ConfigError
-from tts_worker.types import Audio, Done, EndText, Open, SynthesisParams, Text, UtteranceKey, WordTiming
+from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
 from tts_worker.voicepack.voice_file import Voice
 
 TEXTS = {"random": "Hi.", "anna": "Hello world.", "mute": "Well."}
@@ -75,7 +74,7 @@ def speak(
 ) -> dict[UtteranceKey, tuple[list[bytes], list[WordTiming]]]:
     for key, (each, text) in params.items():
         engine.handle(Open(key, each, 1 << 40, paced=False))
-        engine.handle(Text(key, plain_segment(text)))
+        engine.handle(Text(key, Segment.whole(text)))
         engine.handle(EndText(key))
     spoken: dict[UtteranceKey, tuple[list[bytes], list[WordTiming]]] = {key: ([], []) for key in params}
     done = 0

@@ -26,9 +26,8 @@ from tools.speech_study.measures import (
 )
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.guard import TokenGuard
-from tts_worker.engine.cosyvoice.sequence import plain_segment
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator
-from tts_worker.types import SAMPLE_RATE_HZ, Word
+from tts_worker.types import SAMPLE_RATE_HZ, Segment, Word
 
 WORDS = ["Our", "flight", "to", "San", "Francisco", "has", "been", "delayed"]
 
@@ -110,7 +109,7 @@ def test_watched_guard_counts_what_ends_speech(enabled: bool, reason: str) -> No
     )
     voice = components.voice_cache.acquire(PROMPTED.voice)
     generator.set_voice(voice, voice.request(None))
-    generator.add_text(plain_segment("Hello world and you"))
+    generator.add_text(Segment.whole("Hello world and you"))
     generator.end_text()
     with watched_guard(enabled=enabled) as counts:
         generator.begin_run()

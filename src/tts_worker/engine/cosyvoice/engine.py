@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_checked, device_responds
 from tts_worker.engine.cosyvoice.phases import SequencePhase
-from tts_worker.engine.cosyvoice.sequence import Sequence, plain_segment
+from tts_worker.engine.cosyvoice.sequence import Sequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
@@ -42,6 +42,7 @@ from tts_worker.types import (
     EngineReport,
     Event,
     Open,
+    Segment,
     SynthesisParams,
     Text,
     UtteranceKey,
@@ -461,7 +462,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     def _speak_sentence(self, voice: str, speed: float) -> bytes:
         """Synthesize the warm-up sentence."""
-        segment = plain_segment("This is a sentence to warm up with.")
+        segment = Segment.whole("This is a sentence to warm up with.")
         return self.speak(UtteranceKey(_WARM_UP, -1), SynthesisParams(voice, speed=speed), [segment])
 
     def with_settings(self, settings: StreamingConfig) -> CosyVoiceEngine:

@@ -22,7 +22,7 @@ from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence, Input
 from tts_worker.errors import SynthesisFailed, UnspeakableText
-from tts_worker.types import Boundary, Done, Open, Segment, Span
+from tts_worker.types import Done, Open, Segment
 
 _AHEAD_CHUNKS = 2  # unrendered chunks up to which a sequence joins a decode batch
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
@@ -280,8 +280,3 @@ class Sequence(EngineSequence):
         self.rendered_chunks += 1
         if chunk.final:
             self.generator.audio_segments.popleft()
-
-
-def plain_segment(text: str) -> Segment:
-    """Return all of ``text`` as one segment."""
-    return Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END)

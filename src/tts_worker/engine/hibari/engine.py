@@ -9,7 +9,7 @@ import numpy as np
 
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.hibari.speech import HibariSynthesis
-from tts_worker.engine.phrases.engine import PhraseEngine, whole_text
+from tts_worker.engine.phrases.engine import PhraseEngine
 from tts_worker.engine.phrases.network import PhraseNetwork
 from tts_worker.engine.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
@@ -87,9 +87,9 @@ class HibariEngine(PhraseEngine[Spectra]):
         self.warm_up_with(
             VOICE,
             [
-                (1.0, whole_text("Hello", "həlˈO")),
-                (SPEED_RANGE[0], whole_text("Yes.")),
-                (SPEED_RANGE[1], whole_text("Yes.")),
-                (1.0, whole_text(long_text)),
+                (1.0, Segment.whole("Hello", "həlˈO")),
+                (SPEED_RANGE[0], Segment.whole("Yes.")),
+                (SPEED_RANGE[1], Segment.whole("Yes.")),
+                (1.0, Segment.whole(long_text)),
             ],
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats, fade_in, fade_out
 from tts_worker.engine.kokoro.model import LANGUAGES, VOICES, KokoroModel, KokoroSpeech
-from tts_worker.engine.phrases.engine import PhraseEngine, whole_text
+from tts_worker.engine.phrases.engine import PhraseEngine
 from tts_worker.engine.phrases.network import (
     FADE_SAMPLES,
     POST_ROLL_SAMPLES,
@@ -139,4 +139,4 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
             EngineFault: Synthesis fails or its output is silent.
         """
         texts = ("Yes, 5 of 10 are Zquorblats.", "你好，十点。")
-        self.warm_up_with(next(iter(VOICES)), [(1.0, whole_text(text)) for text in texts])
+        self.warm_up_with(next(iter(VOICES)), [(1.0, Segment.whole(text)) for text in texts])

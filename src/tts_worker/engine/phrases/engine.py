@@ -24,7 +24,7 @@ from tts_worker.engine.scheduler import Budgets, Candidate, Need, Plan
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import NETWORK_NICENESS, StreamFuture, WorkerThread, lower_priority
 from tts_worker.errors import EngineFault, OutOfMemory, SynthesisFailed, TTSWorkerError, UnknownVoice
-from tts_worker.types import SAMPLE_RATE_HZ, Boundary, EngineInfo, Open, Segment, Span, SynthesisParams, UtteranceKey
+from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, Open, Segment, SynthesisParams, UtteranceKey
 
 _RENDERING = PhrasePhase.RENDERING  # before Python 3.12 a member of an Enum is slow to look up
 
@@ -309,8 +309,3 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
             pcm = self.speak(UtteranceKey("warm-up", -1), SynthesisParams(voice, speed), [segment])
             if not np.any(np.abs(np.frombuffer(pcm, "<i2").astype(np.int32)) > 1000):
                 raise EngineFault(f"the voice {voice} is silent; reinstall it and onnxruntime")
-
-
-def whole_text(text: str, phonemes: str | None = None) -> Segment:
-    """Return a whole text as one segment, spoken as ``phonemes`` if given."""
-    return Segment(0, (Span(text, 0, len(text), phonemes),), 0, len(text), Boundary.END)
