@@ -83,7 +83,7 @@ class HibariModel:
 
     def _load_phonemizer(self) -> Phonemizer:
         vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
-        return Phonemizer(load_g2p(), vocabulary)
+        return Phonemizer(EnglishG2P.load(), vocabulary)
 
     def predict(self, ids: Sequence[int], speed: float) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.
@@ -99,15 +99,6 @@ class HibariModel:
             f0_hz=f0_hz[0],
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
-
-
-def load_g2p() -> EnglishG2P:
-    """Load hibari's G2P for American English; takes half a second."""
-    from hibari.g2p import G2P
-    from hibari.g2p.normalize import normalize
-    from hibari.g2p.token import Tok
-
-    return EnglishG2P(G2P(), normalize, Tok)
 
 
 def _assets() -> Path:

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.hibari.model import load_g2p
 from tts_worker.engine.kokoro.mandarin import MandarinPhonemizer
 from tts_worker.engine.phrases.onnx_session import open_session
-from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault, MissingExtra
 
 MODEL_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
@@ -75,7 +74,7 @@ class KokoroModel:
     def phonemizer(self) -> Phonemizer:
         """Converts text to the network's phonemes. The first use takes about a second to load the dictionaries."""
         if self._phonemizer is None:
-            self._phonemizer = MandarinPhonemizer(load_g2p(), self._vocabulary)
+            self._phonemizer = MandarinPhonemizer(EnglishG2P.load(), self._vocabulary)
         return self._phonemizer
 
     def predict(self, ids: Sequence[int], voice: str, speed: float) -> KokoroSpeech:

@@ -163,6 +163,15 @@ class EnglishG2P:
     normalize: Callable[[str], str]
     make_token: Callable[..., Any]
 
+    @classmethod
+    def load(cls) -> EnglishG2P:
+        """Load it for American English; takes half a second."""
+        from hibari.g2p import G2P
+        from hibari.g2p.normalize import normalize
+        from hibari.g2p.token import Tok
+
+        return cls(G2P(), normalize, Tok)
+
 
 class Phonemizer:
     """Converts segments to phrases with hibari's American English G2P.
