@@ -14,6 +14,7 @@ from statistics import median
 from time import perf_counter
 
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine
+from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     started = perf_counter()
-    engine = HibariEngine()
+    engine = HibariEngine(HibariModel())
     loaded = perf_counter()
     engine.warm_up()
     warm = perf_counter()

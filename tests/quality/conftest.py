@@ -12,6 +12,7 @@ from tests.quality.judge import Judge, missing_reason
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker
 from tts_worker.engine.hibari.engine import VOICE, HibariEngine
+from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.settings import load_settings
 from tts_worker.types import (
     Audio,
@@ -52,7 +53,7 @@ def judge() -> Judge:
 
 @pytest.fixture(scope="session")
 def cpu_voice() -> HibariEngine:
-    engine = HibariEngine()
+    engine = HibariEngine(HibariModel())
     engine.warm_up()
     return engine
 

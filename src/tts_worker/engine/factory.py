@@ -119,15 +119,17 @@ def stored_voices_dir(settings: EngineSettings) -> Path | None:
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
-    from tts_worker.engine.hibari.engine import HibariEngine, HibariSettings
+    from tts_worker.engine.hibari.engine import HibariEngine
+    from tts_worker.engine.hibari.model import HibariModel
 
-    return HibariEngine(HibariSettings(max_utterances=settings.max_utterances, threads=settings.threads))
+    return HibariEngine(HibariModel(threads=settings.threads), max_utterances=settings.max_utterances)
 
 
 def _kokoro(settings: KokoroEngineSettings) -> Engine:
-    from tts_worker.engine.kokoro.engine import KokoroEngine, KokoroSettings
+    from tts_worker.engine.kokoro.engine import KokoroEngine
+    from tts_worker.engine.kokoro.model import KokoroModel
 
-    return KokoroEngine(KokoroSettings(max_utterances=settings.max_utterances, threads=settings.threads))
+    return KokoroEngine(KokoroModel(settings.threads), max_utterances=settings.max_utterances)
 
 
 def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None, memory_share: float) -> Engine:

@@ -47,12 +47,12 @@ def test_tone_engine_starts_in_order_of_arrival(numbers: list[int]) -> None:
 
 def test_cpu_voice_starts_in_order_of_arrival(hibari_model: HibariModel) -> None:
     keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100, 10, 2, 30, 4, 11, 200, 5, 12)]
-    case = EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), LONG, ())
+    case = EngineCase(lambda: HibariEngine(hibari_model), SynthesisParams(VOICE), LONG, ())
     assert first_audio_order(case, keys) == keys
 
 
 def test_order_of_arrival_survives_a_step_without_text(hibari_model: HibariModel) -> None:
     """A step between the openings passes over the utterances that wait for text; they keep their places."""
     keys = [UtteranceKey(f"s-{number}", 1) for number in (3, 20, 1, 100)]
-    case = EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), LONG, ())
+    case = EngineCase(lambda: HibariEngine(hibari_model), SynthesisParams(VOICE), LONG, ())
     assert first_audio_order(case, keys, opened_before=3) == keys

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.engine.hibari.model import MODEL_SHA256, HibariModel, Spectra
 from tts_worker.engine.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
@@ -42,9 +42,7 @@ KEY = UtteranceKey("s", 1)
 
 
 def make_driver(model: HibariModel, params: SynthesisParams = PARAMS, max_utterances: int = 64) -> EngineDriver:
-    return EngineDriver(
-        EngineCase(lambda: HibariEngine(HibariSettings(max_utterances=max_utterances), model), params, (), ())
-    )
+    return EngineDriver(EngineCase(lambda: HibariEngine(model, max_utterances=max_utterances), params, (), ()))
 
 
 def speak(model: HibariModel, *parts: tuple[str, Boundary], params: SynthesisParams = PARAMS) -> EngineOutput:
@@ -68,7 +66,7 @@ def quiet_ranges(pcm: bytes, min_ms: int = 40) -> list[tuple[int, int]]:
 
 
 def test_info_describes_the_voice(hibari_model: HibariModel) -> None:
-    info = HibariEngine(HibariSettings(max_utterances=7), hibari_model).info
+    info = HibariEngine(hibari_model, max_utterances=7).info
     assert (info.name, info.voices, info.languages) == ("hibari", ("heart",), ("en",))
     assert info.alignment is Alignment.MEASURED
     assert info.max_utterances == 7

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tts_worker.engine.base import Engine
-from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.types import Boundary, SynthesisParams
 
@@ -14,8 +14,8 @@ from tts_worker.types import Boundary, SynthesisParams
 class ThreadedEngine(HibariEngine):
     """Runs the network on its thread, and waits for it where it has nothing else to do."""
 
-    def __init__(self, settings: HibariSettings, model: HibariModel) -> None:
-        super().__init__(settings, model)
+    def __init__(self, model: HibariModel, *, max_utterances: int) -> None:
+        super().__init__(model, max_utterances=max_utterances)
         self.on_work(lambda: None)
 
     @property
@@ -26,12 +26,10 @@ class ThreadedEngine(HibariEngine):
 
 @pytest.mark.parametrize("make", [HibariEngine, ThreadedEngine])
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
-def test_hibari_engine_contract(
-    check: ContractCheck, make: Callable[[HibariSettings, HibariModel], Engine], hibari_model: HibariModel
-) -> None:
+def test_hibari_engine_contract(check: ContractCheck, make: Callable[..., Engine], hibari_model: HibariModel) -> None:
     check(
         EngineCase(
-            make=lambda: make(HibariSettings(max_utterances=10), hibari_model),
+            make=lambda: make(hibari_model, max_utterances=10),
             params=SynthesisParams(VOICE, speed=1.5, seed=3),
             segments=segments(("Yes, ", Boundary.CLAUSE), ("it is $5.", Boundary.SENTENCE), (" 好 Bye!", Boundary.END)),
             unspeakable=segments(("你好。", Boundary.SENTENCE), ("… 😀", Boundary.END)),

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tts_worker.engine.hibari.engine import VOICE, HibariEngine, HibariSettings
+from tts_worker.engine.hibari.engine import VOICE, HibariEngine
 from tts_worker.engine.hibari.model import HibariModel, Spectra
 from tts_worker.engine.phrases.sequence import PhrasePhase
 from tts_worker.engine.phrases.text import Phonemizer
@@ -69,8 +69,7 @@ class Subject:
         before = set(threading.enumerate())
         self.model = GatedModel(model)
         self._woken = threading.Event()
-        settings = HibariSettings(max_utterances=4)
-        self.engine = HibariEngine(settings, cast(HibariModel, self.model))
+        self.engine = HibariEngine(cast(HibariModel, self.model), max_utterances=4)
         self.engine.on_work(self._woken.set)
         (self.thread,) = set(threading.enumerate()) - before
         self.driver = EngineDriver(EngineCase(lambda: self.engine, SynthesisParams(VOICE), (), ()))
@@ -105,7 +104,7 @@ def subject(hibari_model: HibariModel) -> Iterator[Subject]:
 @pytest.fixture(scope="module")
 def pcm(hibari_model: HibariModel) -> bytes:
     """The audio of ``TEXT`` without a thread."""
-    driver = EngineDriver(EngineCase(lambda: HibariEngine(None, hibari_model), SynthesisParams(VOICE), (), ()))
+    driver = EngineDriver(EngineCase(lambda: HibariEngine(hibari_model), SynthesisParams(VOICE), (), ()))
     output = driver.open(KEY)
     driver.send_text(KEY, TEXT)
     driver.drain()

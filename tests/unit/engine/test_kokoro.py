@@ -15,7 +15,7 @@ from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, 
 from tests.fakes.opened_files import opened_files
 from tts_worker.engine.hibari.model import HibariModel
 from tts_worker.engine.kokoro import model as kokoro_model
-from tts_worker.engine.kokoro.engine import KokoroEngine, KokoroSettings
+from tts_worker.engine.kokoro.engine import KokoroEngine
 from tts_worker.engine.kokoro.mandarin import MandarinPhonemizer
 from tts_worker.engine.kokoro.model import DURATION_SAMPLES, VOICES, KokoroModel, KokoroSpeech
 from tts_worker.engine.phrases.text import EnglishG2P, Phonemizer, Phrase
@@ -129,7 +129,7 @@ def test_kokoro_engine_contract(check: ContractCheck, phonemizer: MandarinPhonem
     model = cast(KokoroModel, ToneModel(phonemizer))
     check(
         EngineCase(
-            make=lambda: KokoroEngine(KokoroSettings(max_utterances=10), model),
+            make=lambda: KokoroEngine(model, max_utterances=10),
             params=SynthesisParams("kumo", speed=1.5, seed=3),
             segments=segments(("好的, ", Boundary.CLAUSE), ("it is 5元。", Boundary.SENTENCE), (" Bye!", Boundary.END)),
             unspeakable=segments(("。。", Boundary.SENTENCE), ("… 😀", Boundary.END)),
@@ -141,7 +141,7 @@ def test_unknown_words_need_no_file_after_the_warm_up(
     phonemizer: MandarinPhonemizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phonemizer.g2p, "_oov", None)  # as in a new process: it is loaded at the first unknown word
-    engine = KokoroEngine(model=cast(KokoroModel, ToneModel(phonemizer)))
+    engine = KokoroEngine(cast(KokoroModel, ToneModel(phonemizer)))
     engine.warm_up()
     with opened_files() as files:
         assert engine.speak(KEY, SynthesisParams("kumo"), segments(("A xyzzyq.", Boundary.END)))
@@ -150,9 +150,7 @@ def test_unknown_words_need_no_file_after_the_warm_up(
 
 def test_silence_around_a_phrase_is_cut(phonemizer: MandarinPhonemizer) -> None:
     driver = EngineDriver(
-        EngineCase(
-            lambda: KokoroEngine(model=cast(KokoroModel, ToneModel(phonemizer))), SynthesisParams("kumo"), (), ()
-        )
+        EngineCase(lambda: KokoroEngine(cast(KokoroModel, ToneModel(phonemizer))), SynthesisParams("kumo"), (), ())
     )
     output = driver.open(KEY)
     driver.send_text(KEY, segments(("你好。", Boundary.END)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,19 +16,6 @@ from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
 VOICE = "heart"
 LANGUAGE = "en"
 SPEED_RANGE = (0.5, 2.0)
-
-
-@dataclass(frozen=True, slots=True)
-class HibariSettings:
-    """Settings of the CPU voice.
-
-    Attributes:
-        max_utterances: Utterances served at a time.
-        threads: Threads of the network; one is fastest for a model this small.
-    """
-
-    max_utterances: int = 64
-    threads: int = 1
 
 
 class _HibariNetwork(PhraseNetwork[Spectra]):
@@ -54,27 +40,27 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
 class HibariEngine(PhraseEngine[Spectra]):
     """Synthesizes English speech on the CPU.
 
-    Loading takes a third of a second and ``warm_up`` about one (it loads the dictionaries).
-    ``SynthesisParams.instruct`` has no effect: the voice has one style.
+    ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: the voice
+    has one style.
 
-    Raises:
-        EngineFault: The voice is not installed, or its model does not match this release.
+    Args:
+        model: The network.
+        max_utterances: Utterances served at a time.
     """
 
-    def __init__(self, settings: HibariSettings | None = None, model: HibariModel | None = None) -> None:
-        settings = settings or HibariSettings()
+    def __init__(self, model: HibariModel, *, max_utterances: int = 64) -> None:
         super().__init__(
             EngineInfo(
                 name="hibari",
                 voices=(VOICE,),
                 languages=(LANGUAGE,),
                 alignment=Alignment.MEASURED,
-                max_utterances=settings.max_utterances,
+                max_utterances=max_utterances,
                 reads_numbers=True,
                 speed_range=SPEED_RANGE,
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),
-            _HibariNetwork(model or HibariModel(threads=settings.threads)),
+            _HibariNetwork(model),
         )
 
     def warm_up(self) -> None:

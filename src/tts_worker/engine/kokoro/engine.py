@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,19 +30,6 @@ _MAX_PHONEMES = 90
 
 _QUIET_DBFS = -50.0
 _BLOCK_SAMPLES = 12_000
-
-
-@dataclass(frozen=True, slots=True)
-class KokoroSettings:
-    """Settings of the Kokoro voices.
-
-    Attributes:
-        max_utterances: Utterances served at a time.
-        threads: Threads of the network; None uses all cores, up to four.
-    """
-
-    max_utterances: int = 4
-    threads: int | None = None
 
 
 class KokoroSynthesis(PhraseSynthesis[KokoroSpeech]):
@@ -106,30 +91,28 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
     comes after half its duration or later. ``SynthesisParams.instruct`` has no effect; the seed neither: the phase of
     the network's noise is drawn inside of it.
 
-    Raises:
-        MissingExtra: The packages of the voices are not installed.
-        EngineFault: Its model does not match this release.
+    Args:
+        model: The network.
+        max_utterances: Utterances served at a time.
     """
 
     MAX_RUN_S = 20.0
     SHARES_THREAD = False
     MAX_RUNS = 1  # a new call must not wait for two of them
 
-    def __init__(self, settings: KokoroSettings | None = None, model: KokoroModel | None = None) -> None:
-        settings = settings or KokoroSettings()
-        threads = settings.threads or min(4, os.cpu_count() or 1)
+    def __init__(self, model: KokoroModel, *, max_utterances: int = 4) -> None:
         super().__init__(
             EngineInfo(
                 name="kokoro",
                 voices=tuple(VOICES),
                 languages=LANGUAGES,
                 alignment=Alignment.MEASURED,
-                max_utterances=settings.max_utterances,
+                max_utterances=max_utterances,
                 reads_numbers=True,
                 speed_range=SPEED_RANGE,
                 extra=(("model", "Kokoro-82M v1.0 int8"),),
             ),
-            _KokoroNetwork(model or KokoroModel(threads)),
+            _KokoroNetwork(model),
         )
 
     def warm_up(self) -> None:

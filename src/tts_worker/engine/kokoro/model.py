@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,14 +50,14 @@ class KokoroModel:
     """The loaded network; one per process, about 250 MB.
 
     Args:
-        threads: Threads of the network.
+        threads: Threads of the network; None uses all cores, up to four.
 
     Raises:
         MissingExtra: The packages of the voices are not installed.
         EngineFault: The model does not have the expected hash.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         if any(importlib.util.find_spec(name) is None for name in _REQUIRED):
             raise MissingExtra("the Kokoro voices", "voices")
         data = _folder(_PACKAGE) / "data"
@@ -64,7 +65,7 @@ class KokoroModel:
         model = b"".join(part.read_bytes() for part in parts)
         if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
             raise EngineFault("the model of the Kokoro voices is not what this release requires; reinstall the extra")
-        self._session = open_session(model, _OUTPUTS, threads)
+        self._session = open_session(model, _OUTPUTS, threads or min(4, os.cpu_count() or 1))
         self._vocabulary: Mapping[str, int] = json.loads((data / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with np.load(data / "voices_ja.npz") as styles:
             self._styles: dict[str, Floats] = {name: styles[style][:, 0] for name, style in VOICES.items()}
