@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
-from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice import loader, memory
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.loader import CUDA_MEMORY_SHARE, CUDA_WORKING_BYTES, page_budget, weight_bytes
+from tts_worker.engine.cosyvoice.memory import CUDA_MEMORY_SHARE, CUDA_WORKING_BYTES, page_budget, weight_bytes
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError
 
@@ -63,11 +63,11 @@ def test_pages_take_85_percent_beside_the_other_caches(free_gb: int, monkeypatch
         ),
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_gb * GB, (free_gb + 2) * GB))
-    monkeypatch.setattr(loader, "MAX_PAGES", 1 << 60)
-    pages = loader.page_count(subject, 64, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(memory, "MAX_PAGES", 1 << 60)
+    pages = memory.page_count(subject, 64, None)  # type: ignore[arg-type]
     decoder = Decoder(loaded, slots=64, max_tokens=LM_TOKENS, stream=HostStream(), runner=EagerRunner())
     room = free_gb * GB - decoder._pool.data.nbytes
-    each = loader.page_bytes(loaded.config, torch.bfloat16)
+    each = memory.page_bytes(loaded.config, torch.bfloat16)
     assert CUDA_MEMORY_SHARE == 0.85
     assert pages == int(CUDA_MEMORY_SHARE * room / each)
 

@@ -1,10 +1,8 @@
-"""Builds an engine from a model directory: device, precision, memory and settings."""
+"""Builds an engine from a model directory: device, precision and settings."""
 
 from __future__ import annotations
 
-import gc
 import logging
-import math
 import os
 import re
 import sys
@@ -20,11 +18,9 @@ from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptio
 from tts_worker.engine.cosyvoice.backends.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
-from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
-from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
+from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import (
-    LM_TOKENS,
     OLDEST_TORCH,
     AttentionMode,
     CompileMode,
@@ -34,6 +30,7 @@ from tts_worker.engine.cosyvoice.engine_config import (
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
+from tts_worker.engine.cosyvoice.memory import page_count, return_unused_memory
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -42,13 +39,8 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
-CPU_MEMORY_GB = 4.0
-CUDA_MEMORY_SHARE = 0.85  # of the memory that is free beside the weights and the cache of the language model
-CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, contexts of the flow and captured graphs
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 CUDA_UTTERANCES = 64  # slots and largest decode batch by default
-MIN_PAGES = 12
-MAX_PAGES = 65_536
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 
 
@@ -156,7 +148,7 @@ def _load_engine(
     elif options.first_tokens > (most := bundle.config.chunked_flow.chunk_tokens):
         raise ConfigError(f"first_tokens: must be at most {most}, the tokens of a chunk, not {options.first_tokens}")
     if cuda:
-        _return_unused_memory()
+        return_unused_memory()
     is_loaded = networks is not None
     if networks is None:
         networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
@@ -176,7 +168,7 @@ def _load_engine(
         ),
     )
     if half and backend.active is Backend.TORCH and not is_loaded:
-        halve_flow(networks)
+        networks.flow.use_dtype(torch.bfloat16)
     has_graphs = backend.active is Backend.TORCH and not is_v1
     max_utterances = options.max_utterances or (CUDA_UTTERANCES if cuda else 16)
     config = StreamingConfig(
@@ -206,16 +198,6 @@ def _load_engine(
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, config, script))
-
-
-def _return_unused_memory() -> None:
-    """Return to the driver what PyTorch keeps of engines that were closed.
-
-    ``page_count`` asks the driver what is free. Weights that are allocated before would split the one block that held
-    all pages of an engine, which then cannot be returned at all.
-    """
-    gc.collect()  # an engine refers to itself
-    torch.cuda.empty_cache()
 
 
 def _check_counts(options: LoadOptions) -> None:
@@ -282,91 +264,10 @@ def load_networks(bundle: Bundle, device: torch.device, *, half: bool, float32_p
     lm_dtype = torch.bfloat16 if half else torch.float32
     networks = Networks.load(bundle, device=device, lm_dtype=lm_dtype, float32_phase=float32_phase)
     if half:
-        halve_flow(networks)
+        networks.flow.use_dtype(torch.bfloat16)
     return networks
-
-
-def halve_flow(networks: Networks) -> None:
-    """Convert the flow estimator to bfloat16 (in place).
-
-    Sums of norms, rotary angles, scores, solver state, encoder and vocoder stay in float32, the pitch in float64.
-    """
-    networks.flow.use_dtype(torch.bfloat16)
 
 
 def bundle_voices(bundle: Bundle) -> dict[str, Voice]:
     """Return the voices of the model directory, by name."""
     return bundled_voices(bundle.speaker_info, bundle.config) if bundle.speaker_info.is_file() else {}
-
-
-def page_bytes(config: CosyVoiceConfig, dtype: torch.dtype) -> int:
-    """Return the size of one page.
-
-    A page holds keys and values of one chunk: of all estimator layers in all guided solver steps, and of the encoder.
-    """
-    flow = config.chunked_flow
-    frames = flow.chunk_tokens * flow.frames_per_token
-    values = 0
-    if flow.unet is not None:
-        values = (flow.unet.mid_blocks + 2) * flow.unet.blocks * flow.unet.heads * flow.unet.head_dim
-    elif flow.dit is not None:
-        values = flow.dit.depth * flow.dit.heads * flow.dit.head_dim
-    values *= (2 * flow.steps - 1) * frames
-    if flow.encoder is not None:
-        values += flow.encoder.output_size * (flow.encoder.layers * flow.chunk_tokens + flow.encoder.up_layers * frames)
-    return 2 * values * dtype.itemsize
-
-
-def lm_cache_bytes(config: CosyVoiceConfig, slots: int, max_tokens: int, dtype: torch.dtype) -> int:
-    """Return the size of the language model's KV cache."""
-    lm = config.lm
-    return 2 * lm.cache_layers * slots * lm.kv_heads * (max_tokens + 1) * lm.head_dim * dtype.itemsize
-
-
-def page_budget(free_bytes: int, total_bytes: int, weight_bytes: int, lm_cache_bytes: int, share: float) -> float:
-    """Return the memory for the pages of an engine that may use ``share`` of a device.
-
-    Engines with the same share get the same budget, whichever is loaded first, as long as that much is free.
-
-    Args:
-        free_bytes: Free memory after loading the weights.
-        total_bytes: Memory of the device.
-        weight_bytes: Weights of this engine.
-        lm_cache_bytes: KV cache of the language model, which is allocated beside the pages.
-        share: Part of the device for this engine, weights included.
-    """
-    available = min(free_bytes, share * total_bytes - weight_bytes) - lm_cache_bytes
-    return max(0.0, min(CUDA_MEMORY_SHARE * available, available - CUDA_WORKING_BYTES))
-
-
-def weight_bytes(networks: Networks) -> int:
-    """Return the memory of the parameters and buffers."""
-    modules = (networks.lm, networks.flow, networks.hift)
-    tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def page_count(networks: Networks, utterances: int, memory_gb: float | None, memory_share: float = 1.0) -> int:
-    """Return how many pages fit into the memory. Raises ConfigError if they are too few for one utterance."""
-    if networks.config.family == V1:
-        return MIN_PAGES  # its flow has none
-    each = page_bytes(networks.config, networks.flow.dtype)
-    device = networks.device
-    if memory_gb is not None:
-        budget = memory_gb * 1e9
-    elif device.type == "cuda":
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        lm_dtype = networks.lm.llm_decoder.weight.dtype
-        lm_bytes = lm_cache_bytes(networks.config, utterances + EXTRA_SLOTS, LM_TOKENS, lm_dtype)
-        budget = page_budget(free_bytes, total_bytes, weight_bytes(networks), lm_bytes, memory_share)
-    else:
-        budget = CPU_MEMORY_GB * 1e9
-    if not math.isfinite(budget):
-        raise ConfigError(f"memory_gb: must be a finite number, not {memory_gb}")
-    pages = min(int(budget / each), MAX_PAGES)
-    if pages < MIN_PAGES:
-        raise ConfigError(
-            f"memory_gb: {budget / 1e9:.1f} GB hold {pages} s of audio; this model needs at least "
-            f"{MIN_PAGES * each / 1e9:.1f} GB"
-        )
-    return pages
