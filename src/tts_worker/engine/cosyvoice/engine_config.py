@@ -34,57 +34,68 @@ class AttentionMode(str, Enum):
     GATHER = "gather"  # PyTorch's attention, over copies of keys and values
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Settings that are the same on every device: ``LoadOptions`` and ``StreamingConfig`` have them.
+
+    Attributes:
+        first_tokens: Speech tokens before the first chunk boundary. The flow prompt is trimmed to match.
+        context_tokens: Speech tokens of earlier clauses that a clause continues; fewer if the bundle says so.
+        max_segment_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
+            chunk more expensive than an early one.
+        cached_voices: Voices with a prepared prompt that stay in memory while unused.
+        burst_tokens: Decode steps of one pass.
+        smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
+        kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
+    """
+
+    first_tokens: int = 8
+    context_tokens: int = 250
+    max_segment_s: int = 30
+    cached_voices: int = 4
+    burst_tokens: int = 8
+    smooth_start: bool = True
+    kernels: bool = True
+
+
 @dataclass(frozen=True, slots=True)
-class StreamingConfig:
+class StreamingConfig(EngineOptions):
     """Settings of one engine. Sizes that cannot work raise ``ConfigError``.
 
     Attributes:
         max_utterances: Slots of the language model.
         text_mode: How text that is still being written becomes speech tokens.
-        first_tokens: Speech tokens before the first chunk boundary. The flow prompt is trimmed to match.
         overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
-        context_tokens: Speech tokens of earlier clauses that a clause continues; fewer if the bundle says so.
-        max_segment_s: Longest audio segment (audio between two sentence ends). Attention over the segment makes a late
-            chunk more expensive than an early one.
         lm_tokens: Longest sequence of the language model.
         pages: Flow memory in chunks of one second, shared by all utterances and voices.
-        cached_voices: Voices with a prepared prompt that stay in memory while unused.
         decode_batch: Most utterances in one language model pass.
         render_batch: Most utterances in one flow or vocoder pass. With 1, the audio of an utterance does not depend on
             other utterances, to the bit.
-        burst_tokens: Decode steps of one pass.
-        smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
         first_chunk_on_device: On CUDA, submit the first chunk of a call as one piece of work, from the prefill to the
             audio; the host reads its tokens afterwards.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
-        kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
         compile: Compile computations before they are captured (``backends.compiling``).
         attention: What computes attention on CUDA. ``gather`` applies to all engines of the process.
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
+
+    The other settings are those of ``EngineOptions``.
     """
 
     max_utterances: int = 16
     text_mode: TextMode = TextMode.CLAUSE
-    first_tokens: int = 8
     overlap: bool = False
     stride_chunks: int = 1
-    context_tokens: int = 250
-    max_segment_s: int = 30
     lm_tokens: int = LM_TOKENS
     pages: int = 160
-    cached_voices: int = 4
     decode_batch: int = 16
     render_batch: int = 1
-    burst_tokens: int = 8
-    smooth_start: bool = True
     first_chunk_on_device: bool = True
     retries: int = 2
     graphs: bool = False
-    kernels: bool = True
     compile: CompileMode = CompileMode.AUTO
     attention: AttentionMode = AttentionMode.AUTO
     audio_graphs: bool = True

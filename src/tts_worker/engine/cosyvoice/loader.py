@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from tts_worker.engine.cosyvoice.engine_config import (
     OLDEST_TORCH,
     AttentionMode,
     CompileMode,
+    EngineOptions,
     StreamingConfig,
     TextMode,
 )
@@ -45,7 +46,7 @@ _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "atte
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class LoadOptions(EngineOptions):
     """Options of ``load_engine``. ``None`` selects a value for the device.
 
     Attributes:
@@ -62,7 +63,7 @@ class LoadOptions:
         memory_share: Part of the GPU's memory for this engine, weights included; processes that share a GPU divide it.
         plan_cache: Directory of the engines that TensorRT builds; ``None``: in the user's cache directory.
 
-    The other options are those of ``StreamingConfig``.
+    The other options are those of ``EngineOptions`` and ``StreamingConfig``.
     """
 
     bundle: Path
@@ -74,22 +75,15 @@ class LoadOptions:
     overlap: bool | None = None
     backend: str = "torch"
     graphs: bool = True
-    kernels: bool = True
     compile: str = "auto"
     attention: str = "auto"
     max_utterances: int | None = None
     text_mode: str = "clause"
-    first_tokens: int = 8
     stride_chunks: int | None = None
-    context_tokens: int = 250
-    max_segment_s: int = 30
     memory_gb: float | None = None
     memory_share: float = 1.0
-    cached_voices: int = 4
     decode_batch: int | None = None
     render_batch: int | None = None
-    burst_tokens: int = 8
-    smooth_start: bool = True
     first_chunk_on_device: bool = True
     graphs_dir: Path | None = None
     allow_special: bool = False
@@ -171,33 +165,27 @@ def _load_engine(
         networks.flow.use_dtype(torch.bfloat16)
     has_graphs = backend.active is Backend.TORCH and not is_v1
     max_utterances = options.max_utterances or (CUDA_UTTERANCES if cuda else 16)
-    config = StreamingConfig(
+    settings = StreamingConfig(
+        **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
         overlap=overlap,
         max_utterances=max_utterances,
         text_mode=TextMode(options.text_mode),
-        first_tokens=options.first_tokens,
         stride_chunks=stride_chunks,
-        context_tokens=options.context_tokens,
-        max_segment_s=options.max_segment_s,
         pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
-        cached_voices=options.cached_voices,
         decode_batch=options.decode_batch or (CUDA_UTTERANCES if cuda else 16),
         render_batch=render_batch,
-        burst_tokens=options.burst_tokens,
-        smooth_start=options.smooth_start,
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and cuda,
-        kernels=options.kernels,
         compile=CompileMode(options.compile),
         attention=AttentionMode(options.attention),
         audio_graphs=has_graphs,
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
-    components = Components.build(networks, tokenizer, voices, config, stored=stored, enrolled=enrolled)
+    components = Components.build(networks, tokenizer, voices, settings, stored=stored, enrolled=enrolled)
     components.backend = backend
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
-    return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, config, script))
+    return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, settings, script))
 
 
 def _check_counts(options: LoadOptions) -> None:

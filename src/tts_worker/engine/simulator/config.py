@@ -31,7 +31,7 @@ def never_fails(operation: Need, members: tuple[UtteranceKey, ...]) -> bool:
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """Settings of the simulated engine; those of ``StreamingConfig`` have the same names.
+    """Settings of the simulated engine; those that the CosyVoice engine has, too, have the same names.
 
     Attributes:
         vocoder_context_tokens: Speech tokens whose frames the vocoder computes again with each chunk.
