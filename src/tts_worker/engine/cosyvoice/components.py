@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -89,11 +89,11 @@ class Components:
     voice_cache: VoiceCache
     streams: ExecutionStreams
     graph_runners: tuple[GraphRunner, GraphRunner]
-    backend: BackendState = field(default_factory=BackendState)
-    compiler: Compiler | None = None
-    missing: tuple[str, ...] = ()
-    kernel_faults: Mapping[str, str] = field(default_factory=dict)
-    start_s: dict[str, float] = field(default_factory=dict)
+    backend: BackendState
+    compiler: Compiler | None
+    missing: tuple[str, ...]
+    kernel_faults: Mapping[str, str]
+    start_s: dict[str, float]
 
     @classmethod
     def build(
@@ -105,6 +105,7 @@ class Components:
         *,
         stored: Path | None = None,
         enrolled: EnrolledVoices | None = None,
+        backend: BackendState | None = None,
         graph_runners: tuple[GraphRunner, GraphRunner] | None = None,
         streams: ExecutionStreams | None = None,
     ) -> Components:
@@ -117,6 +118,7 @@ class Components:
             settings: Settings of the engine.
             stored: Directory of stored voices.
             enrolled: Voices enrolled at run time.
+            backend: What runs flow and vocoder; None: PyTorch.
             graph_runners: Replace those of the device, for tests.
             streams: Replaces the streams of the device, for tests.
         """
@@ -162,7 +164,8 @@ class Components:
             voice_cache,
             streams,
             graph_runners,
-            compiler=compiler,
+            backend or BackendState(),
+            compiler,
             missing=missing_packages(networks.config.family, device, settings) + unattended,
             kernel_faults=kernel_faults,
             start_s=start_s,

@@ -182,8 +182,9 @@ def _load_engine(
     )
     stored = options.voices or options.bundle / VOICES_DIR
     voices = {**(more_voices or {}), **bundle_voices(bundle)}
-    components = Components.build(networks, tokenizer, voices, settings, stored=stored, enrolled=enrolled)
-    components.backend = backend
+    components = Components.build(
+        networks, tokenizer, voices, settings, stored=stored, enrolled=enrolled, backend=backend
+    )
     text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
     return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, settings, script))
 

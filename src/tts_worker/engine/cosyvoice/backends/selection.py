@@ -57,7 +57,7 @@ class BackendOptions:
     Attributes:
         backend: The back end.
         graphs: Directory written by ``tts-worker export onnx``.
-        plan: Chunks of the engine; None if they are not limited, as offline.
+        plan: Limits of the chunks of the engine.
         threads: Threads of ONNX Runtime on a CPU.
         allow_tf32: Whether the flow may use TF32 on a GPU.
         plan_cache: Directory of the engines of TensorRT and of its provider; None selects the user's cache directory.
@@ -65,7 +65,7 @@ class BackendOptions:
 
     backend: Backend
     graphs: Path
-    plan: ChunkPlan | None = None
+    plan: ChunkPlan
     threads: int = 1
     allow_tf32: bool = False
     plan_cache: Path | None = None
@@ -120,8 +120,6 @@ def select_backend(networks: Networks, options: BackendOptions) -> BackendState:
 
 def _use_tensorrt(networks: Networks, options: BackendOptions) -> str:
     """Run on TensorRT and describe it. Raises BackendUnavailable."""
-    if options.plan is None:
-        raise BackendUnavailable("TensorRT is for the streaming engine, whose chunks have limits")
     device = networks.device
     library, gpu = tensorrt.find_tensorrt(device)
     cache = tensorrt.PlanCache(options.plan_cache or tensorrt.default_cache())
