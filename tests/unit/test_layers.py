@@ -35,6 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.cosyvoice.phases",
         "engine.cosyvoice.render_progress",
         "engine.cosyvoice.silence",
+        "engine.cosyvoice.timings",
     ),
     ("engine",),
     ("models", "session"),

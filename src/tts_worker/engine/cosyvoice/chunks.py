@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
+
 
 @dataclass(frozen=True)
 class Chunk:

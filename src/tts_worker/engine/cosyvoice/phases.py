@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from tts_worker.types import Boundary
+
 
 class SequencePhase(Enum):
     """Where a sequence is in its life.
@@ -66,6 +68,9 @@ class SegmentPhase(Enum):
     COMPLETE = "it has all its tokens"
     RENDERED = "its final chunk is rendered"
 
+
+CLOSING_BOUNDARIES = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})
+"""Boundaries of the text after which an audio segment is CLOSING."""
 
 SEGMENT_TRANSITIONS: dict[SegmentPhase, frozenset[SegmentPhase]] = {
     SegmentPhase.OPEN: frozenset({SegmentPhase.CLOSING, SegmentPhase.COMPLETE}),

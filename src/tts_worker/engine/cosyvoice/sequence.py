@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
 from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
-from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk
 from tts_worker.engine.cosyvoice.phases import (
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
@@ -24,7 +24,6 @@ from tts_worker.engine.shell import EngineSequence, Input
 from tts_worker.errors import SynthesisFailed, UnspeakableText
 from tts_worker.types import Done, Open, Segment
 
-_AHEAD_CHUNKS = 2  # unrendered chunks up to which a sequence joins a decode batch
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
 
 
@@ -57,7 +56,7 @@ class Sequence(EngineSequence):
         self._first_chunk_on_device = first_chunk_on_device and command.paced
         self._lm_ms = 0.0  # since the last rendered chunk
         flow = spec.config.flow
-        self._max_ahead_tokens = _AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
+        self._max_ahead_tokens = AHEAD_CHUNKS * flow.chunk_tokens + flow.lookahead_tokens
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

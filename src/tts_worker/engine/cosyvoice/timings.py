@@ -39,15 +39,15 @@ class StageTimings:
     def add_burst(self, ms: float, steps: int) -> None:
         """Add a decode burst of ``steps`` steps."""
         self.decode_ms += ms
-        self.token_s = _running_mean(self.token_s, ms / 1000 / max(1, steps))
+        self.token_s = running_mean(self.token_s, ms / 1000 / max(1, steps))
 
     def add_chunks(self, flow_ms: float, vocoder_ms: float) -> None:
         """Add a flow pass and the vocoder pass after it."""
         self.flow_ms += flow_ms
         self.vocoder_ms += vocoder_ms
-        self.chunk_s = _running_mean(self.chunk_s, (flow_ms + vocoder_ms) / 1000)
+        self.chunk_s = running_mean(self.chunk_s, (flow_ms + vocoder_ms) / 1000)
 
 
-def _running_mean(mean: float, value: float) -> float:
+def running_mean(mean: float, value: float) -> float:
     """Update an exponential running mean. A mean of 0 has no values yet."""
     return value if mean == 0.0 else 0.9 * mean + 0.1 * value

@@ -18,7 +18,7 @@ from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.interleave import Interleave, InterleaveRule
-from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, SegmentPhase, TextPhase
+from tts_worker.engine.cosyvoice.phases import CLOSING_BOUNDARIES, TEXT_TRANSITIONS, SegmentPhase, TextPhase
 from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
@@ -32,7 +32,6 @@ from tts_worker.text.language import is_written_otherwise
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
 
-_CLOSING_BOUNDARIES = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})
 _SENTENCE_ENDS = tuple(".!?…。！？")
 _SPEECH_PER_TEXT = 7  # speech tokens per text token of slow English
 _MASK = (1 << 64) - 1
@@ -296,7 +295,7 @@ class TokenGenerator:
         if not self._interleaved:
             segment = self._text_segments.popleft()
             self._encode(audio_segment, segment)
-            if segment.boundary in _CLOSING_BOUNDARIES or self._is_long(audio_segment):
+            if segment.boundary in CLOSING_BOUNDARIES or self._is_long(audio_segment):
                 self._close_after_run(audio_segment)
         self._start_run(audio_segment)
         self._feed_interleaved()
@@ -467,7 +466,7 @@ class TokenGenerator:
             # Counted in text, because the amount of speech drawn by now depends on time.
             expected = len(self._run_text.ids) * _SPEECH_PER_TEXT
             stops = segment.text.rstrip().endswith(_SENTENCE_ENDS) and 2 * expected >= self._max_drawn_tokens
-            if segment.boundary in _CLOSING_BOUNDARIES or stops or expected >= self._max_drawn_tokens:
+            if segment.boundary in CLOSING_BOUNDARIES or stops or expected >= self._max_drawn_tokens:
                 self._close_after_run(audio_segment)
         if self.phase is TextPhase.ENDED and not self._text_segments:
             self._close_after_run(audio_segment)

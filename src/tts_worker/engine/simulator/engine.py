@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tts_worker.engine.cosyvoice.chunks import Chunk, trimmed_prompt
 from tts_worker.engine.cosyvoice.phases import SequencePhase, TokenPass
+from tts_worker.engine.cosyvoice.timings import running_mean
 from tts_worker.engine.scheduler import (
     Batch,
     Budgets,
@@ -326,7 +327,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
             self._handle_fault(done)
             return
         if done.operation is Need.DECODE:
-            self._token_us = _running_mean(self._token_us, done.duration_us / max(1, done.steps))
+            self._token_us = running_mean(self._token_us, done.duration_us / max(1, done.steps))
         for sequence in done.members:
             if not sequence.has_ended:
                 sequence.draw(done.steps)
@@ -404,7 +405,7 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         assert self._vocoder is not None
         done = self._vocoder
         self._vocoder = None
-        self._chunk_us = _running_mean(self._chunk_us, done.duration_us)
+        self._chunk_us = running_mean(self._chunk_us, done.duration_us)
         wall_ms = done.duration_us / 1000 / len(done.members)
         for sequence, chunk in zip(done.members, done.chunks, strict=True):
             if sequence.has_ended:
@@ -446,7 +447,3 @@ class SimulatedEngine(EngineShell[SimulatedSequence]):
         self.free_pages += segment.pages
         segment.pages = 0
         segment.computed_tokens = sequence.voice.shared_chunks * CHUNK_TOKENS
-
-
-def _running_mean(mean: float, value: float) -> float:
-    return value if mean == 0.0 else 0.9 * mean + 0.1 * value

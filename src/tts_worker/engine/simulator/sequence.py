@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
+from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk, GridPlan
 from tts_worker.engine.cosyvoice.phases import (
+    CLOSING_BOUNDARIES,
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
     SegmentPhase,
@@ -18,10 +19,8 @@ from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence
 from tts_worker.engine.simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
-from tts_worker.types import Boundary, Open, Segment
+from tts_worker.types import Open, Segment
 
-_AHEAD_CHUNKS = 2  # unrendered chunks up to which an utterance joins a decode batch
-_CLOSING_BOUNDARIES = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})
 _CHARS_PER_TEXT_TOKEN = 4
 
 
@@ -143,7 +142,7 @@ class SimulatedSequence(EngineSequence):
         tokens = self._tokens_of(self.key, self._runs, segment)
         self._runs += 1
         if tokens > 0:
-            closes = segment.boundary in _CLOSING_BOUNDARIES
+            closes = segment.boundary in CLOSING_BOUNDARIES
             self._text.append((len(segment.text) // _CHARS_PER_TEXT_TOKEN + 1, tokens, closes))
 
     def close_text(self) -> None:
@@ -257,7 +256,7 @@ class SimulatedSequence(EngineSequence):
     @property
     def joins(self) -> Need:
         """The operation of a language model batch that it may join."""
-        max_tokens = _AHEAD_CHUNKS * CHUNK_TOKENS + LOOKAHEAD_TOKENS
+        max_tokens = AHEAD_CHUNKS * CHUNK_TOKENS + LOOKAHEAD_TOKENS
         if not self.has_capacity or self.unrendered_tokens >= max_tokens:
             return Need.NONE
         return self._needs_tokens
