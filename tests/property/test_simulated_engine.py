@@ -126,7 +126,7 @@ def test_first_audio_is_the_sum_of_its_stages() -> None:
     # of 4 of its 8 tokens until it knows what follows.
     assert listener.received[0] == ((7_000 + 10 * 1_000 + 20_000 + 10_000 * 8 // 25) / SECOND_US, 4 * SAMPLES_PER_TOKEN)
     assert (listener.outcome, listener.samples) == ("done", 100 * SAMPLES_PER_TOKEN)
-    assert run.engine.active_utterances == 0
+    assert not run.engine.sequences
 
 
 @settings(deadline=None, max_examples=10)
@@ -261,7 +261,7 @@ def test_faults_change_no_other_outcome(
             assert listener.error == "synthesis_failed"
         else:
             assert (listener.outcome, listener.samples) == ("done", healthy.of(n).samples)
-    assert run.engine.active_utterances == 0
+    assert not run.engine.sequences
     assert run.engine.free_pages == healthy.engine.free_pages
 
 
@@ -303,7 +303,7 @@ def test_stopped_stream_never_gets_another_step(
     for member, stopped_s in ended_s.items():
         assert stopped_s is not None
         assert all(at_s <= stopped_s for at_s, _ in run.listeners[member].received)
-    assert run.engine.active_utterances == 0
+    assert not run.engine.sequences
     assert run.engine.free_pages == SimulatedEngine(times, CONFIG).free_pages
 
 

@@ -344,7 +344,7 @@ class Bench:
             "cancels": count,
             "cancels_rss_growth_mb": _rounded(rss_mb() - before_mb),
             "cancels_device_growth_mb": _rounded((self._device_bytes() - before_bytes) / 1e6),
-            "cancels_left": engine.active_utterances,
+            "cancels_left": len(engine.sequences),
         }
 
 

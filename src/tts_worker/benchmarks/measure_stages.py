@@ -68,7 +68,7 @@ class PassRecorder:
     def step(self, engine: CosyVoiceEngine, now_s: float) -> Sequence[Event]:
         """Run one step of ``engine`` and note what it took."""
         before = _Totals.of(engine)
-        live = engine.active_utterances
+        live = len(engine.sequences)
         self._plan = Plan()
         began_s = perf_counter()
         events = engine.step(now_s)

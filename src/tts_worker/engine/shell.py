@@ -335,24 +335,10 @@ class EngineShell(ABC, Generic[S]):
         """Whether what runs the need of ``sequence`` is free. While False, it gives the engine nothing to do."""
         return True
 
-    def is_active(self, sequence: S) -> bool:
-        """Whether ``sequence`` is neither ended nor held."""
-        return self._active.get(sequence.key) is sequence
-
-    def mark_ready(self, sequence: S) -> None:
-        """Consider ``sequence`` in the next step, since a result for it has arrived. No effect if it is held."""
-        if self.is_active(sequence):
-            self._ready[sequence.key] = self._changed[sequence.key] = sequence
-
     def candidates(self, now_us: int) -> list[Candidate]:
         """Return the active utterances that could use a step, in order of arrival, which breaks ties."""
         found = [sequence.candidate(now_us) for sequence in self.ready_sequences()]
         return [candidate for candidate in found if candidate is not None]
-
-    def ready_sequences(self) -> list[S]:
-        """Return the active utterances that may have something to do, in order of arrival."""
-        # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
-        return sorted(self._ready.values(), key=attrgetter("arrival"))
 
     def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
         """Return what is free for ``candidates``."""
@@ -362,12 +348,28 @@ class EngineShell(ABC, Generic[S]):
         """Whether finished audio of ``sequence`` should wait."""
         return False
 
-    # -- commands -----------------------------------------------------------------------------------------------------
+    # -- what hooks may call ------------------------------------------------------------------------------------------
 
-    @property
-    def active_utterances(self) -> int:
-        """Number of utterances that hold resources."""
-        return len(self.sequences)
+    def is_active(self, sequence: S) -> bool:
+        """Whether ``sequence`` is neither ended nor held."""
+        return self._active.get(sequence.key) is sequence
+
+    def mark_ready(self, sequence: S) -> None:
+        """Consider ``sequence`` in the next step, since a result for it has arrived. No effect if it is held."""
+        if self.is_active(sequence):
+            self._ready[sequence.key] = self._changed[sequence.key] = sequence
+
+    def ready_sequences(self) -> list[S]:
+        """Return the active utterances that may have something to do, in order of arrival."""
+        # ``_ready`` has another order: a sequence without work leaves it, and comes back behind later ones.
+        return sorted(self._ready.values(), key=attrgetter("arrival"))
+
+    def fail(self, sequence: S, error: ErrorInfo) -> None:
+        """End an utterance with an error."""
+        self._free(sequence)
+        self._events.append(Failed(sequence.key, error))
+
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def handle(self, command: Command) -> None:
         """Apply a command. Commands for unknown utterances are ignored."""
@@ -526,11 +528,6 @@ class EngineShell(ABC, Generic[S]):
         else:
             self._free(sequence)
             self._events.append(end)
-
-    def fail(self, sequence: S, error: ErrorInfo) -> None:
-        """End an utterance with an error."""
-        self._free(sequence)
-        self._events.append(Failed(sequence.key, error))
 
     def _free(self, sequence: S) -> None:
         del self.sequences[sequence.key]

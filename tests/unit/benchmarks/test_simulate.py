@@ -211,7 +211,7 @@ class _Device:
             networks=SimpleNamespace(chunked_flow=SimpleNamespace(chunk_frames=50)),
         )
     )
-    active_utterances: int = 1
+    sequences: tuple[int, ...] = (1,)
 
     def step(self, now_s: float) -> list[object]:
         if self.timings.decode_ms == 0:

@@ -25,4 +25,4 @@ def test_text_engines_reject_speech_tokens(subject: EngineShell, voice: str) -> 
     (event,) = subject.step(0.0)
     assert isinstance(event, Failed)
     assert event.error.code is ErrorCode.INVALID_REQUEST
-    assert subject.active_utterances == 0
+    assert not subject.sequences

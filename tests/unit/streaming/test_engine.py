@@ -218,7 +218,7 @@ def test_batched_audio_equals_single_audio(family: str, mode: TextMode, crowd: i
         assert_pcm_close(outputs[keys[n]].pcm, expected.pcm)
         assert outputs[keys[n]].words == expected.words
     assert [end for key in keys for end in outputs[key].ends if not isinstance(end, Done)] == []
-    assert subject.active_utterances == 0
+    assert not subject.sequences
 
 
 def split_segments(text: str, cuts: list[int], *, by_word: bool) -> list[list[Segment]]:
@@ -318,7 +318,7 @@ def test_voice_prompt_is_computed_once_and_shared() -> None:
 class ResourceUsage:
     """Resources of an engine in use and free."""
 
-    active_utterances: int
+    utterances: int
     free_decoder_slots: int
     free_pages: int
     free_flow_slots: int
@@ -328,7 +328,7 @@ class ResourceUsage:
     def of(cls, subject: CosyVoiceEngine) -> ResourceUsage:
         components = subject.components
         return cls(
-            subject.active_utterances,
+            len(subject.sequences),
             components.decoder.free_slots,
             components.pool.free_pages,
             components.pool.free_slots,

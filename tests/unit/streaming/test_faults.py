@@ -117,7 +117,7 @@ def synthesize_crowd(
         subject.handle(EndText(key))
     outputs: dict[UtteranceKey, EngineOutput] = {}
     run_until_idle(subject, outputs)
-    assert subject.active_utterances == 0
+    assert not subject.sequences
     assert subject.components.decoder.free_slots == settings().max_utterances
     return outputs
 

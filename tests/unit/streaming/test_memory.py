@@ -66,7 +66,7 @@ def test_audio_exceeding_memory_fails_out_of_memory() -> None:
     (end,) = output.ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.OUT_OF_MEMORY
-    assert subject.active_utterances == 0
+    assert not subject.sequences
     assert synthesize(engine("cosyvoice3", settings(pages=5)), (Segment.whole("Hello"),)).samples
 
 
@@ -184,7 +184,7 @@ def test_two_blocked_prompts_do_not_deadlock() -> None:
     assert isinstance(ends[0], Done)
     assert isinstance(ends[1], Failed)
     assert ends[1].error.code is ErrorCode.OUT_OF_MEMORY
-    assert subject.active_utterances == 0
+    assert not subject.sequences
 
 
 def test_pages_of_a_started_prompt_are_reserved() -> None:

@@ -277,7 +277,7 @@ def test_persistent_fault_fails_one_utterance(first: int) -> None:
             streams=flow_stream(SlowStream([2])),
         )
         outputs = run_crowd(subject)
-        assert (subject.active_utterances, subject.components.decoder.free_slots) == (0, settings().max_utterances)
+        assert (len(subject.sequences), subject.components.decoder.free_slots) == (0, settings().max_utterances)
         return outputs
 
     expected_crowd = run(EagerRunner())

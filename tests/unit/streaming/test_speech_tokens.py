@@ -93,7 +93,7 @@ def test_text_and_speech_exclude_each_other() -> None:
     (end,) = outputs[KEY].ends
     assert isinstance(end, Failed)
     assert end.error.code is ErrorCode.INVALID_REQUEST
-    assert subject.active_utterances == 0
+    assert not subject.sequences
 
 
 @pytest.mark.parametrize("tokens", [(6561,), (-1,)])
@@ -116,7 +116,7 @@ def test_cancelled_conversion_frees_everything(steps: int) -> None:
         run_until_idle(subject, {})
     prompt_slots = subject.components.voice_cache.prepared_voices
     assert subject.components.pool.free_slots == free - prompt_slots
-    assert subject.active_utterances == 0
+    assert not subject.sequences
 
 
 def convert_two(audio: GraphRunner) -> dict[UtteranceKey, EngineOutput]:
@@ -128,7 +128,7 @@ def convert_two(audio: GraphRunner) -> dict[UtteranceKey, EngineOutput]:
         subject.handle(EndText(key))
     outputs: dict[UtteranceKey, EngineOutput] = {}
     run_until_idle(subject, outputs)
-    assert subject.active_utterances == 0
+    assert not subject.sequences
     return outputs
 
 
