@@ -9,7 +9,7 @@ import pytest
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import KEY, PROMPTED, engine, settings
 from tts_worker.engine.cosyvoice.phases import SequencePhase
-from tts_worker.engine.cosyvoice.sequence import Sequence
+from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.scheduler import Need
 from tts_worker.types import Cancel, Credit, EndText, Open, Segment, Text
 
@@ -26,7 +26,7 @@ LEGAL = {
 
 
 @pytest.fixture(scope="module")
-def sequence() -> Sequence:
+def sequence() -> CosyVoiceSequence:
     subject = engine("cosyvoice3")
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     return subject.sequences[KEY]
@@ -34,7 +34,7 @@ def sequence() -> Sequence:
 
 @pytest.mark.parametrize(("before", "after"), list(product(SequencePhase, SequencePhase)))
 def test_illegal_phase_changes_raise_and_change_nothing(
-    sequence: Sequence, before: SequencePhase, after: SequencePhase
+    sequence: CosyVoiceSequence, before: SequencePhase, after: SequencePhase
 ) -> None:
     sequence.phase = before
     if (before, after) in LEGAL:
@@ -83,7 +83,7 @@ def test_sequence_without_credit_needs_nothing() -> None:
 
 def test_refused_sequence_waits_for_pages_and_proceeds() -> None:
     subject = engine("cosyvoice3", settings(pages=6), script=lambda key, run: [*range(100), 6562])
-    waiting: list[Sequence] = []
+    waiting: list[CosyVoiceSequence] = []
     keys = [type(KEY)("s", n) for n in range(2)]
     for key in keys:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))

@@ -20,7 +20,7 @@ from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import TokenPass
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
-from tts_worker.engine.cosyvoice.sequence import Sequence
+from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
@@ -31,7 +31,7 @@ from tts_worker.engine.worker_thread import StreamFuture
 class ChunkJob:
     """One due chunk of one sequence."""
 
-    sequence: Sequence
+    sequence: CosyVoiceSequence
     segment: AudioSegment
     request: RenderRequest
 
@@ -72,7 +72,7 @@ AudioResult = PromptChunk | MelChunk | AudioChunk | Fault
 
 @dataclass(frozen=True)
 class _PromptPass:
-    sequence: Sequence
+    sequence: CosyVoiceSequence
     voice: VoiceState
     future: StreamFuture[None]
 
@@ -127,7 +127,7 @@ class AudioRunner:
         return is_rendering or bool(self._results)
 
     @property
-    def preparing(self) -> Sequence | None:
+    def preparing(self) -> CosyVoiceSequence | None:
         """The sequence whose voice is being prepared. The prompt is of use even if the sequence ends."""
         return self._flow.sequence if isinstance(self._flow, _PromptPass) else None
 
@@ -154,7 +154,7 @@ class AudioRunner:
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
-    def prepare(self, sequence: Sequence) -> None:
+    def prepare(self, sequence: CosyVoiceSequence) -> None:
         """Compute the next chunk of the prompt of the sequence's voice."""
         voice = sequence.generator.voice
         assert voice is not None
@@ -167,7 +167,7 @@ class AudioRunner:
         if self._shares_stream:
             self._finish_flow()
 
-    def render(self, sequences: Iterable[Sequence]) -> None:
+    def render(self, sequences: Iterable[CosyVoiceSequence]) -> None:
         """Render the due chunks of ``sequences``, for which there are pages."""
         self._started_at_s = perf_counter()
         jobs = []
@@ -292,7 +292,7 @@ class AudioRunner:
         """Drop what was computed for a first chunk whose ids turned out otherwise."""
         self._renderer.restart(job.request.state)
 
-    def recover(self, sequence: Sequence) -> None:
+    def recover(self, sequence: CosyVoiceSequence) -> None:
         """Drop the flow cache of ``sequence`` after a fault of the flow; the next pass computes it again."""
         if sequence.generator.audio_segments:
             self._renderer.recover(sequence.generator.audio_segments[0].state)
@@ -306,7 +306,7 @@ class AudioRunner:
             self._renderer.close(state)
 
 
-def _members(jobs: Iterable[ChunkJob]) -> list[Sequence]:
+def _members(jobs: Iterable[ChunkJob]) -> list[CosyVoiceSequence]:
     return [job.sequence for job in jobs]
 
 

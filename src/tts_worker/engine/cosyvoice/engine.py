@@ -8,8 +8,7 @@ affects what is spoken.
 from __future__ import annotations
 
 import logging
-from collections import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +22,7 @@ from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
 from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_checked, device_responds
 from tts_worker.engine.cosyvoice.phases import SequencePhase
-from tts_worker.engine.cosyvoice.sequence import Sequence
+from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
@@ -58,7 +57,7 @@ _WARM_UP_REST_TOKENS = 11
 _WARM_UP_SPEEDS = (1.0, 1.25)
 
 
-class CosyVoiceEngine(EngineShell[Sequence]):
+class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
     """The streaming CosyVoice engine.
 
     An utterance ends with ``Failed`` for an unknown voice, an unsupported language, speed, seed or instruction, or text
@@ -106,7 +105,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         self._tokens = TokenRunner(components, settings.burst_tokens, self.timings)
         self._audio = AudioRunner(components, self.timings)
         self._awaited: list[TokenResult | AudioResult] = []  # results that the step waited for
-        self._lookups: dict[Sequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
+        self._lookups: dict[CosyVoiceSequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
         self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
         streams = components.streams
         is_asynchronous = streams.tokens.is_asynchronous and streams.flow.is_asynchronous
@@ -122,12 +121,12 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     # -- utterances ---------------------------------------------------------------------------------------------------
 
-    def open_sequence(self, command: Open) -> Sequence:
+    def open_sequence(self, command: Open) -> CosyVoiceSequence:
         self._check_seed(command.params.seed)
         voice_cache = self.components.voice_cache
         voice = voice_cache.acquire(command.params.voice)
         slot = self.components.decoder.acquire()
-        sequence = Sequence(command, self._spec, slot, first_chunk_on_device=self._first_chunk_on_device)
+        sequence = CosyVoiceSequence(command, self._spec, slot, first_chunk_on_device=self._first_chunk_on_device)
         if isinstance(voice, StreamFuture):
             self._lookups[sequence] = voice
             return sequence
@@ -154,7 +153,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
         if isinstance(command, Text | EndText) and command.key in self.sequences:
             self._drop_empty_segments(self.sequences[command.key])
 
-    def close_sequence(self, sequence: Sequence) -> None:
+    def close_sequence(self, sequence: CosyVoiceSequence) -> None:
         sequence.enter(SequencePhase.ENDED)
         self._lookups.pop(sequence, None)
         for segment in sequence.generator.audio_segments:
@@ -205,7 +204,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
                     self.components.voice_cache.expire(sequence.params.voice)
                     self._handle_fault(fault)
 
-    def _take_voice(self, sequence: Sequence, lookup: StreamFuture[Speaker]) -> None:
+    def _take_voice(self, sequence: CosyVoiceSequence, lookup: StreamFuture[Speaker]) -> None:
         voice_cache = self.components.voice_cache
         voice = voice_cache.acquire_loaded(sequence.params.voice, lookup.result())
         try:
@@ -259,7 +258,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             self._drop_empty_segments(job.sequence)
             self._retry_admission()
 
-    def _drop_empty_segments(self, sequence: Sequence) -> None:
+    def _drop_empty_segments(self, sequence: CosyVoiceSequence) -> None:
         """Drop audio segments that ended without a token. They take no pages, so others may ask for pages again."""
         while (segment := sequence.generator.drop_empty_segment()) is not None:
             self._audio.close(segment.state)  # unless its first chunk was rendered before its ids were read
@@ -273,7 +272,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     # -- schedule -----------------------------------------------------------------------------------------------------
 
-    def budgets(self, candidates: abc.Sequence[Candidate]) -> Budgets:
+    def budgets(self, candidates: Sequence[Candidate]) -> Budgets:
         settings = self.settings
         streams = self.components.streams
         starts = any(candidate.starts for candidate in candidates)
@@ -290,7 +289,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             claims=[claim for claim in claims if claim is not None],
         )
 
-    def defers(self, sequence: Sequence, now_us: int) -> bool:
+    def defers(self, sequence: CosyVoiceSequence, now_us: int) -> bool:
         """Whether the first chunk waits for the second one."""
         output = sequence.output
         if not self.settings.smooth_start or output.emitted_samples or sequence.rendered_chunks != 1:
@@ -372,7 +371,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def step(self, now_s: float) -> abc.Sequence[Event]:
+    def step(self, now_s: float) -> Sequence[Event]:
         """Do one bounded unit of work and return its events.
 
         Raises:
@@ -405,7 +404,7 @@ class CosyVoiceEngine(EngineShell[Sequence]):
             if again is not None:
                 self._handle_fault(again)
 
-    def _recover(self, sequence: Sequence, stage: Stage) -> None:
+    def _recover(self, sequence: CosyVoiceSequence, stage: Stage) -> None:
         """Restore the state of ``sequence`` before a failed pass is repeated."""
         if stage in (Stage.PREFILL, Stage.DECODE):
             self._tokens.recover(sequence)
@@ -490,7 +489,7 @@ def _with_warm_up(spec: EngineSpec) -> EngineSpec:
     tokens = 2 * flow.chunk_tokens + flow.lookahead_tokens + _WARM_UP_REST_TOKENS
     sentence = (*(i * 97 % speech for i in range(tokens)), eos)
 
-    def script(key: UtteranceKey, run: int) -> abc.Sequence[int]:
+    def script(key: UtteranceKey, run: int) -> Sequence[int]:
         if key.session == _WARM_UP:
             return sentence
         return original(key, run) if original is not None else ()

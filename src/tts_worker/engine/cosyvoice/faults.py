@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from tts_worker.engine.cosyvoice.sequence import Sequence
+from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.errors import DeviceLost, ErrorInfo, OutOfMemory, SynthesisFailed, TTSWorkerError
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Fault:
         trace: Where it was raised, without values and without the source, which would be read from the disk.
     """
 
-    members: tuple[Sequence, ...]
+    members: tuple[CosyVoiceSequence, ...]
     stage: Stage
     kind: FaultKind
     error: ErrorInfo
@@ -57,7 +57,7 @@ class Fault:
     trace: str
 
 
-def attempt(members: Iterable[Sequence], stage: Stage, work: Callable[[], T]) -> T | Fault:
+def attempt(members: Iterable[CosyVoiceSequence], stage: Stage, work: Callable[[], T]) -> T | Fault:
     """Return the result of ``work``, or its exception as a fault.
 
     Nothing refers to the exception afterwards: its traceback would keep the tensors of the failed pass alive.

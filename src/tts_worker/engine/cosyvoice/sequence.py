@@ -27,7 +27,7 @@ from tts_worker.types import Done, Open, Segment
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
 
 
-class Sequence(EngineSequence):
+class CosyVoiceSequence(EngineSequence):
     """State of one utterance.
 
     Attributes:

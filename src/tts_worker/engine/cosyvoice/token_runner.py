@@ -15,7 +15,7 @@ from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import TokenPass
 from tts_worker.engine.cosyvoice.runs import InterleavedRun, LmRun, RunPhase
-from tts_worker.engine.cosyvoice.sequence import Sequence
+from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 
 
@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.timings import StageTimings
 class DrawnIds:
     """Ids drawn for a sequence, and its share of the time."""
 
-    sequence: Sequence
+    sequence: CosyVoiceSequence
     ids: list[int]
     ms: float
 
@@ -32,7 +32,7 @@ class DrawnIds:
 class SlotFull:
     """The slot of a sequence has no room for its next pass."""
 
-    sequence: Sequence
+    sequence: CosyVoiceSequence
 
 
 TokenResult = DrawnIds | SlotFull | Fault
@@ -48,7 +48,7 @@ class FirstTokens:
         end: When they are drawn.
     """
 
-    members: tuple[Sequence, ...]
+    members: tuple[CosyVoiceSequence, ...]
     ids: Tensor
     end: TimingEvent
 
@@ -68,7 +68,7 @@ class _LmPass:
         started_at_s: When it was submitted, by the host clock.
     """
 
-    members: tuple[Sequence, ...]
+    members: tuple[CosyVoiceSequence, ...]
     stage: Stage
     steps: int
     ids: PendingCopy
@@ -110,11 +110,11 @@ class TokenRunner:
 
     # -- submit -------------------------------------------------------------------------------------------------------
 
-    def prefill(self, sequences: Iterable[Sequence]) -> None:
+    def prefill(self, sequences: Iterable[CosyVoiceSequence]) -> None:
         """Feed the pending inputs of ``sequences`` and draw one id each."""
         self._submit(self._begin_all(sequences), Stage.PREFILL, 1)
 
-    def draw_first_chunk(self, sequences: Iterable[Sequence], draws: int) -> FirstTokens | None:
+    def draw_first_chunk(self, sequences: Iterable[CosyVoiceSequence], draws: int) -> FirstTokens | None:
         """Feed the pending inputs of ``sequences`` and draw all ids of their first chunks.
 
         Returns:
@@ -131,7 +131,7 @@ class TokenRunner:
             sequence.first_ids = ()
         return FirstTokens(self._pass.members, ids, self._pass.end)
 
-    def _begin_all(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+    def _begin_all(self, sequences: Iterable[CosyVoiceSequence]) -> list[CosyVoiceSequence]:
         """Start the runs of ``sequences``. Returns those that have something to feed."""
         members = []
         for sequence in sequences:
@@ -142,11 +142,11 @@ class TokenRunner:
                 members.append(sequence)
         return members
 
-    def burst(self, sequences: Iterable[Sequence], steps: int) -> None:
+    def burst(self, sequences: Iterable[CosyVoiceSequence], steps: int) -> None:
         """Draw up to ``steps`` ids for each of ``sequences``."""
         self._submit([s for s in sequences if self._has_room(s, self._burst_steps + 1)], Stage.DECODE, steps)
 
-    def _will_speak(self, sequence: Sequence, draws: int) -> bool:
+    def _will_speak(self, sequence: CosyVoiceSequence, draws: int) -> bool:
         """Whether the next ``draws`` ids are speech unless the model fails, and fit into the slot."""
         run = sequence.generator.run
         if run is None:
@@ -154,7 +154,7 @@ class TokenRunner:
         has_room = self._decoder.free_positions(sequence.slot) >= len(run.pending_items) + draws
         return has_room and run.special_from >= draws and run.budget >= draws
 
-    def _submit(self, members: list[Sequence], stage: Stage, steps: int) -> Tensor | None:
+    def _submit(self, members: list[CosyVoiceSequence], stage: Stage, steps: int) -> Tensor | None:
         """Start a pass. Returns the ids of a prefill with several draws on the device."""
         if not members:
             return None
@@ -173,7 +173,7 @@ class TokenRunner:
         return ids
 
     def _draw(
-        self, members: list[Sequence], stage: Stage, steps: int
+        self, members: list[CosyVoiceSequence], stage: Stage, steps: int
     ) -> tuple[Tensor | None, PendingCopy, TimingEvent | None]:
         rows = [self._row(sequence, steps) for sequence in members]
         if stage is Stage.DECODE:
@@ -185,7 +185,7 @@ class TokenRunner:
             return None, self._decoder.prefill(rows, items), None
         return self._decoder.prefill_and_burst(rows, items, steps)
 
-    def _begin(self, sequence: Sequence) -> bool:
+    def _begin(self, sequence: CosyVoiceSequence) -> bool:
         """Start the run of ``sequence`` if necessary. Returns False if there is nothing to feed."""
         generator = sequence.generator
         if generator.run is None:
@@ -204,14 +204,14 @@ class TokenRunner:
             generator.run_in_slot = run
         return self._has_room(sequence, len(run.pending_items) + 1)
 
-    def _has_room(self, sequence: Sequence, positions: int) -> bool:
+    def _has_room(self, sequence: CosyVoiceSequence, positions: int) -> bool:
         """Whether the slot of ``sequence`` has so many free positions; reports it if not."""
         if self._decoder.free_positions(sequence.slot) >= positions:
             return True
         self._results.append(SlotFull(sequence))
         return False
 
-    def _row(self, sequence: Sequence, steps: int) -> DecodeRow:
+    def _row(self, sequence: CosyVoiceSequence, steps: int) -> DecodeRow:
         run = _current_run(sequence)
         budget = max(1, min(run.budget, self._decoder.free_positions(sequence.slot)))
         return DecodeRow(sequence.slot, run.special, run.special_from, budget, run.forced_ids(steps))
@@ -261,7 +261,7 @@ class TokenRunner:
         if finished.steps > 1 or finished.stage is Stage.DECODE:
             self._timings.add_burst(decode_ms, drawn)
 
-    def recover(self, sequence: Sequence) -> None:
+    def recover(self, sequence: CosyVoiceSequence) -> None:
         """Feed the slot of ``sequence`` again after a fault; its run continues with the next id."""
         generator = sequence.generator
         run = generator.run
@@ -270,7 +270,7 @@ class TokenRunner:
             run.pending_items = [*restored, *run.pending_items]
 
 
-def _current_run(sequence: Sequence) -> LmRun:
+def _current_run(sequence: CosyVoiceSequence) -> LmRun:
     """Return the run of a member of a pass, which ends only with what the pass draws."""
     assert sequence.generator.run is not None
     return sequence.generator.run
