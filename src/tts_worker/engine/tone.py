@@ -141,7 +141,7 @@ class _NoteSequence(EngineSequence):
 
     @property
     def needs(self) -> Need:
-        return Need.RENDER if self.notes and self.output.credit_samples > self.output.waiting_samples else Need.NONE
+        return Need.RENDER if self.notes and self.has_capacity else Need.NONE
 
     def drop_pause(self) -> None:
         self._pending_pause = None
@@ -211,10 +211,9 @@ class ToneEngine(EngineShell[_NoteSequence]):
         if plan.audio is None:
             return
         sequence = self.sequences[plan.audio.members[0]]
-        output = sequence.output
         is_cheap = self._settings.cost_per_audio_s == 0
-        chunks = _AHEAD_CHUNKS if is_cheap and output.in_transit_samples >= _AHEAD_SAMPLES else 1
-        while chunks and sequence.notes and output.credit_samples > output.waiting_samples:
+        chunks = _AHEAD_CHUNKS if is_cheap and sequence.output.in_transit_samples >= _AHEAD_SAMPLES else 1
+        while chunks and sequence.needs is Need.RENDER:
             chunks -= 1
             if not self._render_chunk(sequence):
                 return
