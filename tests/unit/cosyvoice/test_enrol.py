@@ -32,7 +32,7 @@ from tts_worker.engine.cosyvoice.enrol import (
 )
 from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
-from tts_worker.voicepack.voice_file import Voice, save_voice
+from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -280,16 +280,16 @@ def test_stored_voice_works_with_its_own_model_only(
     save_voice(tmp_path, "zoe", voice)
     other = "cosyvoice2" if bundle.config.family == "cosyvoice3" else "cosyvoice3"
 
-    loaded = Speaker.load(bundle, tokenizer, tmp_path, "zoe").request("Hello")
+    loaded = Speaker(load_voice(tmp_path, "zoe"), bundle.config, tokenizer).request("Hello")
 
     direct = Speaker(voice, bundle.config, tokenizer).request("Hello")
     tensors = {"embedding": None, "prompt_mel": None}  # from Python 3.13 on, dataclasses compare even the same object
     assert replace(loaded, **tensors) == replace(direct, **tensors)
     assert torch.equal(loaded.prompt_mel, direct.prompt_mel)
     with pytest.raises(BundleError, match=f"made for {bundle.config.family}, not {other}"):
-        Speaker.load(Bundle.open(tiny(other)), tokenizer, tmp_path, "zoe")
+        Speaker(load_voice(tmp_path, "zoe"), Bundle.open(tiny(other)).config, tokenizer)
     with pytest.raises(UnknownVoice):
-        Speaker.load(bundle, tokenizer, tmp_path, "zoë")
+        load_voice(tmp_path, "zoë")
 
 
 def test_bundled_speakers_have_no_prompt(bundle: Bundle, tokenizer: TextTokenizer) -> None:

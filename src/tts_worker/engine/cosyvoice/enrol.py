@@ -31,7 +31,7 @@ from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
 from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
 from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
-from tts_worker.voicepack.voice_file import Voice, load_voice
+from tts_worker.voicepack.voice_file import Voice
 
 MAX_TRANSCRIPT_CHARS = 1000
 _LOOSE_FRAMES = 6.0  # 70 ms
@@ -175,7 +175,11 @@ def _system_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice that builds requests for one model."""
+    """A voice that builds requests for one model.
+
+    Raises:
+        BundleError: The voice belongs to another model.
+    """
 
     voice: Voice
     config: CosyVoiceConfig
@@ -198,16 +202,6 @@ class Speaker:
             # The mel of CosyVoice-300M is not cut to its speech tokens.
             tolerance_frames=_LOOSE_FRAMES if config.family == V1 else config.flow.frame_of(1),
         )
-
-    @classmethod
-    def load(cls, bundle: Bundle, tokenizer: TextTokenizer, root: Path, name: str) -> Speaker:
-        """Load a stored voice.
-
-        Raises:
-            UnknownVoice: No voice of that name is stored.
-            BundleError: The file is damaged or belongs to another model.
-        """
-        return cls(load_voice(root, name), bundle.config, tokenizer)
 
     @cached_property
     def content_hash(self) -> str:
