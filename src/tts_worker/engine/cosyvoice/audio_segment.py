@@ -43,6 +43,7 @@ class AudioSegment(RenderProgress):
         aligner: Estimates word positions.
         base_sample: First sample of the segment in the utterance, once its first audio is rendered.
         rendered_frames: Mel frames that are rendered.
+        text_range: Original characters of the text segment in which the last chunk ends.
     """
 
     def __init__(self, state: RenderState, config: CosyVoiceConfig, *, pace: float, stride: int = 1) -> None:
@@ -54,13 +55,13 @@ class AudioSegment(RenderProgress):
         self.aligner = WordAligner(pace, config.token_rate_hz)
         self.base_sample: int | None = None
         self.rendered_frames = 0
+        self.text_range = (0, 0)
         self._speed = 1.0 if state.resampler is None else state.resampler.speed
         self._frame_samples = config.hift.frame_samples * SAMPLE_RATE_HZ / config.sample_rate_hz
         self._resampler = Resampler(config.sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
         self._silence = SilenceFilter(SILENT_TOKENS[config.family])
         self._text_ranges: list[tuple[int, int]] = []
-        self._text_range = (0, 0)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -123,14 +124,14 @@ class AudioSegment(RenderProgress):
         """Add a text segment that this audio segment speaks."""
         self._text_ranges.append((segment.start, segment.end))
         if len(self._text_ranges) == 1:
-            self._text_range = (segment.start, segment.end)
+            self.text_range = (segment.start, segment.end)
 
     def take_words(self, chunk: Chunk) -> list[WordTiming]:
         """Return the words that begin in ``chunk``, in samples of the utterance, and update ``text_range``."""
         aligned = self.aligner.take_words(chunk.end, chunk.known, chunk.final)
         if aligned:
             index = bisect_right(self._text_ranges, aligned[-1].start_char, key=lambda span: span[0]) - 1
-            self._text_range = self._text_ranges[max(index, 0)]
+            self.text_range = self._text_ranges[max(index, 0)]
         previous_end = self._sample(chunk.begin)
         words = []
         for word in aligned:
@@ -138,11 +139,6 @@ class AudioSegment(RenderProgress):
             previous_end = max(start, min(self._sample(word.end), self._sample(chunk.end)))
             words.append(WordTiming(word.start_char, word.end_char, start, previous_end))
         return words
-
-    @property
-    def text_range(self) -> tuple[int, int]:
-        """Original characters of the text segment in which the last chunk ends."""
-        return self._text_range
 
     def resample(self, pcm: bytes, *, final: bool) -> bytes:
         """Return the next samples of the vocoder at the rate of the worker."""

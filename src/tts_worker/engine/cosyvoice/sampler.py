@@ -60,11 +60,6 @@ class DrawState:
         self.recent[slots] = torch.cat([self.recent[slots, 1:], ids[:, None]], dim=1)
         self.steps[slots] += 1
 
-    def ahead(self, slots: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Step numbers and hash keys of the next ``count`` draws of ``slots [B]``: ``[count, B]`` each."""
-        steps = self.steps[slots] + torch.arange(count, device=slots.device)[:, None]
-        return steps, mix(self.keys[slots] + steps * 2)
-
 
 def mix(x: Tensor, low: bool = True) -> Tensor:
     """The splitmix64 finalizer (Steele, Lea and Flood 2014) on wrapping int64.
@@ -96,7 +91,8 @@ def draw(scores: Tensor, allowed: Tensor, state: DrawState, slots: Tensor) -> Te
     """
     rule = state.rule
     scores = scores.float().masked_fill(~allowed, -torch.inf)
-    return pick(scores, state.ahead(slots, 1)[1].T, state.recent[slots], rule.top_p, rule.top_k, rule.repeats)[:, 0]
+    keys = mix(state.keys[slots] + state.steps[slots] * 2)[:, None]
+    return pick(scores, keys, state.recent[slots], rule.top_p, rule.top_k, rule.repeats)[:, 0]
 
 
 def pick(scores: Tensor, key: Tensor, recent: Tensor, top_p: float, top_k: int, repeats: int) -> Tensor:
