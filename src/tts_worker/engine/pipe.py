@@ -12,7 +12,6 @@ import pickle
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from operator import attrgetter
 from typing import Any, BinaryIO
 
@@ -64,8 +63,9 @@ class Ping:
     log_levels: tuple[int, int]
 
 
-class Request(Enum):
-    CLOSE = "close"  # close the engine and exit
+@dataclass(frozen=True, slots=True)
+class CloseEngine:
+    """Is answered with ``EngineEnded`` once the engine is closed, and the process exits."""
 
 
 # -- engine to server -------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def encode(message: object) -> bytes:
     return buffer.getvalue()
 
 
-class Decoder:
+class MessageDecoder:
     """Turns the bytes of a pipe, in portions of any size, into messages."""
 
     def __init__(self) -> None:

@@ -23,15 +23,15 @@ from tts_worker.engine.engine_thread import FaultTrace
 from tts_worker.engine.handle import EngineOwner
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.pipe import (
+    CloseEngine,
     Commands,
-    Decoder,
     EngineEnded,
     EngineReady,
     Events,
     LogRecord,
+    MessageDecoder,
     Ping,
     Pong,
-    Request,
     SharedChange,
     StartEngine,
     encode,
@@ -92,7 +92,7 @@ class ProcessHandle(asyncio.SubprocessProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.SubprocessTransport | None = None
         self._requests: asyncio.WriteTransport | None = None
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._stderr = b""  # of its standard error, a line that is not complete
         self._commands: list[Command] = []
         self._spawning: asyncio.Task[None] | None = None
@@ -144,7 +144,7 @@ class ProcessHandle(asyncio.SubprocessProtocol):
             await asyncio.wait({self._spawning})
         if self.has_started:
             self._send_commands()
-            self._send(Request.CLOSE)
+            self._send(CloseEngine())
             if await self.wait_until_freed(timeout_s):
                 return True
         self._kill()

@@ -22,6 +22,7 @@ from typing import BinaryIO, NoReturn
 
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S, EngineThread
 from tts_worker.engine.pipe import (
+    CloseEngine,
     Commands,
     EngineEnded,
     EngineReady,
@@ -29,7 +30,6 @@ from tts_worker.engine.pipe import (
     LogRecord,
     Ping,
     Pong,
-    Request,
     SharedChange,
     StartEngine,
     encode,
@@ -149,7 +149,7 @@ def main() -> None:
             case Ping():
                 _set_log_levels(message.log_levels)
                 server.send(reporter.pong(engine.busy_s()))
-            case Request.CLOSE:
+            case CloseEngine():
                 engine.close()
     os._exit(0)  # the server has ended: also if the engine hangs
 

@@ -32,7 +32,7 @@ from tts_worker.engine.cosyvoice.backends import onnx_providers, selection, tens
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.backends.tensorrt import EngineFactory, Gpu, PlanCache, PlanKey, TensorRtGraph
+from tts_worker.engine.cosyvoice.backends.tensorrt import Gpu, PlanCache, PlanKey, TensorRtEngines, TensorRtGraph
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
@@ -107,7 +107,7 @@ def engine_of(
 ) -> TensorRtGraph:
     spec, path, profile = small
     weights = networks("cosyvoice3").fingerprints["flow"]
-    return EngineFactory(library, gpu, PlanCache(folder), CPU).engine(spec, path, weights, profile, allow_tf32=tf32)
+    return TensorRtEngines(library, gpu, PlanCache(folder), CPU).engine(spec, path, weights, profile, allow_tf32=tf32)
 
 
 # -- profiles ---------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_only_the_flow_may_use_tf32(
     exported: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = StandInTensorRt()
-    factory = EngineFactory(library, GPU, PlanCache(tmp_path), CPU)
+    factory = TensorRtEngines(library, GPU, PlanCache(tmp_path), CPU)
     tensorrt.run_on_tensorrt(fresh(exported[0]), exported[1], factory, PLAN, allow_tf32=True)
     assert {tf32 for file, tf32 in library.built if file.startswith("flow")} == {True}
     assert {tf32 for file, tf32 in library.built if file.startswith("hift")} == {False}
@@ -309,7 +309,7 @@ def test_only_the_flow_may_use_tf32(
 def test_calls_beyond_the_profile_stay_on_pytorch(exported: tuple[str, Path], tmp_path: Path) -> None:
     family, folder = exported
     of = fresh(family)
-    factory = EngineFactory(StandInTensorRt(), GPU, PlanCache(tmp_path), CPU)
+    factory = TensorRtEngines(StandInTensorRt(), GPU, PlanCache(tmp_path), CPU)
     tensorrt.run_on_tensorrt(of, folder, factory, replace(PLAN, stride=1), allow_tf32=True)
     ids = torch.arange(100)[None]
     spk = torch.zeros(1, of.config.flow.mel)

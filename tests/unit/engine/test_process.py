@@ -32,7 +32,7 @@ from tests.fakes.tone_factory import (
 from tests.unit.engine.test_loop import EventLog, expect_replacement, key, lose, speak, started
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.engine.pipe import Decoder, Events, encode
+from tts_worker.engine.pipe import Events, MessageDecoder, encode
 from tts_worker.engine.tone import Fault, ToneEngine
 from tts_worker.errors import ConfigError, DeviceLost, EngineFault, MissingExtra
 from tts_worker.types import (
@@ -269,7 +269,7 @@ audio = st.builds(
 def test_messages_survive_any_division(batches: list[list[Event]], size: int) -> None:
     messages = [Events(batch, index, 0.5) for index, batch in enumerate(batches)]
     data = b"".join(map(encode, messages))
-    decoder = Decoder()
+    decoder = MessageDecoder()
     received = [m for begin in range(0, len(data), size) for m in decoder.feed(data[begin : begin + size])]
     assert received == messages
 

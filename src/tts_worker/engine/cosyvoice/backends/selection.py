@@ -123,6 +123,6 @@ def _use_tensorrt(networks: Networks, options: BackendOptions) -> str:
     device = networks.device
     library, gpu = tensorrt.find_tensorrt(device)
     cache = tensorrt.PlanCache(options.plan_cache or tensorrt.default_cache())
-    factory = tensorrt.EngineFactory(library, gpu, cache, device)
-    tensorrt.run_on_tensorrt(networks, options.graphs, factory, options.plan, allow_tf32=options.allow_tf32)
+    engines = tensorrt.TensorRtEngines(library, gpu, cache, device)
+    tensorrt.run_on_tensorrt(networks, options.graphs, engines, options.plan, allow_tf32=options.allow_tf32)
     return f"TensorRT {library.version} on {gpu.name}"

@@ -194,7 +194,7 @@ class TensorRtGraph:
 
 
 @dataclass(frozen=True)
-class EngineFactory:
+class TensorRtEngines:
     """Gets the engines of one model: from the cache, or built and compared with PyTorch.
 
     Attributes:
@@ -274,7 +274,7 @@ class EngineFactory:
 
 
 def run_on_tensorrt(
-    networks: Networks, folder: Path, factory: EngineFactory, plan: ChunkPlan, *, allow_tf32: bool
+    networks: Networks, folder: Path, engines: TensorRtEngines, plan: ChunkPlan, *, allow_tf32: bool
 ) -> None:
     """Run flow encoder, flow estimator and vocoder on TensorRT (in place). Calls beyond the plan stay on PyTorch.
 
@@ -283,7 +283,7 @@ def run_on_tensorrt(
     Args:
         networks: The networks, in float32 but for the language model.
         folder: Directory written by ``tts-worker export onnx``.
-        factory: Gets the engines.
+        engines: Gets the engines.
         plan: Chunks of the engine.
         allow_tf32: Whether graphs that tolerate it may use TF32.
 
@@ -293,8 +293,8 @@ def run_on_tensorrt(
     """
     specs = replaceable_specs(networks)
     profiles = chunk_profiles(networks, specs, plan)
-    engines = {
-        file: factory.engine(
+    graphs = {
+        file: engines.engine(
             spec,
             folder / file,
             networks.fingerprints[spec.part],
@@ -303,7 +303,7 @@ def run_on_tensorrt(
         )
         for file, spec in specs.items()
     }
-    install_graphs(networks, engines)
+    install_graphs(networks, graphs)
 
 
 def _sha256(path: Path) -> str:
