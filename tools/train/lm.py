@@ -167,7 +167,7 @@ class LmStage(Stage):
         totals = torch.zeros(3)
         for numbers in self._held_out.all:
             items = [self._held_out_items[number] for number in numbers]
-            batch = LmBatch.of([plain_sequence(item, item.codes, self.lm.cfg) for item in items])
+            batch = LmBatch.of([plain_sequence(item, item.codes, self.lm.dims) for item in items])
             totals += len(numbers) * torch.stack(self._scores(batch)).cpu()
         means = totals / len(self._held_out_items)
         return dict(zip(("entropy", "accuracy", "guide"), means.tolist(), strict=True))
@@ -183,7 +183,7 @@ class LmStage(Stage):
         numbers = np.random.default_rng(rng.getrandbits(64))
         is_wrong = numbers.random(len(codes)) < option("noise", 0.0)
         codes[is_wrong] = codes[numbers.integers(0, max(1, len(codes)), int(is_wrong.sum()))]
-        dims = self.lm.cfg
+        dims = self.lm.dims
         is_long = len(item.codes) > _LEAST_RATIO * len(item.text)
         if is_long and rng.random() < option("interleaved", 0.0):
             return interleaved_sequence(item, codes, dims, self._mix)
@@ -224,11 +224,11 @@ def embed(net: SpeechLM, batch: LmBatch) -> Tensor:
     text, speech = (torch.from_numpy(batch.ids[places[kind]]).to(device) for kind in (_TEXT, _SPEECH))
     vectors = torch.cat(
         [
-            net.speech_embedding.weight.new_zeros(1, net.cfg.hidden_size),
+            net.speech_embedding.weight.new_zeros(1, net.dims.hidden_size),
             net.embed_text(text),
             net.embed_speech(speech),
-            net.embed_special(net.cfg.sos_row).expand(len(places[_START][0]), -1),
-            net.embed_special(net.cfg.task_row).expand(len(places[_TASK][0]), -1),
+            net.embed_special(net.dims.sos_row).expand(len(places[_START][0]), -1),
+            net.embed_special(net.dims.task_row).expand(len(places[_TASK][0]), -1),
         ]
     )
     return vectors[torch.from_numpy(row).to(device)]

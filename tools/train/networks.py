@@ -175,19 +175,19 @@ def language_model_pass(net: SpeechLM, x: Tensor, guided_layer: int = -1) -> tup
     Returns:
         Hidden states ``[B, T, D]`` and the attention of that layer ``[B, H, T, T]``.
     """
-    cfg = net.cfg
+    dims = net.dims
     cos, _, sin = net.rotations(x.shape[1], x).unbind(1)  # [T, d/2] each
     attention: Tensor | None = None
     for i, layer in enumerate(cast("list[Layer]", net.body.layers)):
         weights = layer.self_attn
         h = layer.input_layernorm(x)
-        q = _rotate(weights.q_proj(h).unflatten(-1, (cfg.heads, -1)).transpose(1, 2), cos, sin)  # [B, H, T, d]
-        k = _rotate(weights.k_proj(h).unflatten(-1, (cfg.kv_heads, -1)).transpose(1, 2), cos, sin)
-        v = weights.v_proj(h).unflatten(-1, (cfg.kv_heads, -1)).transpose(1, 2)
-        k, v = (y.repeat_interleave(cfg.heads // cfg.kv_heads, 1) for y in (k, v))
+        q = _rotate(weights.q_proj(h).unflatten(-1, (dims.heads, -1)).transpose(1, 2), cos, sin)  # [B, H, T, d]
+        k = _rotate(weights.k_proj(h).unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2), cos, sin)
+        v = weights.v_proj(h).unflatten(-1, (dims.kv_heads, -1)).transpose(1, 2)
+        k, v = (y.repeat_interleave(dims.heads // dims.kv_heads, 1) for y in (k, v))
         if i == guided_layer:
             hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            scores = (q @ k.transpose(2, 3) / math.sqrt(cfg.head_dim)).masked_fill(hidden, -torch.inf)
+            scores = (q @ k.transpose(2, 3) / math.sqrt(dims.head_dim)).masked_fill(hidden, -torch.inf)
             attention = scores.softmax(-1)
             out = attention @ v
         else:

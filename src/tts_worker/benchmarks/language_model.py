@@ -103,8 +103,8 @@ class LanguageModelBench:
         return logits
 
     def _ours(self, batch: int) -> Callable[[Tensor], Tensor]:
-        cfg = self._dims
-        pool = SlotPool(cfg.layers, batch, cfg.kv_heads, self._prompt + self._steps + 1, cfg.head_dim)
+        dims = self._dims
+        pool = SlotPool(dims.layers, batch, dims.kv_heads, self._prompt + self._steps + 1, dims.head_dim)
         slots = torch.arange(batch)
         context = 0
 
@@ -135,20 +135,20 @@ def versions() -> dict[str, Figure]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads(), "transformers": transformers}
 
 
-def _transformers_model(lm: SpeechLM, cfg: LmDims) -> Any:
+def _transformers_model(lm: SpeechLM, dims: LmDims) -> Any:
     """Return transformers' network with the weights of ``lm``; None if it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     transformers = importlib.import_module("transformers")
     config = transformers.Qwen2Config(
-        vocab_size=cfg.text_vocab,
-        hidden_size=cfg.hidden_size,
-        intermediate_size=cfg.intermediate_size,
-        num_hidden_layers=cfg.layers,
-        num_attention_heads=cfg.heads,
-        num_key_value_heads=cfg.kv_heads,
-        rms_norm_eps=cfg.rms_norm_eps,
-        rope_theta=cfg.rope_theta,
+        vocab_size=dims.text_vocab,
+        hidden_size=dims.hidden_size,
+        intermediate_size=dims.intermediate_size,
+        num_hidden_layers=dims.layers,
+        num_attention_heads=dims.heads,
+        num_key_value_heads=dims.kv_heads,
+        rms_norm_eps=dims.rms_norm_eps,
+        rope_theta=dims.rope_theta,
         attn_implementation="sdpa",
         pad_token_id=None,
         bos_token_id=None,

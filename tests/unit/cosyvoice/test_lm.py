@@ -52,7 +52,7 @@ def test_step_weights_are_stored_by_columns(family: str) -> None:
     lm = networks(family).lm
     # The embeddings are read by rows.
     products = [m for m in (*lm.body.layers.modules(), lm.llm_decoder) if isinstance(m, torch.nn.Linear)]
-    assert len(products) == 4 * lm.cfg.layers + 1
+    assert len(products) == 4 * lm.dims.layers + 1
     assert all(product.weight.t().is_contiguous() for product in products)
     assert all(table.weight.is_contiguous() for table in (lm.body.embed_tokens, lm.speech_embedding))
 

@@ -155,14 +155,14 @@ def test_lm_step_scores_like_the_language_model(exported: tuple[str, Path]) -> N
     """A prompt, then single steps: the graph with the past in plain tensors, the network with its KV cache."""
     family, folder = exported
     lm = networks(family).lm
-    cfg = lm.cfg
+    dims = lm.dims
     graph = bound(family, folder, LM_STEP)
-    pool = SlotPool(cfg.layers, 2, cfg.kv_heads, 32, cfg.head_dim)
+    pool = SlotPool(dims.layers, 2, dims.kv_heads, 32, dims.head_dim)
     slots = torch.arange(2)
-    keys = values = torch.zeros(cfg.layers, 2, cfg.kv_heads, 1, cfg.head_dim)  # one key that no input sees
+    keys = values = torch.zeros(dims.layers, 2, dims.kv_heads, 1, dims.head_dim)  # one key that no input sees
     done = 0
     for steps in (7, 1, 1):
-        ids = torch.randint(0, cfg.speech_tokens, (2, steps), generator=torch.Generator().manual_seed(steps))
+        ids = torch.randint(0, dims.speech_tokens, (2, steps), generator=torch.Generator().manual_seed(steps))
         x = lm.embed_speech(ids)
         with torch.inference_mode():
             expected = lm(x, torch.full([2], steps), slots, pool, done + steps)

@@ -418,8 +418,8 @@ def test_half_precision_keeps_rotary_angles(family: str) -> None:
                 assert torch.equal(each, expected[name]), name
     # The language model computes its angles from positions: those of a late one are right to half a unit of bfloat16.
     late = half.lm.rotations(3073, half.lm.llm_decoder.weight)[-1].double()
-    exponent = torch.arange(0, half.lm.cfg.head_dim, 2).double() / half.lm.cfg.head_dim
-    angle = 3072 / half.lm.cfg.rope_theta**exponent
+    exponent = torch.arange(0, half.lm.dims.head_dim, 2).double() / half.lm.dims.head_dim
+    angle = 3072 / half.lm.dims.rope_theta**exponent
     assert float((late - torch.stack([angle.cos(), -angle.sin(), angle.sin()])).abs().max()) < 2**-8
     if (dit := half.flow.dims.dit) is not None:
         rotary = half.flow.estimator.get_submodule("rotary_embed")

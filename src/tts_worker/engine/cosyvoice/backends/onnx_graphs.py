@@ -300,10 +300,10 @@ class LmStepGraph(nn.Module):
             keys: ``[layers, B, Hkv, L, d]``, positions already rotated.
             values: ``[layers, B, Hkv, L, d]``.
         """
-        cfg = self.lm.cfg
-        exponent = torch.arange(0, cfg.head_dim, 2, device=x.device).float() / cfg.head_dim
+        dims = self.lm.dims
+        exponent = torch.arange(0, dims.head_dim, 2, device=x.device).float() / dims.head_dim
         position = (start[:, None] + torch.arange(x.shape[1], device=x.device)).float()
-        angle = position[:, :, None] * (1.0 / cfg.rope_theta**exponent)  # [B, T, d/2]
+        angle = position[:, :, None] * (1.0 / dims.rope_theta**exponent)  # [B, T, d/2]
         cos, sin = (torch.cat([part, part], dim=-1)[:, None] for part in (angle.cos(), angle.sin()))  # [B, 1, T, d]
         bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
         new_keys = []
@@ -326,9 +326,9 @@ class LmStepGraph(nn.Module):
 
     def _heads(self, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[B, H, T, d]``, keys and values ``[B, Hkv, T, d]``, before rotation."""
-        cfg = self.lm.cfg
-        heads = layer.self_attn.qkv_proj(_rms_norm(layer.input_layernorm, x)).unflatten(-1, (-1, cfg.head_dim))
-        q, k, v = heads.transpose(1, 2).split([cfg.heads, cfg.kv_heads, cfg.kv_heads], dim=1)
+        dims = self.lm.dims
+        heads = layer.self_attn.qkv_proj(_rms_norm(layer.input_layernorm, x)).unflatten(-1, (-1, dims.head_dim))
+        q, k, v = heads.transpose(1, 2).split([dims.heads, dims.kv_heads, dims.kv_heads], dim=1)
         return q, k, v
 
 
@@ -540,33 +540,33 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
 
 def _lm_step_spec(networks: Networks) -> GraphSpec:
     lm = networks.qwen
-    cfg = lm.cfg
+    dims = lm.dims
 
     def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
         rows, steps, past = sizes["rows"], sizes["steps"], sizes["past_steps"]
-        ids = torch.randint(0, cfg.speech_tokens, (rows, steps), generator=generator)
+        ids = torch.randint(0, dims.speech_tokens, (rows, steps), generator=generator)
         x = lm.embed_speech(ids.to(lm.llm_decoder.weight.device)).float().cpu()
         mask = torch.ones(rows, 1, steps, past + steps, dtype=torch.bool).tril(past)
         mask[-1, :, :, : past // 2] = False
-        keys, values = (_noise(generator, cfg.layers, rows, cfg.kv_heads, past, cfg.head_dim) for _ in range(2))
+        keys, values = (_noise(generator, dims.layers, rows, dims.kv_heads, past, dims.head_dim) for _ in range(2))
         last = torch.full([rows], steps - 1)
         return x, torch.full([rows], past), last, mask, keys, values
 
-    keys: Shape = (cfg.layers, "rows", cfg.kv_heads, "past_steps", cfg.head_dim)
-    new_keys: Shape = (cfg.layers, "rows", cfg.kv_heads, "steps", cfg.head_dim)
+    keys: Shape = (dims.layers, "rows", dims.kv_heads, "past_steps", dims.head_dim)
+    new_keys: Shape = (dims.layers, "rows", dims.kv_heads, "steps", dims.head_dim)
     return GraphSpec(
         LM_STEP,
         "llm",
         LmStepGraph(lm),
         inputs={
-            "x": ("rows", "steps", cfg.hidden_size),
+            "x": ("rows", "steps", dims.hidden_size),
             "start": ("rows",),
             "last": ("rows",),
             "mask": ("rows", 1, "steps", "all_steps"),
             "keys": keys,
             "values": keys,
         },
-        outputs={"log_probs": ("rows", cfg.speech_rows), "new_keys": new_keys, "new_values": new_keys},
+        outputs={"log_probs": ("rows", dims.speech_rows), "new_keys": new_keys, "new_values": new_keys},
         derive=lambda sizes: sizes,
         example=example,
         sizes={"rows": 2, "steps": 3, "past_steps": 8},

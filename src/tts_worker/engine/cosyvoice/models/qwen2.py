@@ -30,12 +30,12 @@ from tts_worker.engine.cosyvoice.models.linear import Linear, fuse_linear, linea
 class Attention(nn.Module):
     """Weights of grouped-query attention."""
 
-    def __init__(self, cfg: LmDims) -> None:
+    def __init__(self, dims: LmDims) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(cfg.hidden_size, cfg.heads * cfg.head_dim)
-        self.k_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
-        self.v_proj = nn.Linear(cfg.hidden_size, cfg.kv_heads * cfg.head_dim)
-        self.o_proj = nn.Linear(cfg.heads * cfg.head_dim, cfg.hidden_size, bias=False)
+        self.q_proj = nn.Linear(dims.hidden_size, dims.heads * dims.head_dim)
+        self.k_proj = nn.Linear(dims.hidden_size, dims.kv_heads * dims.head_dim)
+        self.v_proj = nn.Linear(dims.hidden_size, dims.kv_heads * dims.head_dim)
+        self.o_proj = nn.Linear(dims.heads * dims.head_dim, dims.hidden_size, bias=False)
 
     def prepare(self) -> None:
         self.qkv_proj = fuse_linear(self.q_proj, self.k_proj, self.v_proj)
@@ -46,11 +46,11 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Weights of the feed-forward layer."""
 
-    def __init__(self, cfg: LmDims) -> None:
+    def __init__(self, dims: LmDims) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(dims.hidden_size, dims.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(dims.hidden_size, dims.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(dims.intermediate_size, dims.hidden_size, bias=False)
 
     def prepare(self) -> None:
         self.gate_up_proj = fuse_linear(self.gate_proj, self.up_proj)
@@ -59,13 +59,13 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, cfg: LmDims, layer: int) -> None:
+    def __init__(self, dims: LmDims, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.self_attn = Attention(cfg)
-        self.mlp = Mlp(cfg)
-        self.input_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.self_attn = Attention(dims)
+        self.mlp = Mlp(dims)
+        self.input_layernorm = nn.RMSNorm(dims.hidden_size, dims.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(dims.hidden_size, dims.rms_norm_eps)
 
     def prepare(self) -> None:
         self.self_attn.prepare()
@@ -121,15 +121,15 @@ class _BatchPass:
     def __init__(
         self, lm: SpeechLM, pool: SlotPool, slots: Tensor, positions: Tensor, ends: Tensor, context: int, like: Tensor
     ) -> None:
-        cfg, (batch, span) = lm.cfg, positions.shape
+        dims, (batch, span) = lm.dims, positions.shape
         self._pool = pool
         self._slots = slots
         self._positions = positions
         self._ends = ends
         self._context = context
-        self._eps = cfg.rms_norm_eps
-        self._heads = (cfg.kv_heads, cfg.heads // cfg.kv_heads)
-        self._residual = like.new_zeros(batch * span, cfg.hidden_size)
+        self._eps = dims.rms_norm_eps
+        self._heads = (dims.kv_heads, dims.heads // dims.kv_heads)
+        self._residual = like.new_zeros(batch * span, dims.hidden_size)
         self._rotations = lm.rotations(pool.max_tokens + 1, like)[positions.flatten()]  # [N, 3, d/2]
         self._splits = attention_splits(context) if span == 1 else 1
         self._mask: Tensor | None = None
@@ -178,20 +178,20 @@ class _SinglePass:
     def __init__(
         self, lm: SpeechLM, pool: SlotPool, slot: int, begin: int, count: int, span: int, context: int, like: Tensor
     ) -> None:
-        cfg = lm.cfg
+        dims = lm.dims
         self._span = span
-        self._shape = [cfg.hidden_size]
-        self._eps = cfg.rms_norm_eps
-        self._eps_term = like.new_full((1, 1), cfg.rms_norm_eps) if span == 1 and like.dtype == torch.float32 else None
-        self._merged = (span, cfg.heads * cfg.head_dim)
+        self._shape = [dims.hidden_size]
+        self._eps = dims.rms_norm_eps
+        self._eps_term = like.new_full((1, 1), dims.rms_norm_eps) if span == 1 and like.dtype == torch.float32 else None
+        self._merged = (span, dims.heads * dims.head_dim)
         self._residual: Tensor | None = None  # [T, D]
         self._column: Tensor  # its transpose, [D, T]
-        self._gate_up = like.new_empty(1, 2 * cfg.intermediate_size)  # of a single vector
+        self._gate_up = like.new_empty(1, 2 * dims.intermediate_size)  # of a single vector
         self._gate, self._up = self._gate_up.chunk(2, dim=-1)
-        heads = like.new_empty(1, span, cfg.heads + 2 * cfg.kv_heads, cfg.head_dim)
+        heads = like.new_empty(1, span, dims.heads + 2 * dims.kv_heads, dims.head_dim)
         self._rotated = heads.unflatten(3, (2, -1))  # [1, T, H+2*Hkv, 2, d/2]
-        queries, kv = heads.tensor_split((cfg.heads,), dim=2)
-        queries = queries.unflatten(2, (cfg.kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [1, Hkv, G, T, d]
+        queries, kv = heads.tensor_split((dims.heads,), dim=2)
+        queries = queries.unflatten(2, (dims.kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [1, Hkv, G, T, d]
         # Query heads that share a key head are stacked along time, so that no keys are repeated in memory.
         self._queries = queries.flatten(2, 3) if span == 1 else queries  # [1, Hkv, G*T, d]
         self._past = SlotView(pool, slot, begin, count, context, kv[0])
@@ -202,7 +202,7 @@ class _SinglePass:
             positions = torch.arange(begin, begin + span)[:, None]
             hidden = torch.arange(context) > positions  # [T, L]
             bias = like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-            self._mask = bias.repeat(cfg.heads // cfg.kv_heads if span > 1 else 1, 1)[None, None]
+            self._mask = bias.repeat(dims.heads // dims.kv_heads if span > 1 else 1, 1)[None, None]
             rows = positions.clamp_(max=pool.max_tokens) * lm.rotated_heads(like.device)  # [T, H+2*Hkv]
         rotations = lm.rotations(pool.max_tokens + 1, like)[rows]  # [T, H+2*Hkv, 3, d/2] or [H+2*Hkv, 3, d/2]
         self._cos, self._sin = rotations.tensor_split((1,), dim=-2)
@@ -239,11 +239,11 @@ class _SinglePass:
 class Qwen2(nn.Module):
     """The decoder stack, named like the official weights."""
 
-    def __init__(self, cfg: LmDims) -> None:
+    def __init__(self, dims: LmDims) -> None:
         super().__init__()
-        self.embed_tokens = embedding(cfg.text_vocab, cfg.hidden_size)
-        self.layers = nn.ModuleList(Layer(cfg, i) for i in range(cfg.layers))
-        self.norm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.embed_tokens = embedding(dims.text_vocab, dims.hidden_size)
+        self.layers = nn.ModuleList(Layer(dims, i) for i in range(dims.layers))
+        self.norm = nn.RMSNorm(dims.hidden_size, dims.rms_norm_eps)
 
 
 class SpeechLM(nn.Module):
@@ -252,16 +252,16 @@ class SpeechLM(nn.Module):
     Call ``prepare`` after loading the weights.
     """
 
-    def __init__(self, cfg: LmDims) -> None:
+    def __init__(self, dims: LmDims) -> None:
         super().__init__()
-        self.cfg = cfg
-        head = nn.Linear(cfg.hidden_size, cfg.text_vocab, bias=False)  # unused, but part of the official file
-        self.llm = nn.ModuleDict({"model": nn.ModuleDict({"model": Qwen2(cfg), "lm_head": head})})
+        self.dims = dims
+        head = nn.Linear(dims.hidden_size, dims.text_vocab, bias=False)  # unused, but part of the official file
+        self.llm = nn.ModuleDict({"model": nn.ModuleDict({"model": Qwen2(dims), "lm_head": head})})
         self.tie()
-        self.llm_decoder = Linear(cfg.hidden_size, cfg.speech_rows, bias=cfg.decoder_bias)
-        self.speech_embedding = embedding(cfg.speech_rows, cfg.hidden_size)
-        if cfg.separate_special_rows:
-            self.llm_embedding = embedding(2, cfg.hidden_size)
+        self.llm_decoder = Linear(dims.hidden_size, dims.speech_rows, bias=dims.decoder_bias)
+        self.speech_embedding = embedding(dims.speech_rows, dims.hidden_size)
+        if dims.separate_special_rows:
+            self.llm_embedding = embedding(2, dims.hidden_size)
         self._rotations: dict[tuple[int, torch.dtype], Tensor] = {}
         self._rotated_heads: Tensor | None = None
 
@@ -288,8 +288,8 @@ class SpeechLM(nn.Module):
         """
         key = positions, like.dtype
         if key not in self._rotations:
-            exponent = torch.arange(0, self.cfg.head_dim, 2, device=like.device).float() / self.cfg.head_dim
-            angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.cfg.rope_theta**exponent)
+            exponent = torch.arange(0, self.dims.head_dim, 2, device=like.device).float() / self.dims.head_dim
+            angle = torch.arange(positions, device=like.device)[:, None] * (1.0 / self.dims.rope_theta**exponent)
             sin = angle.sin()
             self._rotations[key] = torch.stack([angle.cos(), -sin, sin], dim=1).to(like.dtype)
         return self._rotations[key]
@@ -297,7 +297,7 @@ class SpeechLM(nn.Module):
     def rotated_heads(self, device: torch.device) -> Tensor:
         """``[H+2*Hkv]``: 1 for the heads of queries and keys, 0 for those of values. Cached."""
         if self._rotated_heads is None:
-            heads = [1] * (self.cfg.heads + self.cfg.kv_heads) + [0] * self.cfg.kv_heads
+            heads = [1] * (self.dims.heads + self.dims.kv_heads) + [0] * self.dims.kv_heads
             self._rotated_heads = torch.tensor(heads, device=device)
         return self._rotated_heads
 
@@ -308,8 +308,8 @@ class SpeechLM(nn.Module):
         return F.embedding(ids, self.speech_embedding.weight)
 
     def embed_special(self, row: int) -> Tensor:
-        """The start-of-sequence or task row (``cfg.sos_row``, ``cfg.task_row``): ``[1, D]``."""
-        table = self.llm_embedding if self.cfg.separate_special_rows else self.speech_embedding
+        """The start-of-sequence or task row (``dims.sos_row``, ``dims.task_row``): ``[1, D]``."""
+        table = self.llm_embedding if self.dims.separate_special_rows else self.speech_embedding
         return table.weight[row : row + 1]
 
     def forward(self, x: Tensor, new: Tensor, slots: Tensor, pool: SlotPool, context: int) -> Tensor:
@@ -347,7 +347,7 @@ class SpeechLM(nn.Module):
         is_special = kinds >= Kind.SOS
         text = self.embed_text(torch.where(is_text, ids, 0))
         speech = self.embed_speech(torch.where(kinds == Kind.SPEECH, ids, 0))
-        special = torch.cat([self.embed_special(self.cfg.sos_row), self.embed_special(self.cfg.task_row)])  # [2, D]
+        special = torch.cat([self.embed_special(self.dims.sos_row), self.embed_special(self.dims.task_row)])  # [2, D]
         special = F.embedding((kinds - Kind.SOS).clamp(min=0), special)
         x = torch.where(is_special[..., None], special, torch.where(is_text[..., None], text, speech))
         return self.logits(x, new, slots, pool, context)
