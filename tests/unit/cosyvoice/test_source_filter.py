@@ -16,7 +16,8 @@ from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, noise
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.models import hift as hift_module
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift, StreamEnds
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter, new_hift
+from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
+from tts_worker.engine.cosyvoice.weights import new_hift
 from tts_worker.errors import BundleError
 
 FRAME = 480

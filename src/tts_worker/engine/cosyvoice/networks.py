@@ -17,10 +17,9 @@ from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
 from tts_worker.engine.cosyvoice.models.linear import arrange_for_onednn
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.models.source_filter import new_hift
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
-from tts_worker.engine.cosyvoice.weights import new_flow, new_lm
+from tts_worker.engine.cosyvoice.weights import new_flow, new_hift, new_lm
 from tts_worker.errors import BundleError, ConfigError
 
 MAX_ABS_MEL = 100.0  # log magnitudes are in -12..5

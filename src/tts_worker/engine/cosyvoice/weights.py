@@ -1,7 +1,7 @@
-"""Normalizes and checks the weights of a bundle: key names, completeness, shapes and values.
+"""Creates the networks, and normalizes and checks the weights of a bundle: key names, completeness, shapes and values.
 
-The expected tensors come from the networks themselves, built on the meta device from the configuration. Files are read
-in tensor_files.py and bundle.py.
+The expected tensors come from the networks themselves, created on the meta device from the configuration. Files are
+read in tensor_files.py and bundle.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims, V1FlowDims
+from tts_worker.engine.cosyvoice.models.dims import HiftDims, TransformerLmDims, V1FlowDims
 from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.models.hift import Hift
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.models.source_filter import new_hift
+from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.tensor_files import finite_range
@@ -50,6 +51,11 @@ def new_lm(config: CosyVoiceConfig) -> SpeechLM | TransformerLm:
 def new_flow(config: CosyVoiceConfig) -> Flow | V1Flow:
     """Return the flow without weights."""
     return V1Flow(config.flow) if isinstance(config.flow, V1FlowDims) else Flow(config.flow)
+
+
+def new_hift(dims: HiftDims, exact_phase: bool = True) -> Hift:
+    """Return the vocoder without weights."""
+    return (SourceFilter if dims.source_filter else Hift)(dims, exact_phase)
 
 
 @lru_cache(maxsize=32)

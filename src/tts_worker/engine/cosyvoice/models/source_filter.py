@@ -98,8 +98,3 @@ class SourceFilter(Hift):
 
     def _is_fused(self, x: Tensor) -> bool:
         return False
-
-
-def new_hift(dims: HiftDims, exact_phase: bool = True) -> Hift:
-    """The vocoder without weights."""
-    return (SourceFilter if dims.source_filter else Hift)(dims, exact_phase)
