@@ -17,13 +17,16 @@ import pytest
 import soundfile
 
 from tests.contract.engine_contract import EngineOutput
-from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of
+from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of, tiny
 from tests.unit.cosyvoice.networks import load_shallow
+from tts_worker.benchmarks.engine import random_voice
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.offline import load_offline_engine
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
 
@@ -317,3 +320,17 @@ def test_rl_model_is_used_on_request(tmp_path: Path, capsys: pytest.CaptureFixtu
         return out.read_bytes()
 
     assert pcm("--rl") != pcm()
+
+
+def test_given_voice_precedes_the_speaker_of_the_model() -> None:
+    """Otherwise a mode would have no effect on a speaker whose prompt the model directory has."""
+    path = tiny("cosyvoice2")
+    (name,) = bundle_voices(Bundle.open(path))
+    voice = random_voice(Bundle.open(path), 25)
+    engine = load_offline_engine(path, {name: voice}, device="cpu", threads=1)
+    try:
+        state = engine.components.voice_cache.acquire(name)
+        assert isinstance(state, VoiceState)
+        assert state.speaker.voice is voice
+    finally:
+        engine.close()

@@ -164,15 +164,16 @@ class VoiceCache:
         Raises:
             UnknownVoice: There is no such voice.
         """
+        state = self._states.get(name)
         enrolled = self._enrolled.get(name) if self._enrolled is not None else None
+        if enrolled is not None:
+            if state is not None and state.speaker.voice is enrolled:
+                return self.acquire_loaded(name, state.speaker)
+            return self.acquire_loaded(name, Speaker(enrolled, self._config, self._tokenizer))
         if name in self._bundled:
             return self.acquire_loaded(name, self._bundled[name])
         if name in self._made_up:  # "#" is in no name that a client can send
             return self.acquire_loaded(name, self._made_up[name])
-        state = self._states.get(name)
-        if enrolled is not None:
-            speaker = Speaker(enrolled, self._config, self._tokenizer) if state is None else state.speaker
-            return self.acquire_loaded(name, speaker)
         if self._stored is None:
             raise UnknownVoice(unknown_voice(name, list(self._bundled)))
         if self._loader is None:
