@@ -57,8 +57,10 @@ class PassRecorder:
     launches: dict[Need, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _tokens: tuple[Batch, int] | None = None  # in flight, and the inputs of a prefill
     _plan: Plan = field(default_factory=Plan)  # of the last step that planned
+    _take_finished: Callable[[], None] = lambda: None  # of the step in progress
 
     def __call__(self, candidates: Sequence[Candidate], budgets: Budgets, now_us: int) -> Plan:
+        self._take_finished()  # a device has finished the passes before; what is planned now is in flight after them
         plan = self._plan = self.policy(candidates, budgets, now_us)
         if plan.tokens is not None:
             members = set(plan.tokens.members)
@@ -67,25 +69,38 @@ class PassRecorder:
 
     def step(self, engine: CosyVoiceEngine, now_s: float) -> Sequence[Event]:
         """Run one step of ``engine`` and note what it took."""
-        before = _Totals.of(engine)
+        before = seen = _Totals.of(engine)
+
+        def take_finished() -> None:
+            nonlocal seen
+            now = _Totals.of(engine)
+            self._add_passes(now.since(seen))
+            seen = now
+
+        self._take_finished = take_finished
         live = len(engine.sequences)
         self._plan = Plan()
         began_s = perf_counter()
         events = engine.step(now_s)
         elapsed_us = 1e6 * (perf_counter() - began_s)
-        spent = _Totals.of(engine).since(before)
+        take_finished()
+        self._add_host_time(engine, live, elapsed_us, seen.since(before).total_us)
+        return events
+
+    def _add_passes(self, spent: _Totals) -> None:
+        """Note the passes that have finished. At most one of each kind is in flight."""
         if self._tokens is not None and spent.tokens_us:
             batch, inputs = self._tokens
             self._tokens = None
+            steps = batch.steps
             if batch.operation is Need.PREFILL:
-                self.prefills.append((float(inputs), spent.tokens_us))
-            else:
-                self.decodes.append((float(len(batch.members)), spent.tokens_us / max(1, batch.steps)))
+                self.prefills.append((float(inputs), spent.prefill_us))
+                steps = batch.on_device_draws - 1
+            if spent.decode_us:
+                self.decodes.append((float(len(batch.members)), spent.decode_us / max(1, steps)))
         if spent.flow_us and spent.chunks:
             self.flows.append((spent.chunks, spent.flow_us))
             self.vocoders.append((spent.vocoder_chunks, spent.vocoder_us))
-        self._add_host_time(engine, live, elapsed_us, spent.total_us)
-        return events
 
     def _add_host_time(self, engine: CosyVoiceEngine, live: int, elapsed_us: float, passes_us: float) -> None:
         execution = execution_of(engine)
@@ -94,6 +109,8 @@ class PassRecorder:
         started = [batch for batch in (self._plan.tokens, self._plan.audio) if batch is not None]
         if execution is Execution.STREAMS and len(started) == 1:  # such a step launches one batch and never waits
             batch = started[0]
+            if batch.on_device_draws:  # it launches decode steps, flow and vocoder, too
+                return
             size = batch.steps if batch.operation is Need.DECODE else len(batch.members)
             self.launches[batch.operation].append((float(size), elapsed_us))
 
@@ -102,7 +119,8 @@ class PassRecorder:
 class _Totals:
     """What an engine has spent so far, in microseconds, and the chunks that its flow and its vocoder computed."""
 
-    tokens_us: float
+    prefill_us: float
+    decode_us: float
     flow_us: float
     vocoder_us: float
     chunks: float
@@ -111,24 +129,29 @@ class _Totals:
     @classmethod
     def of(cls, engine: CosyVoiceEngine) -> _Totals:
         timings = engine.timings
-        renderer = engine.components.renderer
         chunk_frames = engine.components.networks.chunked_flow.chunk_frames
         return cls(
-            1000 * (timings.prefill_ms + timings.decode_ms),
+            1000 * timings.prefill_ms,
+            1000 * timings.decode_ms,
             1000 * timings.flow_ms,
             1000 * timings.vocoder_ms,
-            renderer.flow_frames / chunk_frames,
-            renderer.vocoder_frames / chunk_frames,
+            timings.flow_frames / chunk_frames,
+            timings.vocoder_frames / chunk_frames,
         )
 
     def since(self, before: _Totals) -> _Totals:
         return _Totals(
-            self.tokens_us - before.tokens_us,
+            self.prefill_us - before.prefill_us,
+            self.decode_us - before.decode_us,
             self.flow_us - before.flow_us,
             self.vocoder_us - before.vocoder_us,
             self.chunks - before.chunks,
             self.vocoder_chunks - before.vocoder_chunks,
         )
+
+    @property
+    def tokens_us(self) -> float:
+        return self.prefill_us + self.decode_us
 
     @property
     def total_us(self) -> float:

@@ -17,6 +17,7 @@ from tts_worker.benchmarks.measure_stages import PassRecorder
 from tts_worker.benchmarks.simulate import Goal, SimulatedCall, Simulation, largest_load, predict
 from tts_worker.benchmarks.stage_times import adjusted, fit, read_stage_times, stage_times_as_json
 from tts_worker.cli import main
+from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
 from tts_worker.engine.simulator.config import SimulationConfig
 from tts_worker.engine.simulator.engine import SimulatedEngine
@@ -198,38 +199,87 @@ def test_simulated_chunks_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatc
 
 @dataclass
 class _Device:
-    """An engine on a device whose burst of four steps takes 8 ms there, and the host a moment to launch."""
+    """An engine on a device, with prepared steps: each of them changes the timings, and may plan in between.
+
+    Attributes:
+        policy: The scheduler.
+        steps: For each step what it collects before it plans, by timing, and whether it plans.
+    """
 
     policy: Policy
+    steps: list[tuple[dict[str, float], bool]]
     info: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(device="cuda:0"))
-    timings: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(prefill_ms=0.0, decode_ms=0.0, flow_ms=0.0, vocoder_ms=0.0)
-    )
+    timings: StageTimings = field(default_factory=StageTimings)
     components: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
-            renderer=SimpleNamespace(flow_frames=0, vocoder_frames=0),
             networks=SimpleNamespace(chunked_flow=SimpleNamespace(chunk_frames=50)),
         )
     )
     sequences: tuple[int, ...] = (1,)
 
     def step(self, now_s: float) -> list[object]:
-        if self.timings.decode_ms == 0:
-            self.policy([], Budgets(), 0)
-            self.timings.decode_ms = 8.0
+        collected, plans = self.steps.pop(0)
+        for name, value in collected.items():
+            setattr(self.timings, name, getattr(self.timings, name) + value)
+        if plans:
+            candidate: Any = SimpleNamespace(key=CALL, inputs=70)
+            self.policy([candidate], Budgets(), 0)
         return []
 
 
-def test_recorder_separates_launch_and_device_time() -> None:
-    burst = Plan(tokens=Batch(Need.DECODE, (UtteranceKey("s", 1),), 4))
-    recorder = PassRecorder(lambda candidates, budgets, now_us: burst)
-    device: Any = _Device(recorder)
+CALL = UtteranceKey("s", 1)
+BURST = Batch(Need.DECODE, (CALL,), 4)
 
-    recorder.step(device, 0.0)
-    recorder.step(device, 0.0)
+
+def recorded(plans: list[Plan], *steps: tuple[dict[str, float], bool]) -> PassRecorder:
+    """Record ``steps`` of an engine on a device whose scheduler returns ``plans``."""
+    recorder = PassRecorder(lambda candidates, budgets, now_us: plans.pop(0))
+    device: Any = _Device(recorder, list(steps))
+    for _ in steps:
+        recorder.step(device, 0.0)
+    return recorder
+
+
+def test_recorder_separates_launch_and_device_time() -> None:
+    recorder = recorded([Plan(tokens=BURST)], ({}, True), ({"decode_ms": 8.0}, False))
 
     assert recorder.decodes == [(1.0, 2000.0)]
     ((steps, launch_us),) = recorder.launches[Need.DECODE]
     assert steps == 4
     assert launch_us > 0
     assert recorder.steps == []
+
+
+def test_recorder_gives_a_pass_the_time_of_its_own() -> None:
+    """On a device a step takes over one pass and launches the next one."""
+    recorder = recorded(
+        [Plan(tokens=Batch(Need.PREFILL, (CALL,))), Plan(tokens=BURST)],
+        ({}, True),
+        ({"prefill_ms": 3.0}, True),
+        ({"decode_ms": 8.0}, False),
+    )
+
+    assert recorder.prefills == [(70.0, 3000.0)]
+    assert recorder.decodes == [(1.0, 2000.0)]
+
+
+def test_recorder_splits_a_first_chunk_on_the_device() -> None:
+    """Its prefill draws the ids of the chunk, and its launch contains flow and vocoder."""
+    recorder = recorded(
+        [Plan(tokens=Batch(Need.PREFILL, (CALL,), on_device_draws=11))],
+        ({}, True),
+        ({"prefill_ms": 3.0, "decode_ms": 10.0}, False),
+    )
+
+    assert recorder.prefills == [(70.0, 3000.0)]
+    assert recorder.decodes == [(1.0, 1000.0)]
+    assert not any(recorder.launches.values())
+
+
+def test_recorder_counts_the_chunks_of_finished_passes() -> None:
+    render = Plan(audio=Batch(Need.RENDER, (CALL,)))
+    finished = {"flow_ms": 4.0, "flow_frames": 50, "vocoder_ms": 2.0, "vocoder_frames": 75}
+    recorder = recorded([render, render], ({}, True), (finished, True), (finished, False))
+
+    assert recorder.flows == [(1.0, 4000.0)] * 2
+    assert recorder.vocoders == [(1.5, 2000.0)] * 2

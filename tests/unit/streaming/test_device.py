@@ -324,6 +324,25 @@ def two_streams(tokens: ExecutionStream, audio: ExecutionStream) -> ExecutionStr
     return ExecutionStreams(tokens, audio, audio)
 
 
+def test_frames_of_a_pass_count_with_its_time() -> None:
+    """The host launches passes long before a device has computed them."""
+    subject = engine("cosyvoice3", streams=two_streams(LateStream([2]), LateStream([3])))
+    chunks = []
+    subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
+    for segment in segments(("Hello world and you, that it is of the world.", Boundary.END)):
+        subject.handle(Text(KEY, segment))
+    subject.handle(EndText(KEY))
+    timings = subject.timings
+    while subject.has_work:
+        before = timings.flow_ms, timings.flow_frames, timings.vocoder_frames
+        subject.step(0.0)
+        after = timings.flow_ms, timings.flow_frames, timings.vocoder_frames
+        chunks.append(tuple(new > old for old, new in zip(before, after, strict=True)))
+    assert set(chunks) == {(False, False, False), (True, True, True)}
+    renderer = subject.components.renderer
+    assert (timings.flow_frames, timings.vocoder_frames) == (renderer.flow_frames, renderer.vocoder_frames)
+
+
 @pytest.mark.parametrize("mode", TextMode)
 def test_late_results_do_not_change_audio(mode: TextMode) -> None:
     text = segments(("Hello ", Boundary.WORD), ("world and ", Boundary.WORD), ("you.", Boundary.END))

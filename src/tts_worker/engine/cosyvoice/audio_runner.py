@@ -269,7 +269,9 @@ class AudioRunner:
             self._retry_vocoder(finished.mel, read)
             return
         pcm_chunks, flow_ms, vocoder_ms = read
-        self._timings.add_chunks(flow_ms, vocoder_ms)
+        self._timings.add_chunks(
+            flow_ms, finished.mel.output.computed_frames, vocoder_ms, finished.output.computed_frames
+        )
         mels = [_figures_of(mel) for mel in finished.mel.output.frames]
         for job, pcm, mel, next_state in zip(jobs, pcm_chunks, mels, finished.output.next_states, strict=True):
             if job.is_unread:

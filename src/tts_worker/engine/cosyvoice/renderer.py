@@ -151,8 +151,11 @@ class RenderRequest:
 
 @dataclass(frozen=True)
 class _TimedOutput:
+    """What a pass returns: its begin and end on the device, and the frames that it computed, padding included."""
+
     start: TimingEvent
     end: TimingEvent
+    computed_frames: int
 
     @property
     def ms(self) -> float:
@@ -293,8 +296,9 @@ class Renderer:
     def _run_flow(self, requests: Sequence[RenderRequest]) -> FlowOutput:
         with self._streams.flow as stream:
             start = stream.record_event()
+            before = self.flow_frames
             frames = self._mel_frames(requests)
-            return FlowOutput(start, stream.record_event(), frames)
+            return FlowOutput(start, stream.record_event(), self.flow_frames - before, frames)
 
     def _mel_frames(self, requests: Sequence[RenderRequest]) -> list[Tensor]:
         """Return the new frames of each request, ``[1, mel, n]``. Requests with equally many chunks share a pass."""
@@ -374,13 +378,14 @@ class Renderer:
         """Submit a vocoder pass over the frames ``[1, mel, n]`` of each request. Changes no state."""
         with self._streams.vocoder as stream:
             start = stream.record_event()
+            before = self.vocoder_frames
             chunks: list[RenderedChunk]
             next_states: Sequence[HiftState | WindowState]
             if self._windows is None:
                 chunks, next_states = self._run_vocoder(requests, mels)
             else:
                 chunks, next_states = self._run_windows(self._windows, requests, mels)
-            return VocoderOutput(start, stream.record_event(), chunks, next_states)
+            return VocoderOutput(start, stream.record_event(), self.vocoder_frames - before, chunks, next_states)
 
     def _run_windows(
         self, windows: VocoderWindows, requests: Sequence[RenderRequest], mels: Sequence[Tensor]
