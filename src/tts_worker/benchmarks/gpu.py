@@ -100,7 +100,7 @@ def run_sections(
             results.begin(section.name)
             section_began_s = clock()
             try:
-                with nullcontext() if watch is None else watch(bench.limit_s(section)):
+                with nullcontext() if watch is None else watch(bench.limit_s(section, left_s)):
                     figures = bench.measure(section)
             except Exception as error:  # the other sections must not be lost
                 figures = {"error": _described(error)}
@@ -288,9 +288,12 @@ class GpuBench:
         is_other = section.options is not None and section.options != self._options
         return section.expected_s + (section.engines + is_missing + is_other) * self._engine_s
 
-    def limit_s(self, section: Section) -> float:
-        """Return after what time ``section`` hangs for sure. The speed of a CPU is unknown."""
-        return 3 * self.expected_s(section) + 60 if self.on_cuda else math.inf
+    def limit_s(self, section: Section, left_s: float) -> float:
+        """Return after what time ``section`` hangs for sure, or exceeds the budget by a minute.
+
+        The speed of a CPU is unknown.
+        """
+        return min(3 * self.expected_s(section), left_s) + 60 if self.on_cuda else math.inf
 
     def measure(self, section: Section) -> Figures:
         """Run ``section`` with the engine that it needs, and add what building it took."""

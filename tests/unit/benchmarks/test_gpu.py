@@ -481,6 +481,35 @@ def test_later_processes_have_what_is_left_of_the_budget(plan: Plan, tmp_path: P
     assert budgets == [130.0, 60.0]
 
 
+def test_start_of_a_process_counts_for_the_budget(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has just started, importing PyTorch takes most of a minute."""
+    budgets: list[float] = []
+    monkeypatch.setattr(gpu_process, "run_sections", lambda plan, *_, **__: budgets.append(plan.budget_s))
+    monkeypatch.setattr(gpu_process, "monotonic", lambda: 140.0)
+    Results(tmp_path / "gpu.json").write()
+
+    gpu_process._run_sections(replace(plan, budget_s=200.0), tmp_path / "gpu.json", started_s=100.0)
+
+    assert budgets == [160.0]
+
+
+def test_section_that_hangs_does_not_outlive_the_budget_by_far(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def watch(limit_s: float) -> nullcontext[None]:
+        limits.append(limit_s)
+        return nullcontext()
+
+    monkeypatch.setattr(GpuBench, "on_cuda", property(lambda bench: True))
+    sections_of = [Section("short", lambda bench: {}, 10.0), Section("long", lambda bench: {}, 100.0)]
+    monkeypatch.setattr(gpu, "sections", lambda plan: sections_of)
+    monkeypatch.setattr(GpuBench, "unload", lambda bench: None)
+
+    run_sections(replace(plan, budget_s=150.0), Results(None), lambda: 0.0, watch)
+
+    assert limits == [90.0, 210.0]
+
+
 def test_device_that_is_lost_ends_the_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The section has its error, and the others are for the next process."""
 

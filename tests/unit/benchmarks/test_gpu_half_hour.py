@@ -50,6 +50,15 @@ def test_quick_part_measures_what_is_promised() -> None:
     assert sum(section.expected_s for section in sections(plan)) <= QUICK_BENCH_S - 120 - ENGINE_S
 
 
+def test_weights_are_written_before_a_budget_is_set() -> None:
+    """Two gigabytes take most of a minute. In a budget of what is left before, a part would exceed its limit."""
+    lines = [line.strip() for line in SCRIPT.read_text("utf-8").splitlines()]
+    measured = [line for line in lines if "measure $((" in line]
+
+    assert len(measured) == 4
+    assert all(line.startswith("weights cosyvoice3 && measure $((") for line in measured)
+
+
 def test_tests_beside_the_cpu_come_last() -> None:
     """Whatever a lease leaves of its time goes to what only the device can tell."""
     done = subprocess.run(
