@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -20,6 +21,7 @@ from tts_worker.benchmarks.stats import LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.base import Engine, ReportingEngine
 from tts_worker.engine.loop import EngineLoop
+from tts_worker.errors import EngineFault
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -77,6 +79,11 @@ class MeasuredEngine(Engine, ReportingEngine, Protocol):
 class ObservedEngine:
     """An engine that is warm already; lists its slow steps. Closing it leaves the engine to its owner.
 
+    Attributes:
+        slow_steps: Steps that took longer than ``SLOW_STEP_S``.
+        busy_s: What all steps took.
+        fault: The error that it raised, if any.
+
     Args:
         engine: The engine.
         stages: Reads its stage times before and after each step.
@@ -89,6 +96,7 @@ class ObservedEngine:
         self._step = step or engine.step
         self.slow_steps: list[SlowStep] = []
         self.busy_s = 0.0
+        self.fault: str | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -98,16 +106,26 @@ class ObservedEngine:
         """Do nothing: the owner has warmed it up."""
 
     def handle(self, command: Command) -> None:
-        self._engine.handle(command)
+        with self._noting_faults():
+            self._engine.handle(command)
 
     @property
     def has_work(self) -> bool:
         return self._engine.has_work
 
+    @contextmanager
+    def _noting_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.fault = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise
+
     def step(self, now_s: float) -> Sequence[Event]:
         before = self._stages()
         began_s = perf_counter()
-        events = self._step(now_s)
+        with self._noting_faults():
+            events = self._step(now_s)
         elapsed_s = perf_counter() - began_s
         self.busy_s += elapsed_s
         if elapsed_s > SLOW_STEP_S:
@@ -247,14 +265,35 @@ async def measure_arrivals(
         stages: Reads the stage times of the engine.
         announce: Called with the key and the script of a call before it is opened, to prepare its tokens.
         step: Runs a step of the engine; None: its ``step``.
+
+    Raises:
+        EngineFault: The engine raised an error. What is left of its state is of no use.
     """
     observed = ObservedEngine(engine, stages, step)
     loop = EngineLoop(lambda: observed, name="bench", hang_timeout_s=600.0)
     load = _Load(loop, arrivals, announce)
     await loop.start()
+    has_failed = asyncio.Event()
+    loop.on_state(lambda state: has_failed.set())
+    measuring = asyncio.create_task(_measure(load, arrivals, observed, stages))
+    failing = asyncio.create_task(has_failed.wait())
     try:
-        async with LoopLag() as lag:
-            credit = asyncio.create_task(load.give_credit())
+        await asyncio.wait({measuring, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if has_failed.is_set():
+            raise EngineFault(f"the engine failed under load ({observed.fault or loop.state.value})")
+        return await measuring
+    finally:
+        measuring.cancel()
+        failing.cancel()
+        await asyncio.wait({measuring, failing})
+        await loop.stop()
+
+
+async def _measure(load: _Load, arrivals: Arrivals, observed: ObservedEngine, stages: StageClock) -> dict[str, object]:
+    """Let the calls arrive and return the figures."""
+    async with LoopLag() as lag:
+        credit = asyncio.create_task(load.give_credit())
+        try:
             await load.arrive(arrivals.mean_call_s)
             observed.slow_steps.clear()
             before = stages()
@@ -264,10 +303,9 @@ async def measure_arrivals(
             wall_s = perf_counter() - began_s
             after = stages()
             await load.drain(2 * arrivals.call_s[1])
+        finally:
             credit.cancel()
             await asyncio.wait({credit})
-    finally:
-        await loop.stop()
     return {
         "calls": arrivals.calls,
         **load.figures(),
@@ -330,10 +368,10 @@ class _Load:
         key = UtteranceKey(f"call-{self._count}", 1)
         self._announce(key, script)
         call = ListenedCall(key, perf_counter(), self.is_measuring)
+        if self.is_measuring:  # a random arrival finds the average
+            self._live_counts.append(len(self._live) + self._still_heard(call.opened_s))
         self._live[key] = call
         self._is_idle.clear()
-        if self.is_measuring:
-            self._live_counts.append(len(self._live))
         self._loop.subscribe(key.session, self._on_event)
         self._loop.post(Open(key, SynthesisParams(self._arrivals.voice), CREDIT_SAMPLES))
         for segment in script.segments:
@@ -343,10 +381,15 @@ class _Load:
             due_s = perf_counter() + planned.stop_after_s
             asyncio.get_running_loop().call_later(planned.stop_after_s, self._stop, call, due_s)
 
+    def _still_heard(self, now_s: float) -> int:
+        """Return how many calls are done in the engine while their listeners still hear audio."""
+        return sum(call.outcome == "done" and call.playback.ends_s > now_s for call in self._ended)
+
     def _stop(self, call: ListenedCall, due_s: float) -> None:
         if call.outcome is None:
             self._loop.post(Cancel(call.key))
-            self._stops_s.append(perf_counter() - due_s)
+            if call.measured:
+                self._stops_s.append(perf_counter() - due_s)
             self._end(call, "stopped")
 
     def _on_event(self, event: Event) -> None:

@@ -24,6 +24,13 @@ class PlaybackClient:
     def has_started(self) -> bool:
         return self._playback_start_s is not None
 
+    @property
+    def ends_s(self) -> float:
+        """When all audio received so far is played; 0 before the first."""
+        return (
+            0.0 if self._playback_start_s is None else self._playback_start_s + self._received_samples / SAMPLE_RATE_HZ
+        )
+
     def receive(self, samples: int, now_s: float) -> None:
         """Add audio that arrives at ``now_s``."""
         if self._playback_start_s is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import random
@@ -26,7 +27,7 @@ from tts_worker.benchmarks import gpu, gpu_convolutions, gpu_load, gpu_process
 from tts_worker.benchmarks.engine import Bench
 from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
 from tts_worker.benchmarks.gpu_counts import fallbacks_of
-from tts_worker.benchmarks.gpu_load import Arrivals, plan_calls, slots_for
+from tts_worker.benchmarks.gpu_load import Arrivals, measure_arrivals, plan_calls, random_call, slots_for
 from tts_worker.benchmarks.gpu_outputs import draw_ids, scores_after
 from tts_worker.benchmarks.gpu_plan import Figures, Plan, Results, Section
 from tts_worker.benchmarks.gpu_process import run_isolated
@@ -39,7 +40,8 @@ from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.errors import ConfigError, DeviceLost
+from tts_worker.errors import ConfigError, DeviceLost, EngineFault
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo, EngineReport
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -411,6 +413,86 @@ def test_load_counts_every_measured_call(plan: Plan) -> None:
     assert figures["slots"] == slots_for(2)
     assert 0 < figures["flow_busy"] < 1
     assert figures["first_audio_max_ms"] >= figures["first_audio_p50_ms"] > 0
+
+
+class _Breaking:
+    """An engine whose first step raises."""
+
+    info = EngineInfo("breaking", ("benchmark",), ("en",), Alignment.NONE, 8)
+
+    def __init__(self) -> None:
+        self.has_work = False
+
+    def handle(self, command: object) -> None:
+        self.has_work = True
+
+    def step(self, now_s: float) -> list[object]:
+        raise RuntimeError("a kernel failed\nwith advice")
+
+    def report(self) -> EngineReport:
+        return EngineReport()
+
+
+def test_engine_that_fails_under_load_is_an_error() -> None:
+    """Its calls would be counted as refused, and the next section would use what is left of it."""
+    engine: Any = _Breaking()
+    load = measure_arrivals(
+        engine, Arrivals(8, 600.0, (0.05, 0.1), "benchmark"), stages=lambda: {}, announce=lambda key, script: None
+    )
+
+    with pytest.raises(EngineFault, match=r"the engine failed under load \(RuntimeError: a kernel failed\)$"):
+        asyncio.run(load)
+
+
+class _Loop:
+    """An engine loop that takes commands and does nothing."""
+
+    def subscribe(self, session: str, callback: object) -> None: ...
+    def unsubscribe(self, session: str) -> None: ...
+    def post(self, command: object) -> None: ...
+
+
+def opened(load: gpu_load._Load) -> gpu_load.ListenedCall:
+    """Open a call that nobody stops."""
+    script = random_call(random.Random(1), Arrivals(1, 1.0, (1.0, 1.0), "benchmark"))
+    load._open(gpu_load.PlannedCall(0.0, script, None))
+    return list(load._live.values())[-1]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> gpu_load._Load:
+    """A load at time 0."""
+    monkeypatch.setattr(gpu_load, "perf_counter", lambda: 0.0)
+    loop: Any = _Loop()
+    return gpu_load._Load(loop, Arrivals(4, 1.0, (1.0, 1.0), "benchmark"), lambda key, script: None)
+
+
+def test_stops_of_the_ramp_do_not_count(load: gpu_load._Load) -> None:
+    in_ramp = opened(load)
+    load.is_measuring = True
+    measured = opened(load)
+    load._stop(in_ramp, -1.0)
+    load._stop(measured, -0.002)
+
+    figures = load.figures()
+
+    assert figures["arrivals"] == figures["stopped"] == 1
+    assert figures["stop_p99_ms"] == 2.0
+
+
+def test_live_calls_are_those_with_a_listener(load: gpu_load._Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is 1.5 s ahead of a listener. A call that arrives finds as many as there are on average."""
+    done = opened(load)
+    done.playback.receive(SAMPLE_RATE_HZ, 0.0)
+    load._end(done, "done")
+    opened(load)
+    load.is_measuring = True
+    monkeypatch.setattr(gpu_load, "perf_counter", lambda: 0.9)
+    opened(load)
+    monkeypatch.setattr(gpu_load, "perf_counter", lambda: 1.1)
+    opened(load)
+
+    assert load.figures()["live_mean"] == 2.0, "one is done and heard until 1.0 s: 2 calls at 0.9 s, 2 at 1.1 s"
 
 
 @pytest.mark.parametrize(
