@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 from tests.gpu.test_graphs import COMPILE_S
@@ -78,6 +79,14 @@ def test_compiling_ends_before_its_test_is_ended() -> None:
     (limit_s,) = re.findall(r"--timeout (\d+)", SCRIPT.read_text("utf-8"))
 
     assert int(limit_s) > 2 * COMPILE_S
+
+
+def test_log_shows_where_a_test_hangs() -> None:
+    """A bare machine has no pytest-timeout."""
+    settings = ConfigParser()
+    settings.read(SCRIPT.parents[1] / "tests" / "gpu" / "pytest.ini")
+
+    assert 2 * COMPILE_S < settings.getint("pytest", "faulthandler_timeout") < QUICK_BENCH_S
 
 
 def test_script_is_sound() -> None:
