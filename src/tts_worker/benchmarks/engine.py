@@ -108,6 +108,7 @@ class Bench:
     Attributes:
         engine: The engine.
         tokens_of: Returns the tokens of a run for utterances that the caller opens; None for those of ``speak``.
+        warm_up_s: What the warm-up took, captures included.
 
     Args:
         options: How the engine is loaded.
@@ -130,7 +131,7 @@ class Bench:
         self._threads = options.threads or (default_threads() if on_cpu else torch.get_num_threads())
         began_s = perf_counter()
         self.engine.warm_up()
-        self._warm_up_s = perf_counter() - began_s
+        self.warm_up_s = perf_counter() - began_s
         self.speak(forced_tokens(75, 9))  # prepares the voice and warms up every shape
 
     def _script(self, key: UtteranceKey, run: int) -> Sequence[int]:
@@ -153,7 +154,7 @@ class Bench:
             "torch": torch.__version__,
             "products": info.get("products"),
             "graphs": parts.graph_runners[0].fixed_shapes,
-            "warm_up_s": round(self._warm_up_s, 2),
+            "warm_up_s": round(self.warm_up_s, 2),
         }
 
     def _open(self, credit_samples: int = 1 << 40, segments: Sequence[Segment] = ONE_SEGMENT) -> UtteranceKey:
