@@ -59,6 +59,14 @@ def test_stage_times_survive_a_file(tmp_path: Path) -> None:
     assert read_stage_times(file) == FAST
 
 
+def test_stage_times_are_read_from_the_results_of_a_gpu(tmp_path: Path) -> None:
+    """The section has built an engine, unless the one before had the same."""
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps({"stages": {**stage_times_as_json(FAST), "engine_s": 45.0, "section_s": 60.0}}))
+
+    assert read_stage_times(file) == FAST
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
