@@ -15,7 +15,7 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
-from tts_worker.benchmarks.playback import PlaybackClient
+from tts_worker.benchmarks.playback import PlaybackClient, failure_of
 from tts_worker.benchmarks.stats import Figure, percentile, rss_mb
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
@@ -29,7 +29,6 @@ from tts_worker.types import (
     Boundary,
     Cancel,
     Credit,
-    Done,
     EndText,
     Failed,
     Open,
@@ -188,8 +187,8 @@ class Bench:
         self._open(segments=segments)
         while engine.has_work:
             for event in engine.step(perf_counter()):
-                if isinstance(event, Failed) or (isinstance(event, Done) and event.truncated):
-                    raise SynthesisFailed("the utterance of the benchmark did not end normally")
+                if reason := failure_of(event):
+                    raise SynthesisFailed(f"an utterance of the benchmark failed: {reason}")
                 if isinstance(event, Audio):
                     if not pcm:
                         first = (perf_counter() - began_s, event.samples, engine.timings.tokens)

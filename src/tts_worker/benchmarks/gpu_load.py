@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from itertools import count
 from time import perf_counter
 from typing import Protocol
 
-from tts_worker.benchmarks.playback import PlaybackClient
+from tts_worker.benchmarks.playback import PlaybackClient, failure_of
 from tts_worker.benchmarks.stats import LoopLag, percentile, rounded_ms
 from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.base import Engine, ReportingEngine
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.errors import EngineFault
+from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
@@ -347,6 +348,7 @@ class _Load:
         self._ended: list[ListenedCall] = []
         self._stops_s: list[float] = []
         self._live_counts: list[int] = []
+        self._errors: Counter[str] = Counter()
         self._count = 0
         self._is_idle = asyncio.Event()
 
@@ -398,10 +400,13 @@ class _Load:
             return
         if isinstance(event, Audio):
             call.playback.receive(event.samples, perf_counter())
+        elif reason := failure_of(event):
+            if call.measured:
+                self._errors[reason] += 1
+            is_refused = isinstance(event, Failed) and event.error.code is ErrorCode.OVER_CAPACITY
+            self._end(call, "refused" if is_refused else "failed")
         elif isinstance(event, Done):
             self._end(call, "done")
-        elif isinstance(event, Failed):
-            self._end(call, "failed" if call.playback.has_started else "refused")
 
     def _end(self, call: ListenedCall, outcome: str) -> None:
         call.outcome = outcome
@@ -428,6 +433,8 @@ class _Load:
             idle.cancel()
         for call in list(self._live.values()):
             self._loop.post(Cancel(call.key))
+            if call.measured:
+                self._errors["it had not ended long after its time"] += 1
             self._end(call, "failed")
 
     def figures(self) -> dict[str, object]:
@@ -438,6 +445,7 @@ class _Load:
             "live_mean": round(sum(self._live_counts) / max(1, len(self._live_counts)), 1),
             "stopped": len(self._stops_s),
             **figures,
+            "errors": dict(self._errors.most_common()),
             "stop_p50_ms": rounded_ms(percentile(self._stops_s, 50)),
             "stop_p99_ms": rounded_ms(percentile(self._stops_s, 99)),
         }

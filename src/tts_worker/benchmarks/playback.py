@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.types import SAMPLE_RATE_HZ, Done, Event, Failed
+
+
+def failure_of(event: Event) -> str | None:
+    """Return why an utterance ended before its text; None if it goes on or is complete."""
+    if isinstance(event, Failed):
+        return event.error.message
+    return event.truncated if isinstance(event, Done) else None
 
 
 class PlaybackClient:

@@ -40,8 +40,8 @@ from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
-from tts_worker.errors import ConfigError, DeviceLost, EngineFault
-from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo, EngineReport
+from tts_worker.errors import ConfigError, DeviceLost, EngineFault, OverCapacity, SynthesisFailed
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Done, EngineInfo, EngineReport, Failed
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -481,6 +481,19 @@ def load(monkeypatch: pytest.MonkeyPatch) -> gpu_load._Load:
     monkeypatch.setattr(gpu_load, "perf_counter", lambda: 0.0)
     loop: Any = _Loop()
     return gpu_load._Load(loop, Arrivals(4, 1.0, (1.0, 1.0), "benchmark"), lambda key, script: None)
+
+
+def test_failed_calls_are_listed_with_their_reasons(load: gpu_load._Load) -> None:
+    """Time on a GPU is too dear to ask again why."""
+    load.is_measuring = True
+    for error in (OverCapacity("all slots are taken"), SynthesisFailed("a kernel failed"), None):
+        call = opened(load)
+        load._on_event(Done(call.key, "the slot is full") if error is None else Failed(call.key, error.info))
+
+    figures = load.figures()
+
+    assert (figures["refused"], figures["failed"]) == (1, 2)
+    assert figures["errors"] == {"all slots are taken": 1, "a kernel failed": 1, "the slot is full": 1}
 
 
 def test_stops_of_the_ramp_do_not_count(load: gpu_load._Load) -> None:
