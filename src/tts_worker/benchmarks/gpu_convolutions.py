@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.benchmarks.gpu_attention import kernel_fault, largest_difference, time_ms
-from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
+from tts_worker.benchmarks.gpu_attention import kernel_fault, largest_difference, time_of
 from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, elu_rows, pack_conv
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv
 from tts_worker.engine.cosyvoice.models.dit import Dit
@@ -37,8 +35,8 @@ def measure_convolutions(networks: Networks, repeats: int) -> Figures:
         repeats: Calls that are timed.
 
     Returns:
-        By shape and way: milliseconds of a call (on CUDA of a graph, as it runs in service), and the largest difference
-        from exact results relative to the largest value; or why a way was skipped.
+        By shape and way: milliseconds of a call as by ``time_of``, and the largest difference from exact results
+        relative to the largest value; or why a way was skipped.
     """
     figures: Figures = {}
     hift, flow = networks.hift, networks.chunked_flow
@@ -106,20 +104,4 @@ def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> F
     if isinstance(call, str):
         return {"skipped": call}
     difference = largest_difference(call(), exact)
-    return {"ms": _time_ms(call, repeats, exact.device), "difference": difference}
-
-
-def _time_ms(call: Callable[[], Tensor], repeats: int, device: torch.device) -> float:
-    """Return the time of a call; on CUDA the median of a graph, without the time to launch its kernels."""
-    if device.type == "cuda":
-        stream = torch.cuda.Stream(device)
-        runner = CudaGraphRunner(stream)
-        torch.cuda.synchronize(device)
-        with torch.cuda.stream(stream):
-            runner.capture(("call",), lambda: (call(),), ())
-            with runner.timing() as times:
-                for _ in range(repeats * bool(runner.keys)):
-                    runner.run(("call",), lambda: (call(),), ())
-        if times:
-            return round(percentile(times["call",], 50) or 0.0, 4)
-    return time_ms(call, repeats, device)
+    return {**time_of(call, repeats, exact.device), "difference": difference}

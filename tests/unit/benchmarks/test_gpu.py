@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.benchmarks import gpu, gpu_convolutions, gpu_load, gpu_process
+from tts_worker.benchmarks import gpu, gpu_attention, gpu_convolutions, gpu_load, gpu_process
 from tts_worker.benchmarks.engine import Bench
 from tts_worker.benchmarks.gpu import GpuBench, run_sections, sections
 from tts_worker.benchmarks.gpu_counts import fallbacks_of
@@ -339,19 +339,38 @@ def test_convolutions_are_compared_where_they_can_run(plan: Plan) -> None:
         assert all(figures[shape][way]["difference"] < 1e-5 for way in others)
 
 
-def test_convolutions_are_timed_as_graphs_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_and_convolutions_are_timed_as_graphs_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in service: the host takes longer to launch a kernel than a device to compute it."""
     calls: list[int] = []
 
     def call() -> torch.Tensor:
         calls.append(1)
         return torch.ones(2)
 
-    monkeypatch.setattr(gpu_convolutions, "CudaGraphRunner", lambda stream: FakeGraphRunner())
+    monkeypatch.setattr(gpu_attention, "CudaGraphRunner", lambda stream: FakeGraphRunner())
     for name in ("Stream", "stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
 
-    assert gpu_convolutions._time_ms(call, 3, torch.device("cuda")) > 0
-    assert len(calls) == 1 + 3, "before the capture, and in each replay"
+    for figures_of in (gpu_attention._figures, gpu_convolutions._figures):
+        calls.clear()
+        exact: Any = SimpleNamespace(device=torch.device("cuda"))
+        monkeypatch.setattr(figures_of.__module__ + ".largest_difference", lambda got, exact: 0.0)
+        figures = figures_of(call, exact, 3)
+        assert figures["ms"] > 0
+        assert figures["captured"] is True
+        assert len(calls) == 1 + 1 + 3, "to compare, before the capture, and in each replay"
+
+
+def test_refused_capture_is_timed_with_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_attention, "CudaGraphRunner", lambda stream: FakeGraphRunner())
+    monkeypatch.setattr(FakeGraphRunner, "_capture", lambda *_: 1 / 0)
+    for name in ("Stream", "stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
+
+    figures = gpu_attention.time_of(lambda: torch.ones(2), 3, torch.device("cuda"))
+
+    assert figures["ms"] > 0
+    assert figures["captured"] is False
 
 
 def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
