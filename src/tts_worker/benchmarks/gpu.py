@@ -50,7 +50,8 @@ from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, capture
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
-from tts_worker.engine.cosyvoice.loader import CUDA_UTTERANCES, LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, cuda_utterances
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
@@ -130,7 +131,7 @@ def sections(plan: Plan) -> list[Section]:
         Section("first_audio", GpuBench.first_audio, 5.0 + 0.1 * plan.texts, served),
         Section("speed", GpuBench.speed, 0.3 * plan.speed_seconds, served),
         Section("replays", GpuBench.replays, 20.0, served, **cuda),
-        Section("stages", GpuBench.stages, 30.0, _options_for(plan, max(plan.stage_batches)), **not_v1),
+        Section("stages", GpuBench.stages, 30.0, served, max(plan.stage_batches), **not_v1),
         Section("attention", GpuBench.attention, 20.0, served, **not_v1),
         Section("convolutions", GpuBench.convolutions, 10.0, served, **not_v1),
         Section("growth", GpuBench.growth, 10.0 + 0.4 * plan.growth_seconds, _growth_options(plan)),
@@ -145,14 +146,6 @@ def sections(plan: Plan) -> list[Section]:
         *compiled[1:],
     ]
     return [section for section in everything if not plan.sections or section.name in plan.sections]
-
-
-def _options_for(plan: Plan, utterances: int) -> LoadOptions:
-    """Return the engine as served if it takes so many utterances, otherwise one that does."""
-    on_cuda = resolve_device(plan.options.device).type == "cuda"
-    if on_cuda and plan.options.max_utterances is None and utterances <= CUDA_UTTERANCES:
-        return plan.options
-    return replace(plan.options, max_utterances=utterances, decode_batch=utterances)
 
 
 def _growth_options(plan: Plan) -> LoadOptions:
@@ -170,17 +163,17 @@ def _load_sections(plan: Plan) -> list[Section]:
     """
     if not plan.loads:
         return []
+    served = plan.options
     most = max(slots_for(calls) for calls in plan.loads)
-    options = replace(plan.options, max_utterances=most, decode_batch=most)
     around_s = sum(plan.call_s) / 2 + plan.call_s[1] + 3.0  # until as many calls are live, and until all have ended
     loads = [
-        Section(f"load_{calls}", _load_of(calls, plan.load_seconds), plan.load_seconds + around_s, options)
+        Section(f"load_{calls}", _load_of(calls, plan.load_seconds), plan.load_seconds + around_s, served, most)
         for calls in plan.loads
     ]
     seconds = plan.load_seconds * LOAD_VARIANT_SHARE
     settings: dict[str, Figures] = {"as_served": {}, **_SCHEDULER_VARIANTS, "render_batch_4": {"render_batch": 4}}
     variants = [
-        Section(f"variant_load_{name}", _load_of(plan.loads[0], seconds, changes), seconds + around_s, options)
+        Section(f"variant_load_{name}", _load_of(plan.loads[0], seconds, changes), seconds + around_s, served, most)
         for name, changes in settings.items()
     ]
     return [*loads, *variants]
@@ -287,10 +280,28 @@ class GpuBench:
     def expected_s(self, section: Section) -> float:
         """Return what ``section`` is expected to take, with the engines that must be built for it."""
         expected_s = section.expected_s + section.engines * self._engine_s[False]
-        options = section.options or (self._plan.options if section.takes_any and self._bench is None else None)
+        options = self._options_of(section)
+        if section.takes_any and self._bench is None:
+            options = self._plan.options
         if options is not None and options != self._options:
             expected_s += self._engine_s[self._has_weights_of(options)]
         return expected_s
+
+    def _options_of(self, section: Section) -> LoadOptions | None:
+        """Return the engine that ``section`` needs, as served unless it takes too few utterances."""
+        options = section.options
+        if options is None or section.utterances <= self._utterances_of(options):
+            return options
+        return replace(options, max_utterances=section.utterances, decode_batch=section.utterances)
+
+    def _utterances_of(self, options: LoadOptions) -> int:
+        """Return how many utterances an engine takes."""
+        if options.max_utterances is not None:
+            return options.max_utterances
+        if not self.on_cuda:
+            return CPU_UTTERANCES
+        memory_bytes = options.memory_share * torch.cuda.get_device_properties(self._device).total_memory
+        return cuda_utterances(self._config, torch.float32 if options.half is False else torch.bfloat16, memory_bytes)
 
     @staticmethod
     def _weights_of(options: LoadOptions) -> tuple[Any, ...]:
@@ -310,8 +321,9 @@ class GpuBench:
     def measure(self, section: Section) -> Figures:
         """Run ``section`` with the engine that it needs, and add what building it took."""
         figures: Figures = {}
-        if section.options is not None and section.options != self._options:
-            self.load_engine(section.options)
+        options = self._options_of(section)
+        if options is not None and options != self._options:
+            self.load_engine(options)
             figures["engine_s"] = round(self._last_engine_s, 1)
         return {**section.run(self), **figures}
 

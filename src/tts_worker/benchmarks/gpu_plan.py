@@ -63,6 +63,7 @@ class Section:
         run: Measures and returns the figures.
         expected_s: Time that the measurement is expected to take, with the engine at hand.
         options: The engine that it needs; None: it takes care of that itself.
+        utterances: How many that engine must take. If it takes fewer as served, another one is built.
         takes_any: Whether it takes the engine at hand, and the one as served if there is none.
         engines: Further engines that it builds.
         needs_cuda: Whether it makes sense only on a CUDA device.
@@ -73,6 +74,7 @@ class Section:
     run: Callable[[GpuBench], Figures]
     expected_s: float
     options: LoadOptions | None = None
+    utterances: int = 1
     takes_any: bool = False
     engines: int = 0
     needs_cuda: bool = False

@@ -38,6 +38,7 @@ from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
+from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.errors import ConfigError, DeviceLost, EngineFault, OverCapacity, SynthesisFailed
@@ -161,15 +162,22 @@ def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monk
 
     assert [name for name, section in figures.items() if "error" in section] == []
     assert len(loaded) == 1
-    assert [options.max_utterances for options in built] == [None, slots_for(2), 2, 2]
+    assert [options.max_utterances for options in built] == [None, 2, 2]
     assert [name for name, section in figures.items() if "engine_s" in section] == [
         "speed",
-        "load_2",
         "variant_as_served",
         "variant_stride_2",
     ]
     assert figures["variant_load_burst_4"]["burst_tokens"] == 4
-    assert figures["load_1"]["slots"] == figures["load_2"]["slots"] == slots_for(2)
+    assert figures["load_1"]["slots"] == figures["load_2"]["slots"] == CPU_UTTERANCES
+
+
+@pytest.mark.parametrize(("calls", "utterances"), [(2, None), (16, slots_for(16))])
+def test_loads_are_as_served_where_there_are_slots(plan: Plan, calls: int, utterances: int | None) -> None:
+    load = next(each for each in sections(replace(plan, loads=(calls,))) if each.name == f"load_{calls}")
+    with GpuBench(plan) as bench:
+        options = bench._options_of(load)
+    assert options == replace(plan.options, max_utterances=utterances, decode_batch=utterances)
 
 
 def test_profiler_comes_after_what_is_promised(plan: Plan) -> None:
@@ -445,7 +453,7 @@ def test_load_counts_every_measured_call(plan: Plan) -> None:
 
     assert figures["arrivals"] >= 1
     assert figures["refused"] == figures["failed"] == 0
-    assert figures["slots"] == slots_for(2)
+    assert figures["slots"] == CPU_UTTERANCES
     assert 0 < figures["flow_busy"] < 1
     assert figures["first_audio_max_ms"] >= figures["first_audio_p50_ms"] > 0
 

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
+from tts_worker.benchmarks.gpu_load import slots_for
 from tts_worker.engine.cosyvoice import loader, memory
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.memory import CUDA_MEMORY_SHARE, CUDA_WORKING_BYTES, page_budget, weight_bytes
+from tts_worker.engine.cosyvoice.memory import (
+    CUDA_MEMORY_SHARE,
+    CUDA_WORKING_BYTES,
+    MOST_CUDA_UTTERANCES,
+    cuda_utterances,
+    page_budget,
+    weight_bytes,
+)
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError
 
@@ -70,6 +78,32 @@ def test_pages_take_85_percent_beside_the_other_caches(free_gb: int, monkeypatch
     each = memory.page_bytes(loaded.config, torch.bfloat16)
     assert CUDA_MEMORY_SHARE == 0.85
     assert pages == int(CUDA_MEMORY_SHARE * room / each)
+
+
+@pytest.mark.parametrize(("memory_gb", "utterances"), [(4, 16), (24, 77), (80, 256), (141, 256)])
+def test_utterances_by_default_follow_the_memory(memory_gb: int, utterances: int) -> None:
+    """A slot of the published language model takes 38 MB: 24 layers of two heads of 64, 3072 positions, bfloat16."""
+    lm = SimpleNamespace(cache_layers=24, kv_heads=2, head_dim=64)
+    assert cuda_utterances(SimpleNamespace(lm=lm), torch.bfloat16, memory_gb * GB) == utterances  # type: ignore[arg-type]
+
+
+def test_large_gpu_takes_more_calls_than_promised() -> None:
+    """128 calls that come and go need more slots than 128."""
+    assert slots_for(128) < MOST_CUDA_UTTERANCES
+
+
+def test_replicas_on_one_gpu_take_as_many_utterances(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = networks("cosyvoice3")
+    on_cuda = SimpleNamespace(
+        config=subject.config, device=torch.device("cuda"), lm=subject.lm, flow=subject.flow, hift=subject.hift
+    )
+    slot = memory.lm_cache_bytes(subject.config, 1, LM_TOKENS, torch.float32)
+    total = 2 * 8 * 100 * slot
+    taken = []
+    for free in (total - weight_bytes(subject), total // 2 - weight_bytes(subject)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, total))
+        taken.append(memory.default_utterances(on_cuda, 0.5))  # type: ignore[arg-type]
+    assert taken == [98, 98]
 
 
 def test_weights_count_every_parameter() -> None:

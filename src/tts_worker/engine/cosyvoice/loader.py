@@ -31,7 +31,7 @@ from tts_worker.engine.cosyvoice.engine_config import (
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
-from tts_worker.engine.cosyvoice.memory import page_count, return_unused_memory
+from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
@@ -41,7 +41,6 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
 log = logging.getLogger(__name__)
 
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
-CUDA_UTTERANCES = 64  # slots and largest decode batch by default
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 
 
@@ -164,7 +163,7 @@ def _load_engine(
     if half and backend.active is Backend.TORCH and not is_loaded:
         networks.flow.use_dtype(torch.bfloat16)
     has_graphs = backend.active is Backend.TORCH and not is_v1
-    max_utterances = options.max_utterances or (CUDA_UTTERANCES if cuda else 16)
+    max_utterances = options.max_utterances or default_utterances(networks, options.memory_share)
     settings = StreamingConfig(
         **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
         overlap=overlap,
@@ -172,7 +171,7 @@ def _load_engine(
         text_mode=TextMode(options.text_mode),
         stride_chunks=stride_chunks,
         pages=page_count(networks, max_utterances, options.memory_gb, options.memory_share),
-        decode_batch=options.decode_batch or (CUDA_UTTERANCES if cuda else 16),
+        decode_batch=options.decode_batch or (max_utterances if cuda else CPU_UTTERANCES),
         render_batch=render_batch,
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and cuda,

@@ -1,4 +1,4 @@
-"""How much memory the flow cache of an engine takes, beside the weights and the cache of the language model."""
+"""How much memory the caches of an engine take: slots of the language model, and pages of the flow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import ConfigError
 
 CPU_MEMORY_GB = 4.0
+CPU_UTTERANCES = 16
+FEWEST_CUDA_UTTERANCES = 16
+MOST_CUDA_UTTERANCES = 256  # room for 192 live calls that come and go; each doubling adds a dozen graphs
+LM_CACHE_SHARE = 1 / 8  # of the engine's part of a GPU, by default
 CUDA_MEMORY_SHARE = 0.85  # of the memory that is free beside the weights and the cache of the language model
 CUDA_WORKING_BYTES = 2 * 10**9  # at least what remains for activations, contexts of the flow and captured graphs
 MIN_PAGES = 12
@@ -52,6 +56,29 @@ def lm_cache_bytes(config: CosyVoiceConfig, slots: int, max_tokens: int, dtype: 
     """Return the size of the language model's KV cache."""
     lm = config.lm
     return 2 * lm.cache_layers * slots * lm.kv_heads * (max_tokens + 1) * lm.head_dim * dtype.itemsize
+
+
+def cuda_utterances(config: CosyVoiceConfig, dtype: torch.dtype, memory_bytes: float) -> int:
+    """Return how many utterances an engine takes by default.
+
+    Each has a slot in the cache of the language model, which takes an eighth of the memory.
+
+    Args:
+        config: The model.
+        dtype: Of the cache.
+        memory_bytes: Memory of the GPU for the engine, weights included.
+    """
+    slots = LM_CACHE_SHARE * memory_bytes / lm_cache_bytes(config, 1, LM_TOKENS, dtype)
+    return max(FEWEST_CUDA_UTTERANCES, min(int(slots) - EXTRA_SLOTS, MOST_CUDA_UTTERANCES))
+
+
+def default_utterances(networks: Networks, memory_share: float) -> int:
+    """Return how many utterances an engine with these networks, which are loaded, takes by default."""
+    if networks.device.type != "cuda":
+        return CPU_UTTERANCES
+    free_bytes, total_bytes = torch.cuda.mem_get_info(networks.device)
+    memory_bytes = min(free_bytes + weight_bytes(networks), memory_share * total_bytes)
+    return cuda_utterances(networks.config, networks.lm.llm_decoder.weight.dtype, memory_bytes)
 
 
 def page_budget(free_bytes: int, total_bytes: int, weight_bytes: int, lm_cache_bytes: int, share: float) -> float:
