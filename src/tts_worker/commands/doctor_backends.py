@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,10 +19,15 @@ from tts_worker.commands.onnxruntime_builds import (
     imported_folder,
     installed_builds,
 )
+from tts_worker.engine.cosyvoice.backends.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
+from tts_worker.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from tts_worker.settings import Settings
+
+_TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
+"""Distributions of the package ``tensorrt``: those for CUDA 12 and 13 write to the same folders."""
 
 _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
 
@@ -131,18 +138,47 @@ def _short(provider: str) -> str:
 
 
 def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
+    """Build and run a small engine on the device, as the worker does."""
     what = "backend tensorrt"
     try:
-        version = importlib.import_module("tensorrt").__version__
-    except (ImportError, OSError) as error:  # OSError: a shared library is missing
-        missing = getattr(error, "name", None) == "tensorrt"
-        detail = "not installed" if missing else f"cannot be imported: {error!s:.200}"
-        return Finding(what, Status.OPTIONAL, detail, install_command("tensorrt"))
+        version = import_tensorrt().__version__
+    except BackendUnavailable as error:
+        return Finding(what, Status.OPTIONAL, error.message, _tensorrt_command(torch))
     if torch is None:
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
     if not torch.cuda.is_available():
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
-    return Finding(what, Status.OK, f"{version}; {_plans(settings, version)}")
+    from tts_worker.engine.cosyvoice.backends.tensorrt import check_tensorrt, find_tensorrt
+
+    device = torch.device("cuda")
+    try:
+        library, _ = find_tensorrt(device)
+        check_tensorrt(library, device)
+    except BackendUnavailable as error:
+        detail = f"{version} does not work, so that the worker runs on PyTorch instead: {error.message}"
+        return Finding(what, Status.OPTIONAL, detail, _tensorrt_command(torch))
+    return Finding(what, Status.OK, f"{version}, builds and runs a small engine; {_plans(settings, version)}")
+
+
+def _tensorrt_command(torch: Any) -> str:
+    """Return the command that installs TensorRT, or that replaces it by the build for PyTorch's CUDA.
+
+    pip keeps a package whose version satisfies the extra, even one that does not work, and the distribution "tensorrt"
+    depends on the build for the newest CUDA, which an older driver cannot run.
+    """
+    names = {
+        re.sub(r"[-_.]+", "-", name).lower()
+        for distribution in importlib.metadata.distributions()
+        if (name := distribution.metadata["Name"])  # damaged metadata has none
+    }
+    installed = sorted(filter(_TENSORRT_DISTRIBUTIONS.fullmatch, names))
+    install = install_command("tensorrt")
+    if not installed:
+        return install
+    if torch is not None and torch.version.cuda is not None:
+        oldest = ".".join(map(str, OLDEST_TENSORRT))
+        install = f'pip install "tensorrt-cu{torch.version.cuda.partition(".")[0]}>={oldest}"'
+    return f"pip uninstall -y {' '.join(installed)} && {install}"
 
 
 def _flashinfer(torch: Any) -> Finding:
@@ -153,7 +189,6 @@ def _flashinfer(torch: Any) -> Finding:
     if torch is None:
         return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
     from tts_worker.engine.cosyvoice.backends.attention import PageShape, check_flashinfer, find_flashinfer
-    from tts_worker.errors import BackendUnavailable
 
     try:
         module = find_flashinfer()

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.unit.cosyvoice import fake_flashinfer
+from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.commands import doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
@@ -219,6 +220,7 @@ def fake_torch(cuda: str | None, *, device: bool = False, captures: bool = True)
     return SimpleNamespace(
         __version__="2.13.0",
         version=SimpleNamespace(cuda=cuda),
+        device=torch.device,
         zeros=lambda *_, **__: Counter(),
         cuda=SimpleNamespace(
             is_available=lambda: device,
@@ -294,7 +296,7 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
     missing = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
     assert missing.status is Status.OPTIONAL
     assert "[tensorrt]" in missing.advice
-    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="11.4"))
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="11.4"))
     without_device = doctor_backends._tensorrt(fake_torch("13.0"), None)
     assert without_device.status is Status.OPTIONAL
     assert "runs on PyTorch instead" in without_device.detail
@@ -302,9 +304,58 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, version in (("a", b"11.4"), ("b", b"10.9")):
         (tmp_path / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
     (tmp_path / "c.plan").write_bytes(b"not a plan")
+    use_cpu_as_cuda(monkeypatch)
     finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), settings_with(tmp_path))
     assert finding.status is Status.OK
-    assert finding.detail == f"11.4; 2 plans, 1 of this version, 2 MB in {tmp_path}"
+    assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("Logger", "cannot start: TypeError: pybind11::init(): factory function returned nullptr"),
+        ("Builder", "cannot build identity.onnx: TypeError: pybind11"),
+        ("Runtime", "cannot load the plan: TypeError: pybind11"),
+        ("parse", "cannot read identity.onnx: an unknown operator"),
+        ("build", "cannot build identity.onnx"),
+        ("execute", "cannot run identity.onnx: RuntimeError: TensorRT cannot run the engine"),
+        ("values", "returns other values than its input"),
+    ],
+)
+def test_tensorrt_is_built_and_run_and_not_only_imported(
+    broken: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cpu_as_cuda(monkeypatch)
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    assert finding.status is Status.OPTIONAL
+    assert finding.detail.startswith("10.9.0 does not work")
+    assert reason in finding.detail
+    assert "\n" not in finding.detail
+    assert "pip install" in finding.advice
+
+
+def test_old_tensorrt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    assert (finding.status, finding.detail) == (Status.OPTIONAL, "8.6.1 is too old, needed: 10.3 or later")
+
+
+def test_tensorrt_is_replaced_by_the_build_for_the_cuda_of_torch(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
+    monkeypatch.setattr(doctor_backends, "install_command", lambda extra="": f'pip install ".[{extra}]"')
+
+    def advice(cuda: str | None) -> str:
+        return doctor_backends._tensorrt(fake_torch(cuda), None).advice
+
+    assert advice("12.8") == 'pip install ".[tensorrt]"', "not installed by pip"
+    for name in ("tensorrt", "tensorrt_cu13_libs", "tensorrt_llm", "torch_tensorrt"):
+        (site / f"{name}-8.6.1.dist-info").mkdir()
+        (site / f"{name}-8.6.1.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 8.6.1\n")
+    importlib.invalidate_caches()
+    uninstall = "pip uninstall -y tensorrt tensorrt-cu13-libs && "
+    assert advice("12.8") == f'{uninstall}pip install "tensorrt-cu12>=10.3"'
+    assert advice(None) == f'{uninstall}pip install ".[tensorrt]"'
 
 
 def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

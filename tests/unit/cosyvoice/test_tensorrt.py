@@ -9,11 +9,11 @@ import contextlib
 import importlib
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -26,19 +26,30 @@ from torch import Tensor
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
+from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tests.unit.cosyvoice.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.networks import load_thin
 from tts_worker.engine.cosyvoice.backends import onnx_providers, selection, tensorrt
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.backends.tensorrt import Gpu, PlanCache, PlanKey, TensorRtEngines, TensorRtGraph
+from tts_worker.engine.cosyvoice.backends.tensorrt import (
+    Gpu,
+    PlanCache,
+    PlanKey,
+    TensorRtEngines,
+    TensorRtGraph,
+    TensorRtLibrary,
+)
+from tts_worker.engine.cosyvoice.backends.tensorrt_package import OLDEST_TENSORRT
+from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 GPU = Gpu("NVIDIA Test 5000", "9.0")
 PLAN = ChunkPlan(batch=4, stride=2, chunks=20)
 
@@ -103,7 +114,7 @@ def small() -> tuple[GraphSpec, Path, Profile]:
 
 
 def engine_of(
-    small: tuple[GraphSpec, Path, Profile], library: StandInTensorRt, folder: Path, gpu: Gpu = GPU, *, tf32: bool = True
+    small: tuple[GraphSpec, Path, Profile], library: TensorRtLibrary, folder: Path, gpu: Gpu = GPU, *, tf32: bool = True
 ) -> TensorRtGraph:
     spec, path, profile = small
     weights = networks("cosyvoice3").fingerprints["flow"]
@@ -373,14 +384,14 @@ def test_library_that_cannot_be_loaded_is_no_error(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(BackendUnavailable, match=r"libnvinfer\.so\.10"):
-        tensorrt.find_tensorrt(torch.device("cuda"))
+        tensorrt.find_tensorrt(CUDA)
 
 
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailable, match="needs a CUDA device"):
         tensorrt.find_tensorrt(CPU)
     with pytest.raises(BackendUnavailable, match='install the extra "tensorrt"'):
-        tensorrt.find_tensorrt(torch.device("cuda"))
+        tensorrt.find_tensorrt(CUDA)
     state = selection.BackendState(selection.Backend.TENSORRT, selection.Backend.TORCH, "no device")
     assert state.degraded == ("backend: torch instead of tensorrt: no device",)
     assert selection.BackendState().degraded == ()
@@ -389,63 +400,16 @@ def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- NVIDIA's library, as far as it is called here --------------------------------------------------------------------
 
 
-class FakeTrt:
-    """Records what ``NvidiaTensorRt`` asks of the package ``tensorrt``; ``broken`` names the call that fails."""
-
-    __version__ = "10.9.0"
-    NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=3)
-    BuilderFlag = SimpleNamespace(TF32="tf32")
-
-    def __init__(self, broken: str = "") -> None:
-        self.broken = broken
-        self.calls: list[tuple[object, ...]] = []
-        self.Logger = type("Logger", (), {"WARNING": 2, "__init__": lambda *_: None})
-
-    def _call(self, *call: object) -> bool:
-        self.calls.append(call)
-        return call[0] != self.broken
-
-    def Builder(self, _: object) -> SimpleNamespace:
-        config = SimpleNamespace(
-            clear_flag=lambda flag: self._call("clear", flag), add_optimization_profile=lambda _: self._call("profile")
-        )
-        return SimpleNamespace(
-            create_network=lambda flags: self._call("network", flags),
-            create_builder_config=lambda: config,
-            create_optimization_profile=lambda: SimpleNamespace(
-                set_shape=lambda name, *bounds: self._call("shape", name, bounds)
-            ),
-            build_serialized_network=lambda *_: b"plan" if self._call("build") else None,
-        )
-
-    def OnnxParser(self, *_: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            parse_from_file=lambda path: self._call("parse", path),
-            num_errors=1,
-            get_error=lambda _: SimpleNamespace(desc=lambda: "an unknown operator"),
-        )
-
-    def Runtime(self, _: object) -> SimpleNamespace:
-        context = SimpleNamespace(
-            set_input_shape=lambda name, shape: self._call("input", name, shape),
-            set_tensor_address=lambda name, address: self._call("address", name, address),
-            execute_async_v3=lambda stream: self._call("execute", stream),
-        )
-        engine = SimpleNamespace(create_execution_context=lambda: context)
-        return SimpleNamespace(deserialize_cuda_engine=lambda _: engine if self._call("deserialize") else None)
-
-
 @pytest.fixture
-def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cpu_as_cuda(monkeypatch)
 
 
-@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.usefixtures("cpu_as_cuda")
 def test_library_gets_profile_addresses_and_stream(small: tuple[GraphSpec, Path, Profile]) -> None:
     _, path, profile = small
     fake = FakeTrt()
-    library = tensorrt.NvidiaTensorRt(fake, torch.device("cuda"))
+    library = tensorrt.NvidiaTensorRt(fake, CUDA)
     assert library.version == "10.9.0"
     assert library.build(path, profile, allow_tf32=False) == b"plan"
     assert ("network", 1 << 3) in fake.calls
@@ -454,7 +418,7 @@ def test_library_gets_profile_addresses_and_stream(small: tuple[GraphSpec, Path,
     library.build(path, profile, allow_tf32=True)
     assert fake.calls.count(("clear", "tf32")) == 1
 
-    x, y = torch.ones(2, 3), torch.empty(2)
+    x, y = torch.ones(2, 3), torch.empty(2, 3)
     library.load(b"plan").enqueue({"x": x}, {"y": y})
     assert ("input", "x", (2, 3)) in fake.calls
     assert [call for call in fake.calls if call[0] == "address"] == [
@@ -464,10 +428,10 @@ def test_library_gets_profile_addresses_and_stream(small: tuple[GraphSpec, Path,
     assert fake.calls[-1] == ("execute", 7), "on the stream of the caller"
 
 
-@pytest.mark.usefixtures("no_cuda")
+@pytest.mark.usefixtures("cpu_as_cuda")
 @pytest.mark.parametrize("broken", ["parse", "build", "deserialize", "input", "execute"])
 def test_failures_of_the_library_are_reported(small: tuple[GraphSpec, Path, Profile], broken: str) -> None:
-    library = tensorrt.NvidiaTensorRt(FakeTrt(broken), torch.device("cuda"))
+    library = tensorrt.NvidiaTensorRt(FakeTrt(broken), CUDA)
     expected = RuntimeError if broken in ("input", "execute") else BackendUnavailable
     match = {"parse": "an unknown operator", "input": "refuses the shape", "execute": "cannot run"}
 
@@ -477,6 +441,44 @@ def test_failures_of_the_library_are_reported(small: tuple[GraphSpec, Path, Prof
 
     with pytest.raises(expected, match=match.get(broken, "the log says why")):
         run()
+
+
+@pytest.mark.usefixtures("cpu_as_cuda")
+@pytest.mark.parametrize("broken", ["Logger", "Builder", "Runtime"])
+def test_constructor_that_fails_is_reported_in_one_line(
+    small: tuple[GraphSpec, Path, Profile], tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
+    with pytest.raises(BackendUnavailable, match=r"TypeError: pybind11::init\(\): factory function returned nullptr$"):
+        engine_of(small, tensorrt.find_tensorrt(CUDA)[0], tmp_path)
+
+
+@pytest.mark.usefixtures("cpu_as_cuda")
+@pytest.mark.parametrize(
+    ("version", "is_refused"), [("8.6.1", True), ("10.2.0", True), ("10.3", False), ("11.4", False)]
+)
+def test_old_version_is_refused(version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version=version))
+    refusal = pytest.raises(BackendUnavailable, match=f"{version} is too old, needed: 10.3 or later")
+    with refusal if is_refused else contextlib.nullcontext():
+        assert tensorrt.find_tensorrt(CUDA)[0].version == version
+
+
+def test_oldest_versions_are_those_of_the_extras() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert "tensorrt>=" + ".".join(map(str, OLDEST_TENSORRT)) in extras["tensorrt"]
+    assert "torch>=" + ".".join(map(str, OLDEST_TORCH)) in extras["cosyvoice"]
+
+
+@pytest.mark.usefixtures("cpu_as_cuda")
+def test_identity_graph_is_built_and_run() -> None:
+    fake = FakeTrt()
+    tensorrt.check_tensorrt(tensorrt.NvidiaTensorRt(fake, CUDA), CUDA)
+    assert [call[0] for call in fake.calls if call[0] in ("build", "execute")] == ["build", "execute"]
+    with pytest.raises(BackendMismatch, match="returns other values than its input"):
+        tensorrt.check_tensorrt(tensorrt.NvidiaTensorRt(FakeTrt("values"), CUDA), CUDA)
 
 
 def test_installed_graphs_are_copied_nowhere(small: tuple[GraphSpec, Path, Profile], tmp_path: Path) -> None:

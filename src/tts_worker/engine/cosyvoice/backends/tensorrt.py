@@ -8,13 +8,13 @@ model directory, because loading one from a downloaded model would run foreign c
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -30,7 +30,15 @@ from tts_worker.engine.cosyvoice.backends.onnx_networks import (
     replaceable_specs,
     tolerance_of,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import Bounds, ChunkPlan, Profile, chunk_profiles
+from tts_worker.engine.cosyvoice.backends.onnx_profiles import (
+    Bounds,
+    ChunkPlan,
+    Profile,
+    SizeRange,
+    chunk_profiles,
+)
+from tts_worker.engine.cosyvoice.backends.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.backends.tensorrt_package import import_tensorrt
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
@@ -321,33 +329,70 @@ def find_tensorrt(device: torch.device) -> tuple[TensorRtLibrary, Gpu]:
     """Return TensorRT and the GPU of ``device``.
 
     Raises:
-        BackendUnavailable: There is no CUDA device, or TensorRT is not installed.
+        BackendUnavailable: There is no CUDA device, or TensorRT is missing, too old or broken.
     """
     if device.type != "cuda":
         raise BackendUnavailable("TensorRT needs a CUDA device")
     try:
-        trt = importlib.import_module("tensorrt")
-    except (ImportError, OSError) as error:  # OSError: a shared library is missing
-        missing = "" if getattr(error, "name", None) == "tensorrt" else f" ({error!s:.200})"
+        trt = import_tensorrt()
+    except BackendUnavailable as error:
         raise BackendUnavailable(
-            f'TensorRT is not installed{missing}; install the extra "tensorrt", or see "tts-worker doctor"'
+            f'TensorRT: {error.message}; install the extra "tensorrt", or see "tts-worker doctor"'
         ) from None
     major, minor = torch.cuda.get_device_capability(device)
     return NvidiaTensorRt(trt, device), Gpu(torch.cuda.get_device_name(device), f"{major}.{minor}")
 
 
+def check_tensorrt(library: TensorRtLibrary, device: torch.device) -> None:
+    """Build and run a graph that returns its input; takes seconds.
+
+    Raises:
+        BackendUnavailable: TensorRT cannot build, load or run it.
+        BackendMismatch: It returns other values.
+    """
+    sizes = SizeRange(1, 2, 4)
+    profile = Profile({"n": sizes}, {"x": ((sizes.low,), (sizes.best,), (sizes.high,))})
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "identity.onnx"
+        graph.write_bytes(IDENTITY_MODEL)
+        plan = library.load(library.build(graph, profile, allow_tf32=False))
+    with _translate_errors("run identity.onnx"):
+        x = torch.arange(1, sizes.best + 1, dtype=torch.float32, device=device)
+        y = torch.zeros_like(x)
+        plan.enqueue({"x": x}, {"y": y})
+        is_equal = torch.equal(x, y)
+    if not is_equal:
+        raise BackendMismatch("TensorRT's identity.onnx returns other values than its input")
+
+
+@contextmanager
+def _translate_errors(action: str) -> Iterator[None]:
+    """Raise errors of TensorRT's bindings as BackendUnavailable.
+
+    They share no base: a constructor raises TypeError where the library returns no object, as without a usable driver.
+    """
+    try:
+        yield
+    except BackendUnavailable:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise BackendUnavailable(f"TensorRT cannot {action}: {type(error).__name__}: {reason:.200}") from error
+
+
 class NvidiaTensorRt:
-    """The ``tensorrt`` package, version 10 or later."""
+    """The ``tensorrt`` package. Raises BackendUnavailable if it does not start."""
 
     def __init__(self, trt: Any, device: torch.device) -> None:
         self._trt = trt
         self._device = device
-        self._logger = trt.Logger(trt.Logger.WARNING)
+        with _translate_errors("start"):
+            self._logger = trt.Logger(trt.Logger.WARNING)
         self.version: str = trt.__version__
 
     def build(self, graph: Path, profile: Profile, *, allow_tf32: bool) -> bytes:
         trt = self._trt
-        with torch.cuda.device(self._device):
+        with _translate_errors(f"build {graph.name}"), torch.cuda.device(self._device):
             builder = trt.Builder(self._logger)
             # Types as in the graph; version 11 knows nothing else.
             network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -368,7 +413,7 @@ class NvidiaTensorRt:
         return bytes(plan)
 
     def load(self, plan: bytes) -> LoadedPlan:
-        with torch.cuda.device(self._device):
+        with _translate_errors("load the plan"), torch.cuda.device(self._device):
             runtime = self._trt.Runtime(self._logger)
             engine = runtime.deserialize_cuda_engine(plan)
             context = engine.create_execution_context() if engine is not None else None
