@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import serving, tone_settings, until
 from tests.fakes.clock import in_virtual_time
+from tests.fakes.nvml import FakeNvml
 from tests.fakes.scrape import scraped
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import dial
 from tts_worker import __version__
+from tts_worker.engine import factory
 from tts_worker.engine.handle import EngineStats
+from tts_worker.engine.tone import ToneEngine
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
 from tts_worker.server.http import transport_of
+from tts_worker.serving import create_application
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
 
@@ -173,6 +178,29 @@ async def test_unloaded_engine_has_no_counters(worker: Worker) -> None:
     assert scraped(worker.metrics.render(), "tts_model_resident", model=name) == 1
     await worker.unload(name)
     assert "tts_engine_steps_total{" not in worker.metrics.render().decode()
+
+
+class GpuTone(ToneEngine):
+    """A tone engine that says that it runs on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, extra=(("gpu", "GPU-plain"),))
+
+
+async def test_gpu_is_exported_while_an_engine_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setattr(factory, "_tone", lambda settings: GpuTone())
+    async with running_worker(tone_settings()) as worker:
+        transport = httpx.ASGITransport(create_application(worker))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            await until(lambda: worker.metrics.gpus.states)
+            text = (await http.get("/metrics")).text
+            assert scraped(text, "tts_gpu_memory_used_bytes", gpu="GPU-plain") == 3
+            assert scraped(text, "tts_gpu_memory_total_bytes", gpu="GPU-plain") == 8
+            assert scraped(text, "tts_gpu_utilization_ratio", gpu="GPU-plain") == 0.4
+            await worker.unload("tone")
+            assert "tts_gpu_memory_used_bytes{" not in (await http.get("/metrics")).text
 
 
 def test_voice_labels_are_bounded() -> None:
