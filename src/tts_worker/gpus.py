@@ -7,6 +7,7 @@ addresses like GPUs, by UUID.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tts_worker.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _SMI_TIMEOUT_S = 30.0
 """The first call loads the driver, which takes seconds without a running persistence daemon."""
@@ -112,17 +115,24 @@ def _describe(found: Sequence[Gpu]) -> str:
 
 
 def visible_uuid(index: int, uuid: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the UUID of the CUDA device ``index``, for NVML.
+    """Return the UUID of the CUDA device ``index``, for NVML; a slice may be named like a GPU.
 
     Args:
         index: Number of the device in this process.
-        uuid: UUID that CUDA reports; that of a slice differs from NVML's.
+        uuid: UUID that CUDA reports, without the beginning that tells slices from GPUs.
         environment: CUDA_VISIBLE_DEVICES in it may name the device by its UUID, or by the beginning of it.
     """
-    whole = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    bare = uuid.removeprefix("GPU-")
     visible = [word.strip() for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     name = visible[index] if index < len(visible) else ""
-    return name if name.startswith(("GPU-", "MIG-")) and not whole.startswith(name) else whole
+    if not name.startswith(("GPU-", "MIG-")):
+        return f"GPU-{bare}"
+    return name[:4] + bare if bare.startswith(name[4:]) else name
+
+
+def _nvml_uuids(uuid: str) -> tuple[str, ...]:
+    """Return the UUIDs under which NVML may know a device: CUDA tells that of a slice without "MIG-"."""
+    return (uuid, f"MIG-{uuid.removeprefix('GPU-')}") if uuid.startswith("GPU-") else (uuid,)
 
 
 class _Unavailable(Exception):
@@ -177,25 +187,49 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def read_gpu_states(uuids: Sequence[str]) -> dict[str, GpuState]:
-    """Return the state of the given GPUs, without those that NVML cannot read. Blocks; never fails."""
-    try:
-        nvml = _load_nvml()
-    except _Unavailable:
-        return {}
-    states = {}
-    for uuid in uuids:
+class NvmlReader:
+    """Reads the state of GPUs, and logs once of each that NVML does not know."""
+
+    def __init__(self) -> None:
+        self._unknown: set[str] = set()
+
+    def __call__(self, uuids: Sequence[str]) -> dict[str, GpuState]:
+        """Return the state of the given GPUs by NVML's UUID, without those it cannot read. Blocks; never fails."""
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        except nvml.NVMLError:
-            continue
-        try:
-            utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        except nvml.NVMLError:  # a slice
-            utilisation = None
-        states[uuid] = GpuState(int(memory.used), int(memory.total), utilisation)
-    return states
+            nvml = _load_nvml()
+        except _Unavailable:
+            return {}
+        states = {}
+        for uuid in uuids:
+            found = self._find(nvml, uuid)
+            if found is None:
+                continue
+            name, handle = found
+            try:
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            except nvml.NVMLError:
+                continue
+            try:
+                utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            except nvml.NVMLError:  # a slice
+                utilisation = None
+            states[name] = GpuState(int(memory.used), int(memory.total), utilisation)
+        return states
+
+    def _find(self, nvml: Any, uuid: str) -> tuple[str, Any] | None:
+        """Return NVML's UUID and handle of a GPU or slice, or None."""
+        names = _nvml_uuids(uuid)
+        reason = ""
+        for name in names:
+            try:
+                return name, nvml.nvmlDeviceGetHandleByUUID(name)
+            except nvml.NVMLError as error:
+                reason = str(error)
+        if uuid not in self._unknown:
+            self._unknown.add(uuid)
+            knows = f"knows neither {' nor '.join(names)}" if len(names) > 1 else f"does not know {uuid}"
+            log.warning("GPU metrics: NVML %s (%s)", knows, reason)
+        return None
 
 
 class GpuMonitor:
@@ -203,18 +237,18 @@ class GpuMonitor:
 
     Args:
         interval_s: Time between two readings; a state is dropped when it is older than three intervals.
-        read: Reads the states of the given GPUs.
+        read: Reads the states of the given GPUs; None reads them through NVML.
         clock: Monotonic time in seconds.
     """
 
     def __init__(
         self,
         interval_s: float = 5.0,
-        read: Callable[[Sequence[str]], dict[str, GpuState]] = read_gpu_states,
+        read: Callable[[Sequence[str]], dict[str, GpuState]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._interval_s = interval_s
-        self._read = read
+        self._read = read or NvmlReader()
         self._clock = clock
         self._uuids: dict[str, str] = {}
         self._states: dict[str, GpuState] = {}
@@ -226,7 +260,7 @@ class GpuMonitor:
     def states(self) -> dict[str, GpuState]:
         """The last state of every GPU in use, by UUID."""
         is_fresh = self._clock() - self._read_at_s <= 3 * self._interval_s
-        in_use = set(self._uuids.values())
+        in_use = {name for uuid in self._uuids.values() for name in _nvml_uuids(uuid)}
         return {uuid: state for uuid, state in self._states.items() if is_fresh and uuid in in_use}
 
     def add(self, user: str, uuid: str) -> None:
