@@ -69,6 +69,9 @@ PROFILE_ROWS = 30
 ENGINE_S = 45.0
 """What building and warming up an engine is expected to take before one has been built."""
 
+CLOSE_LIMIT_S = 60.0
+"""Closing an engine that takes longer hangs for sure."""
+
 LOAD_VARIANT_SHARE = 0.5  # of the time of a load
 
 
@@ -85,12 +88,13 @@ def run_sections(
         plan: What to measure.
         results: Takes the figures.
         clock: Returns the time in seconds.
-        watch: Guards each section; None: nothing does.
+        watch: Guards each section, and closing an engine; None: nothing does.
 
     Raises:
         DeviceLost: The device does not respond any more; the section that lost it has its error.
     """
     began_s = clock()
+    guard = watch or nullcontext
     with GpuBench(plan) as bench:
         for section in sections(plan):
             left_s = plan.budget_s - (clock() - began_s)
@@ -102,14 +106,17 @@ def run_sections(
             results.begin(section.name)
             section_began_s = clock()
             try:
-                with nullcontext() if watch is None else watch(bench.limit_s(section, left_s)):
+                with guard(bench.limit_s(section, left_s)):
                     figures = bench.measure(section)
             except Exception as error:  # the other sections must not be lost
                 figures = {"error": _described(error)}
                 log.warning("%s failed: %s", section.name, figures["error"])
             results.add(section.name, {**figures, "section_s": round(clock() - section_began_s, 1)})
             if "error" in figures:
-                bench.unload()
+                with guard(CLOSE_LIMIT_S):
+                    bench.unload()
+        with guard(CLOSE_LIMIT_S):
+            bench.close()
     return results
 
 
@@ -258,7 +265,7 @@ class GpuBench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self.close()
         for path in self._temporary:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -353,7 +360,8 @@ class GpuBench:
             self._engine_s[True] = min(self._engine_s[True], self._bench.warm_up_s)
         return self._bench
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the engine, after its work on the device."""
         if self._bench is not None:
             self._bench.engine.close()
         self._bench = None
@@ -366,7 +374,7 @@ class GpuBench:
         Raises:
             DeviceLost: The device does not respond any more.
         """
-        self._close()
+        self.close()
         kernels.forget_faults()  # what fails in float32 may serve in bfloat16
         gc.collect()
         if self.on_cuda:

@@ -702,7 +702,29 @@ def test_section_that_hangs_does_not_outlive_the_budget_by_far(plan: Plan, monke
 
     run_sections(replace(plan, budget_s=150.0), Results(None), lambda: 0.0, watch)
 
-    assert limits == [90.0, 210.0]
+    assert limits == [90.0, 210.0, gpu.CLOSE_LIMIT_S]
+
+
+def test_engine_that_cannot_be_closed_does_not_hold_up_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that never ends: closing an engine waits for its work."""
+    watched: list[float] = []
+
+    @contextmanager
+    def watch(limit_s: float) -> Iterator[None]:
+        watched.append(limit_s)
+        try:
+            yield
+        finally:
+            watched.pop()
+
+    closed_within: list[list[float]] = []
+    monkeypatch.setattr(GpuBench, "unload", lambda bench: closed_within.append(list(watched)))
+    monkeypatch.setattr(GpuBench, "close", lambda bench: closed_within.append(list(watched)))
+    monkeypatch.setattr(gpu, "sections", lambda plan: [Section("broken", lambda bench: 1 / 0, 0.0)])  # type: ignore[arg-type,return-value]
+
+    run_sections(plan, Results(None), watch=watch)
+
+    assert closed_within[:2] == [[gpu.CLOSE_LIMIT_S]] * 2
 
 
 def test_device_that_is_lost_ends_the_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
