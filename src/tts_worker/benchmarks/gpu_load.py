@@ -50,7 +50,7 @@ CREDIT_SAMPLES = 3 * SAMPLE_RATE_HZ // 2
 SLOW_STEP_S = 0.02
 CREDIT_INTERVAL_S = 0.02
 _STOPPED_SHARE = 0.1
-_LISTED_STEPS = 10
+_LISTED_STEPS = 1_000  # a file stays readable where every step is slow
 _MAX_GAP_S = 0.05  # a call with gaps of at most this in total counts as continuous (C50)
 
 
@@ -313,11 +313,14 @@ async def _measure(load: _Load, arrivals: Arrivals, observed: ObservedEngine, st
         **_busy(before, after, wall_s),
         "event_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
         "slow_steps": len(observed.slow_steps),
-        "slowest_steps": [
-            {"ms": step.ms, "did": step.did, **step.stages}
-            for step in sorted(observed.slow_steps, key=lambda step: -step.ms)[:_LISTED_STEPS]
-        ],
+        "slowest_steps": _described(observed.slow_steps),
     }
+
+
+def _described(steps: Sequence[SlowStep]) -> list[dict[str, object]]:
+    """Describe the steps, the slowest first."""
+    slowest = sorted(steps, key=lambda step: -step.ms)[:_LISTED_STEPS]
+    return [{"ms": step.ms, "did": step.did, **step.stages} for step in slowest]
 
 
 def _busy(before: dict[str, float], after: dict[str, float], wall_s: float) -> dict[str, float]:

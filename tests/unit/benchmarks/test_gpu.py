@@ -446,6 +446,10 @@ def test_steps_over_20_ms_are_listed_with_their_cause(monkeypatch: pytest.Monkey
         observed.step(0.0)
 
     assert observed.slow_steps == [gpu_load.SlowStep(21.0, "flow 1x2", {"flow_ms": 18.0})]
+    assert gpu_load._described([*observed.slow_steps, gpu_load.SlowStep(30.0, "emit", {})]) == [
+        {"ms": 30.0, "did": "emit"},
+        {"ms": 21.0, "did": "flow 1x2", "flow_ms": 18.0},
+    ]
 
 
 def test_load_counts_every_measured_call(plan: Plan) -> None:
