@@ -500,7 +500,7 @@ class _Loop:
 
 
 def opened(load: gpu_load._Load) -> gpu_load.ListenedCall:
-    """Open a call that nobody stops."""
+    """Open a call that is not stopped."""
     script = random_call(random.Random(1), Arrivals(1, 1.0, (1.0, 1.0), "benchmark"))
     load._open(gpu_load.PlannedCall(0.0, script, None))
     return list(load._live.values())[-1]
