@@ -54,13 +54,17 @@ def captured_graphs(runner: FakeGraphRunner) -> int:
     return sum(each.captured for each in runner.computations)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_computation_is_replayed_after_the_warm_up(family: str) -> None:
+def test_every_computation_is_replayed_after_the_warm_up(family: str, stride: int) -> None:
     """Voices with and without a prompt, every pace, first, middle and last chunks, alone and in batches.
 
-    The last chunk of the voice without a prompt has 27 tokens, for which a pass computes two chunks of the mask.
+    The last chunk of the voice without a prompt has 27 tokens: two chunks of the mask, which take one pass with a
+    stride of two.
     """
-    small = settings(max_segment_s=4, lm_tokens=256, decode_batch=2, render_batch=2, checked=False)
+    small = settings(
+        max_segment_s=4, lm_tokens=256, decode_batch=2, render_batch=2, stride_chunks=stride, checked=False
+    )
     eos = bundle(family).config.lm.eos_id
     shared: dict[str, Any] = {
         "script": lambda key, run: [*range(100, 174 + key.generation), eos],
