@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,8 @@ from tts_worker.engine.cosyvoice.memory import (
 )
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError
+from tts_worker.settings import load_settings
+from tts_worker.worker import running_worker
 
 GB = 10**9
 
@@ -104,6 +108,22 @@ def test_replicas_on_one_gpu_take_as_many_utterances(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, total))
         taken.append(memory.default_utterances(on_cuda, 0.5))  # type: ignore[arg-type]
     assert taken == [98, 98]
+
+
+async def test_memory_share_of_the_settings_reaches_the_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[loader.LoadOptions] = []
+
+    def load(options: loader.LoadOptions, **kwargs: Any) -> None:
+        loaded.append(options)
+        raise BundleError("the test ends here")
+
+    monkeypatch.setattr(loader, "load_engine", load)
+    engines = {"cosy": {"kind": "cosyvoice", "bundle": str(tmp_path)}}
+    settings = load_settings(flags={"engines": engines, "engine": {"memory_share": 0.5}}, replaced=("engines",))
+    with pytest.raises(BundleError, match="ends here"):
+        async with running_worker(settings):
+            pass
+    assert [options.memory_share for options in loaded] == [0.5]
 
 
 def test_weights_count_every_parameter() -> None:
