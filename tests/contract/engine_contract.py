@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from tests.fakes.assigned_booleans import assigned_booleans
 from tests.fakes.opened_files import opened_files
 from tts_worker.engine.base import Engine
 from tts_worker.engine.scheduler import Budgets, Candidate, Plan
@@ -548,6 +549,31 @@ def warm_up_does_not_change_output(case: EngineCase) -> None:
     assert files == [], "a warm engine waits for no disk"
 
 
+def running_engine_assigns_no_boolean(case: EngineCase) -> None:
+    """Otherwise two of them could say what cannot be: use a phase, a count, or the data that it follows from."""
+    driver = EngineDriver(case)
+    with assigned_booleans() as assigned:
+        output = driver.open(KEY, credit_samples=480)
+        cancelled, unspeakable, rejected = (_other_key(number) for number in range(3))
+        driver.open(cancelled)
+        driver.open(unspeakable)
+        driver.send(Open(rejected, replace(case.params, voice="no such voice"), PLENTY_SAMPLES))
+        driver.send_text(KEY, case.segments[:1], end=False)
+        driver.send_text(cancelled)
+        driver.send_text(unspeakable, case.unspeakable)
+        driver.step()
+        driver.send(Hold(KEY), Cancel(cancelled))
+        driver.drain()
+        driver.send_text(KEY, case.segments[1:])
+        driver.send(Release(KEY))
+        driver.drain()
+        driver.send(Credit(KEY, PLENTY_SAMPLES))
+        driver.drain()
+        driver.engine.close()
+    assert output.ends == [Done(KEY)]
+    assert assigned == [], assigned
+
+
 def step_plans_once_at_most(case: EngineCase) -> None:
     driver = EngineDriver(case)
     engine = driver.engine
@@ -596,6 +622,7 @@ CONTRACT: tuple[ContractCheck, ...] = (
     open_beyond_capacity_is_rejected,
     words_are_ordered_and_precede_their_audio,
     closed_engine_has_no_work,
+    running_engine_assigns_no_boolean,
     step_plans_once_at_most,
     warm_up_does_not_change_output,
 )

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.assigned_booleans import assigned_booleans
 from tts_worker.engine import loop, process, shell
 from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import sequence as phrases
+from tts_worker.engine.simulator.stage_times import VirtualClock
 
 ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
 
@@ -153,6 +155,26 @@ def test_mutable_booleans_are_found(body: str, found: str) -> None:
     assert " ".join(sorted(mutable_booleans("class C:\n " + body.replace("\n", "\n ")))) == found
     as_dataclass = "@dataclass\nclass C:\n " + body.replace("\n", "\n ")
     assert ("C.done" in mutable_booleans(as_dataclass)) == ("done" in body and "C.a" not in found)
+
+
+class _Clock(VirtualClock):
+    """Its form hides a boolean from ``mutable_booleans``."""
+
+    def __init__(self, is_late: bool) -> None:
+        super().__init__()
+        self.is_setting = is_late
+
+    def hide(self, is_late: bool) -> None:
+        self.now_us = 1
+        self.late = is_late
+        self.now_us, self.early = 2, not is_late
+        self.either = self.late and self.early
+
+
+def test_assigned_booleans_are_recorded_in_any_form() -> None:
+    with assigned_booleans() as assigned:
+        _Clock(True).hide(True)
+    assert assigned == ["_Clock.late", "_Clock.early", "_Clock.either"]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: type(next(iter(table))).__name__)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import until
+from tests.fakes.assigned_booleans import assigned_booleans
 from tests.fakes.tone_factory import BreakingFactory, FaultAt, StartFault, ToneFactory
 from tts_worker.engine.handle import ThreadHandle
 from tts_worker.engine.loop import MAX_REBUILD_FAILURES, EngineLoop, EngineState
@@ -415,6 +416,13 @@ async def test_broken_engine_is_freed_before_the_next_is_built(caplog: pytest.Lo
         gc.enable()
     assert alive == [False, False]
     assert "tone.py" in caplog.text, "the log shows where it was raised"
+
+
+async def test_replacement_of_an_engine_assigns_no_boolean() -> None:
+    poison = ToneSettings(fault=lambda which, chunk: Fault.RAISE)
+    with assigned_booleans() as assigned:
+        await break_and_rebuild(EngineLoop(lambda: ToneEngine(poison), restart_backoff_s=(0.0, 0.0)))
+    assert assigned == []
 
 
 async def test_log_tells_when_a_broken_engine_is_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
+from tests.fakes.assigned_booleans import assigned_booleans
 from tests.fakes.opened_files import opened_files
 from tests.unit.streaming.engines import (
     FAMILIES,
@@ -22,6 +23,7 @@ from tests.unit.streaming.engines import (
     PROMPTED,
     bundle,
     engine,
+    networks,
     run_until_idle,
     settings,
     synthesize,
@@ -153,6 +155,17 @@ def test_transient_batch_fault_fails_no_utterance(
     for key in CROWD:
         assert outputs[key].ends == [Done(key)]
         assert_outputs_close(outputs[key], expected_crowd[key])
+
+
+@pytest.mark.parametrize("stage", ["tokens", "audio"])
+def test_isolation_of_a_fault_assigns_no_boolean(stage: str) -> None:
+    """The contract checks this without faults."""
+    networks("cosyvoice2")  # PyTorch switches the modules that it loads out of training
+    failing = FailingRunner(torch.OutOfMemoryError("out of memory"), 2)
+    with assigned_booleans() as assigned:
+        synthesize_crowd(*((failing, EagerRunner()) if stage == "tokens" else (EagerRunner(), failing)))
+    assert failing.failed
+    assert assigned == []
 
 
 def test_fault_opens_no_file_on_the_engine_thread(caplog: pytest.LogCaptureFixture) -> None:
