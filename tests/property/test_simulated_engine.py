@@ -236,6 +236,54 @@ def test_no_underrun_below_capacity(times: StageTimes, planned: list[tuple[int, 
     assert [run.of(n).playback.underrun_s for n in range(len(planned))] == [0.0] * len(planned)
 
 
+@st.composite
+def busy_stages(draw: st.DrawFn, calls: int) -> StageTimes:
+    """Stages of which flow and vocoder, which share no work here, spend 60 to 80 % of the time on so many calls."""
+    chunk_us = draw(st.integers(600_000, 800_000)) * CHUNK_S / calls
+    flow_us = chunk_us * draw(st.integers(40, 90)) / 100
+    vocoder_chunks = (CHUNK_TOKENS + CONFIG.vocoder_context_tokens) / CHUNK_TOKENS
+    return StageTimes(
+        draw(executions),
+        prefill=StageTime.linear(draw(st.integers(500, 2_000))),
+        decode=StageTime.linear(draw(st.integers(50, 200))),
+        flow=StageTime.linear(0.0, flow_us),
+        vocoder=StageTime.linear(0.0, (chunk_us - flow_us) / vocoder_chunks),
+    )
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data(), st.integers(8, 14), st.integers(1, 3))
+def test_downloads_take_only_what_calls_leave(data: st.DataObject, count: int, downloads: int) -> None:
+    """The downloads are opened before the calls, and most of their text arrives while all calls speak."""
+    times = data.draw(busy_stages(count))
+    all_speak_us = count * SECOND_US // 2 + SECOND_US
+    (_, short), (_, long) = sentences(CHUNK_TOKENS, 10 * CHUNK_TOKENS)
+    text = ((0, short), (all_speak_us, long))
+    calls = [SimulatedCall(key(count + n), 0, text, paced=False) for n in range(downloads)]
+    calls += [SimulatedCall(key(n), n * SECOND_US // 2, sentences(12 * CHUNK_TOKENS)) for n in range(count)]
+    # A long first chunk, so that the start of a call is not what decides.
+    run = simulate(times, calls, config=replace(CONFIG, first_tokens=CHUNK_TOKENS))
+
+    assert [run.of(n).playback.underrun_s for n in range(count)] == [0.0] * count
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.data(), st.integers(22, 30))
+def test_burst_of_calls_does_not_interrupt_a_call(data: st.DataObject, count: int) -> None:
+    """The others are opened when it has 160 ms of audio.
+
+    Its next chunk, after three passes that begin before its tokens are there, takes less; all first chunks take longer.
+    """
+    times = data.draw(busy_stages(1 + count))
+    config = replace(CONFIG, smooth_start=False)
+    speaks = SimulatedCall(key(0), 0, sentences(4 * CHUNK_TOKENS))
+    first_s, _ = simulate(times, [speaks], config=config).of(0).received[0]
+    burst = [SimulatedCall(key(1 + n), round(first_s * SECOND_US), sentences(2 * CHUNK_TOKENS)) for n in range(count)]
+    run = simulate(times, [speaks, *burst], config=config)
+
+    assert run.of(0).playback.underrun_s == 0.0
+
+
 # -- faults, stops, pauses ---------------------------------------------------------------------------------------------
 
 
