@@ -268,7 +268,7 @@ def _log_start(worker: Worker) -> None:
             engines=",".join(sorted(worker.engines)),
             devices=",".join(f"{name}:{engine.info.device}" for name, engine in sorted(worker.engines.items())),
             voices=len(list(worker.hub.voices)),
-            max_sessions=settings.session.max_sessions,
+            max_sessions=worker.hub.max_sessions,
         ),
     )
 
