@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -125,5 +126,6 @@ except DeviceLost:
 def test_broken_context_is_reported_as_a_lost_device(cuda: torch.device) -> None:
     """In a process of its own, because a CUDA context stays broken."""
     command = [sys.executable, "-c", DEVICE_ASSERT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # a clone that is not installed
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.stdout.strip() == "lost", done.stderr[-2000:]

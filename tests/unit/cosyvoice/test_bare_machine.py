@@ -31,6 +31,12 @@ import pytest
 
 sys.exit(pytest.main(["-c", "tests/gpu/pytest.ini", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
 """
+NOT_INSTALLED = """
+import sys, pytest
+
+sys.path = [path for path in sys.path if not path.endswith("src")]  # where a clone is installed for development
+sys.exit(pytest.main(["-c", "tests/gpu/pytest.ini", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]))
+"""
 NOT_THERE = (
     "ruamel pydantic onnx onnxruntime soundfile soxr wetext fastapi transformers torchaudio "
     "hyperpyyaml rich prometheus_client triton hypothesis pytest_asyncio pytest_timeout uvicorn anyio httpx grpc"
@@ -53,3 +59,17 @@ def test_engine_and_gpu_tests_need_only_pytorch(tmp_path: Path) -> None:
     assert int(tensors) > 50
     assert int(tokens) >= 1
     assert sum("::test_" in line for line in collected) > 10
+
+
+def test_gpu_tests_find_the_package_of_a_clone() -> None:
+    """It need not be installed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_INSTALLED],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
