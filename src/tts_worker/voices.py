@@ -153,7 +153,10 @@ class VoiceCatalog:
         for name in info.voices:
             other = self._voices.get(name) or self._unloaded.get(name)
             if other is not None and other.engine != engine:
-                raise ConfigError(f"engines.{engine}: engine {other.engine} already has a voice named {name}")
+                raise ConfigError(
+                    f"engines.{engine}: engine {other.engine} already has a voice named {name}; run the engines in "
+                    "separate workers, or rename the voice in a model directory (spk2info.pt)"
+                )
 
     def _withdraw(self, engine: str) -> dict[str, Voice]:
         """Remove the voices of an engine and return them."""
