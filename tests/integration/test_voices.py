@@ -21,7 +21,7 @@ from websockets.sync.client import connect as websocket
 from tests.conftest import until
 from tests.fakes.late import LateModule
 from tests.fakes.recordings import SAID, speech, wav
-from tests.fakes.threaded_worker import worker_in_thread
+from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tests.unit.cosyvoice.bundles import copy_of
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.client import Client, ClientSettings, connect
@@ -214,7 +214,7 @@ def test_another_process_adds_replaces_and_deletes(served: Served) -> None:
 
 
 @pytest.fixture
-def other(served: Served, tmp_path: Path) -> Iterator[Any]:
+def other(served: Served, tmp_path: Path) -> Iterator[ThreadedWorker]:
     """Another worker with the same directory of voices, which it reads again when a request names an unknown one."""
     engine = {"kind": "cosyvoice", "bundle": str(copy_of("cosyvoice2", tmp_path)), "voices": str(served.voices)}
     settings = load_settings(
@@ -228,7 +228,7 @@ def other(served: Served, tmp_path: Path) -> Iterator[Any]:
         yield worker
 
 
-def test_open_connection_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+def test_open_connection_knows_a_voice_that_another_worker_added(served: Served, other: ThreadedWorker) -> None:
     with websocket(f"ws://{other.address}/v1/stream") as connection:
         assert json.loads(connection.recv())["type"] == "ready"
         assert served.add("new", transcript=SAID).status_code == 201
@@ -238,7 +238,7 @@ def test_open_connection_knows_a_voice_that_another_worker_added(served: Served,
         assert json.loads(connection.recv())["code"] == "unknown_voice"
 
 
-async def test_open_grpc_call_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+async def test_open_grpc_call_knows_a_voice_that_another_worker_added(served: Served, other: ThreadedWorker) -> None:
     async with connect(f"grpc://{other.grpc_address}") as client, client.session(SessionOptions()) as session:
         assert (await asyncio.to_thread(served.add, "new", transcript=SAID)).status_code == 201
         session.configure(SynthesisParams(voice="new"))
@@ -248,7 +248,7 @@ async def test_open_grpc_call_knows_a_voice_that_another_worker_added(served: Se
         assert started.params.voice == "new"
 
 
-async def test_open_webrtc_peer_knows_a_voice_that_another_worker_added(served: Served, other: Any) -> None:
+async def test_open_webrtc_peer_knows_a_voice_that_another_worker_added(served: Served, other: ThreadedWorker) -> None:
     async with webrtc_client.connected_client(other.address) as client:
         assert (await asyncio.to_thread(served.add, "new", transcript=SAID)).status_code == 201
         client.send(type="start", voice="new")
@@ -259,6 +259,32 @@ async def test_open_webrtc_peer_knows_a_voice_that_another_worker_added(served: 
         await client.until_message("stopped")
         client.send(type="start", voice="unknown")
         assert (await client.until_message("rejected"))["code"] == "unknown_voice"
+
+
+@pytest.mark.parametrize("transport", ["websocket", "grpc", "webrtc"])
+async def test_voices_that_cannot_be_read_cost_no_call(
+    other: ThreadedWorker, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(engine: str | None = None) -> None:
+        raise PermissionError(13, "no directory for this test")
+
+    assert other.worker.hub.library is not None
+    monkeypatch.setattr(other.worker.hub.library, "refresh", fail)
+    if transport == "webrtc":
+        async with webrtc_client.connected_client(other.address) as peer:
+            peer.send(type="start", voice="unread")
+            assert (await peer.until_message("rejected"))["code"] == "unknown_voice"
+            peer.send(type="ping", id=7)
+            assert (await peer.until_message("pong"))["id"] == 7
+        return
+    url = f"ws://{other.address}" if transport == "websocket" else f"grpc://{other.grpc_address}"
+    async with connect(url) as client, client.session(SessionOptions()) as session:
+        session.configure(SynthesisParams(voice="unread"))
+        session.speak("Hi.")
+        session.end_text()
+        ended = await anext(item async for item in session if isinstance(item, Ended))
+        assert ended.error is not None
+        assert ended.error.code.value == "unknown_voice"
 
 
 def test_style_is_selected_by_name(served: Served) -> None:

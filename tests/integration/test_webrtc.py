@@ -8,18 +8,24 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import numpy as np
 import pytest
 
-from tests.conftest import serving
+from tests.conftest import serving, tone_settings, until
 from tests.integration.test_websocket import metric, until_live_sessions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
     from tests.integration.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
+    from tts_worker.server.webrtc.peer import Peer
+
+from tts_worker.server.limits import ApiLimits
+from tts_worker.types import SessionOptions
+from tts_worker.worker import running_worker
 
 TEXT = "Hello there, my friend. How are you today?"
 LONG = "This is a rather long story, and it goes on and on. " * 20
@@ -313,3 +319,50 @@ async def test_missing_extra_is_501_with_install_command(address: str, monkeypat
         answer = await post_offer(other, sdp)
         assert answer.status_code == 501
         assert 'pip install ".[webrtc]"' in answer.json()["error"]["message"]
+
+
+@asynccontextmanager
+async def unconnected_peer() -> AsyncIterator[tuple[Peer, list[str | bytes]]]:
+    """A peer without a connection, and the messages that it has handled."""
+    handled: list[str | bytes] = []
+    settings = tone_settings()
+    async with running_worker(settings) as worker:
+        options = SessionOptions()
+        session = await worker.hub.admit(options)
+        peer = Peer(worker.hub, session, options, settings.webrtc, ApiLimits.of(settings), lambda peer: None)
+        with patch.object(peer, "_handle_message", handled.append):
+            yield peer, handled
+        await peer._release()
+
+
+async def test_a_turn_of_the_event_loop_handles_one_message() -> None:
+    async with unconnected_peer() as (peer, handled):
+        for number in "123":
+            peer._on_message(number)
+        assert handled == ["1"]
+        await asyncio.sleep(0)
+        assert handled == ["1", "2"]
+        await asyncio.sleep(0)
+        assert handled == ["1", "2", "3"]
+
+
+async def test_messages_wait_for_the_voice_of_the_first() -> None:
+    async with unconnected_peer() as (peer, handled):
+        start = json.dumps({"type": "start", "voice": "tone"})
+        peer._on_message(start)
+        peer._on_message("2")
+        assert handled == []
+        await until(lambda: len(handled) == 2)
+        assert handled == [start, "2"]
+
+
+async def test_messages_of_a_released_peer_are_dropped() -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with unconnected_peer() as (peer, handled):
+        for number in "123":
+            peer._on_message(number)
+        await peer._release()
+        peer._on_message("4")
+        assert handled == ["1"]
+    assert errors == []

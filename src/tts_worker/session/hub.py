@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from tts_worker.session.slots import SlotTable
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import Voice, VoiceCatalog
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 """Retry hint of a rejected caller: utterances last seconds, so slots free up quickly."""
@@ -174,7 +177,7 @@ class SessionHub:
         if self.config.normalizer is not None and not engine.info.reads_numbers:
             self.config.normalizer.prepare()
         self._engines[name] = engine
-        self.slots.slots = self.max_sessions
+        self.slots.slots = self._count_slots()
         if self._loudness is not None:
             for voice in self.voices:
                 if voice.engine == name and voice.loudness_lufs is not None:
@@ -204,7 +207,7 @@ class SessionHub:
         self.voices.mark_unloaded(name)
         self._engines.pop(name, None)
         self._enrolments.pop(name, None)
-        self.slots.slots = self.max_sessions
+        self.slots.slots = self._count_slots()
         if self._loudness is not None:
             self._loudness.forget(name)
 
@@ -282,6 +285,9 @@ class SessionHub:
     @property
     def max_sessions(self) -> int:
         """Sessions that may speak at the same time: the configured number, but no more than the engines take."""
+        return self.slots.slots
+
+    def _count_slots(self) -> int:
         has_unloaded = self.models is not None and any(name not in self._engines for name in self.models.names)
         if has_unloaded or not self._engines:
             return self.config.max_sessions  # a session may load an engine that takes more
@@ -407,12 +413,15 @@ class SessionHub:
     async def look_up_voice(self, name: str | None) -> None:
         """Take over the voice ``name`` (None: the default) if another process stored it a moment ago.
 
-        For callers of ``open``, which cannot wait.
+        For callers of ``open``, which cannot wait. If the voices cannot be read, it stays unknown.
         """
         try:
             self.voices.get(name)
         except UnknownVoice:
-            await self.refresh_voices()
+            try:
+                await self.refresh_voices()
+            except (OSError, TTSWorkerError):
+                log.exception("the stored voices cannot be read")
 
     def _check_accepting(self) -> None:
         if self._draining:

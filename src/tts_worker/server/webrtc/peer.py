@@ -180,6 +180,7 @@ class Peer:
         return None
 
     async def _release(self) -> None:
+        self.end()
         self._dialogue.session.close("disconnected")
         self._dialogue.replies.clear()
         self._pending_messages.clear()
@@ -240,29 +241,36 @@ class Peer:
 
     def _on_message(self, raw: str | bytes) -> None:
         """Queue a message. Each turn of the event loop handles one, even if many arrive in one packet."""
+        if self._ended.is_set():
+            return
         self._pending_messages.append(raw)
         if len(self._pending_messages) == 1:
-            self._handle_next()
+            self._handle_first()
         elif len(self._pending_messages) > _MAX_PENDING_MESSAGES:
             self.end()
 
-    def _handle_next(self) -> None:
-        voice = find_voice(self._pending_messages[0])
-        if voice is None:
-            self._handle_first()
-        else:  # the messages behind wait for it, too
-            self._look_up = asyncio.create_task(self._hub.look_up_voice(voice))
-            self._look_up.add_done_callback(lambda _: self._handle_first())
-
     def _handle_first(self) -> None:
+        """Handle the first message. It stays in the queue until the next one may be handled."""
+        raw = self._pending_messages[0]
+        voice = find_voice(raw)
+        if voice is None:
+            self._handle_message(raw)
+            asyncio.get_running_loop().call_soon(self._handle_next)
+        else:
+            self._look_up = asyncio.create_task(self._handle_with_voice(raw, voice))
+
+    async def _handle_with_voice(self, raw: str | bytes, voice: str) -> None:
+        await self._hub.look_up_voice(voice)
+        if not self._ended.is_set():
+            self._handle_message(raw)
+        self._handle_next()
+
+    def _handle_next(self) -> None:
         if self._ended.is_set():
-            self._pending_messages.clear()
-        if not self._pending_messages:
             return
-        self._handle_message(self._pending_messages[0])
         self._pending_messages.popleft()
         if self._pending_messages:
-            asyncio.get_running_loop().call_soon(self._handle_next)
+            self._handle_first()
 
     def _handle_message(self, raw: str | bytes) -> None:
         try:
