@@ -31,7 +31,7 @@ from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import spoken_forms
+from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voicepack.commands import open_bundle
 from tts_worker.voicepack.installed import installed_voice
@@ -281,8 +281,8 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
         by_word=args.interleave,
     )
     lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
-    forms = spoken_forms((), args.language) if args.normalise else None
-    pipeline = TextPipeline(options, lexicon, forms)
+    verbalizer = Verbalizer((), args.language) if args.normalise else None
+    pipeline = TextPipeline(options, lexicon, verbalizer)
     segments = [*pipeline.feed(text), *pipeline.end()]
     if not any(char.isalnum() for segment in segments for char in segment.text):
         raise UnspeakableText("there is nothing in this text that can be spoken")

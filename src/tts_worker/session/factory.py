@@ -26,7 +26,7 @@ from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import spoken_forms
+from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, SynthesisParams
 from tts_worker.voices import Voice, VoiceCatalog
 
@@ -305,8 +305,8 @@ class SessionFactory:
                 control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
                 alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
-            forms = spoken_forms(voice.languages, params.language) if rewrites else None
-            return TextPipeline(text, lexicons[voice.name], forms)
+            verbalizer = Verbalizer(voice.languages, params.language) if rewrites else None
+            return TextPipeline(text, lexicons[voice.name], verbalizer)
 
         return make_text
 

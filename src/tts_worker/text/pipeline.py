@@ -18,8 +18,8 @@ from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.markup import BRACKET_LIMIT
 from tts_worker.text.readable import ReadableText
+from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
-from tts_worker.text.spoken_forms import SpokenForms
 from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
@@ -84,14 +84,14 @@ class TextPipeline:
     Args:
         options: How text is read.
         lexicon: Words with a given pronunciation.
-        spoken_forms: Rewrites English codes, units, addresses; None leaves them to the engine.
+        verbalizer: Writes out numbers, signs and abbreviations; None leaves them to the engine.
     """
 
     def __init__(
         self,
         options: TextOptions | None = None,
         lexicon: Lexicon | None = None,
-        spoken_forms: SpokenForms | None = None,
+        verbalizer: Verbalizer | None = None,
     ) -> None:
         options = options or TextOptions()
         self._decoder = TextDecoder()
@@ -108,7 +108,7 @@ class TextPipeline:
             control_tags=options.control_tags,
             alphabets=options.alphabets,
         )
-        self._spoken_forms = spoken_forms
+        self._verbalizer = verbalizer
         self._by_word = readable.after_letters = options.by_word or bool(lexicon)
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
@@ -315,7 +315,7 @@ class TextPipeline:
     def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
         self._segmenter.ready = []
-        return ready if self._spoken_forms is None else [self._spoken_forms.apply(segment) for segment in ready]
+        return ready if self._verbalizer is None else [self._verbalizer.apply(segment) for segment in ready]
 
 
 def _largest_size(text: str) -> int:

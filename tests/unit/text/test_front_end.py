@@ -18,7 +18,7 @@ from tts_worker.text.front_end import FrontEnd
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import spoken_forms
+from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment
 
@@ -63,7 +63,7 @@ normalizer = cache(load_normalizer)
 
 def spoken_segments(deltas: Sequence[str], *, wetext: bool = False, lexicon: Lexicon | None = None) -> list[Segment]:
     options = TextOptions(control_tags=ControlTags(("[breath]", "<strong>", "</strong>")))
-    pipeline = TextPipeline(options, lexicon, spoken_forms(SPOKEN, None))
+    pipeline = TextPipeline(options, lexicon, Verbalizer(SPOKEN, None))
     front_end = FrontEnd(SPOKEN)
     spoken = []
     for segment in [*(segment for delta in deltas for segment in pipeline.feed(delta)), *pipeline.end()]:

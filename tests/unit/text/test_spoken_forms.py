@@ -14,7 +14,8 @@ from tts_worker.text.english_numbers import number_words, ordinal_words, year_wo
 from tts_worker.text.english_rules import RULES, features
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
-from tts_worker.text.spoken_forms import SpokenForms, rewrites, spoken_forms
+from tts_worker.text.reading.verbalizer import Verbalizer
+from tts_worker.text.spoken_forms import rewrites
 from tts_worker.text.spoken_words import spoken_words
 
 CASES = [
@@ -381,7 +382,7 @@ def test_number_words(number: int, words: str) -> None:
 
 def test_words_keep_their_source_range() -> None:
     text = "Pay to **DE89 3704** 0044 0532 0130 00 by Tue."
-    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    pipeline = TextPipeline(verbalizer=Verbalizer())
     (segment,) = pipeline.feed(text) + pipeline.end()
     assert segment.text.startswith("Pay to D E eight nine, three seven zero four, zero zero")
     words = [text[word.start_char : word.end_char] for word in spoken_words(segment)]
@@ -389,7 +390,7 @@ def test_words_keep_their_source_range() -> None:
 
 
 def test_code_is_recognized_by_an_earlier_segment() -> None:
-    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    pipeline = TextPipeline(verbalizer=Verbalizer())
     segments = pipeline.feed("Here is your verification code: 482913.") + pipeline.end()
     assert [segment.text for segment in segments][1:] == ["four eight two, nine one three."]
 
@@ -410,21 +411,18 @@ def test_code_is_recognized_by_an_earlier_segment() -> None:
     ],
 )
 def test_spoken_english_in_markup_and_small_deltas(text: str, expected: str) -> None:
-    pipeline = TextPipeline(TextOptions(clause_chars=90, first_clause_chars=90), spoken_forms=SpokenForms())
+    pipeline = TextPipeline(TextOptions(clause_chars=90, first_clause_chars=90), verbalizer=Verbalizer())
     segments = [s for place in range(0, len(text), 4) for s in pipeline.feed(text[place : place + 4])] + pipeline.end()
     assert " ".join(segment.text for segment in segments) == expected
 
 
 def test_lexicon_wins_over_spoken_forms() -> None:
-    pipeline = TextPipeline(lexicon=Lexicon.from_mapping({"tsp": "pinch"}), spoken_forms=SpokenForms())
+    pipeline = TextPipeline(lexicon=Lexicon.from_mapping({"tsp": "pinch"}), verbalizer=Verbalizer())
     assert [segment.text for segment in pipeline.feed("2 tsp on Tue") + pipeline.end()] == ["2 pinch on Tuesday"]
 
 
 def test_only_english_is_rewritten() -> None:
-    assert spoken_forms(("de",), None) is None
-    assert spoken_forms(("en", "de"), "de") is None
-    forms = spoken_forms(("mul",), None)
-    pipeline = TextPipeline(spoken_forms=forms)
+    pipeline = TextPipeline(verbalizer=Verbalizer(("mul",)))
     segments = pipeline.feed("Wir sind am Tue nicht da. This is on Tue. ") + pipeline.end()
     assert [segment.text for segment in segments] == ["Wir sind am Tue nicht da.", "This is on Tuesday."]
 
@@ -433,8 +431,8 @@ def test_only_english_is_rewritten() -> None:
 @given(st.lists(st.sampled_from([text for text, _ in CASES]), min_size=1, max_size=4), st.integers(1, 7))
 def test_spoken_forms_do_not_depend_on_the_split(texts: list[str], size: int) -> None:
     text = ", ".join(texts)
-    whole = TextPipeline(spoken_forms=SpokenForms())
-    pipeline = TextPipeline(spoken_forms=SpokenForms())
+    whole = TextPipeline(verbalizer=Verbalizer())
+    pipeline = TextPipeline(verbalizer=Verbalizer())
     deltas = [text[place : place + size] for place in range(0, len(text), size)]
     assert [s for delta in deltas for s in pipeline.feed(delta)] + pipeline.end() == whole.feed(text) + whole.end()
 

@@ -1,0 +1,3 @@
+"""English."""
+
+from tts_worker.text.spoken_forms import rewrites as rewrites

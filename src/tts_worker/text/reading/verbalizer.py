@@ -1,0 +1,70 @@
+"""Turns the segments of an utterance into words, in the language of each segment.
+
+Readings are found in whole segments, so the result does not depend on how the stream was split. Each rewrites an exact
+range, which keeps word times and playback reports right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+
+from tts_worker.text.language import LanguageDetector, primary_tag
+from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
+from tts_worker.types import Segment
+
+Rewrites = Callable[[str, int], list[Rewrite]]
+"""``(text, first)``: the disjoint rewrites of ``text`` from ``first`` on, in order; what precedes is only looked at."""
+
+_CONTEXT_CHARS = 60
+"""Text of earlier segments that decides how a token is read: "Your code is:" may be a segment of its own."""
+
+_MODULES = {"en": "english"}
+"""Module of this package that reads a language, by primary tag."""
+
+_SPELLED_DASH = re.compile(r"[-–]\d")
+"""Text between two characters that a tag spells: no range."""
+
+
+@cache
+def rewrites_of(language: str | None) -> Rewrites | None:
+    """Return what reads a language (a primary tag); None if nothing does."""
+    module = _MODULES.get(language or "")
+    if module is None:
+        return None
+    rewrites: Rewrites = import_module(f"tts_worker.text.reading.{module}").rewrites
+    return rewrites
+
+
+class Verbalizer:
+    """Rewrites the segments of one utterance, in order.
+
+    Args:
+        languages: Languages of the voice; empty or "mul" means any.
+        explicit: Language requested by the caller.
+    """
+
+    def __init__(self, languages: Sequence[str] = ("en",), explicit: str | None = None) -> None:
+        tags = set(map(primary_tag, languages)) - {"mul"}
+        self._only = tags.pop() if len(languages) == 1 and tags and explicit is None else None
+        self._detector = LanguageDetector(languages, explicit)
+        self._before = ""
+
+    def apply(self, segment: Segment) -> Segment:
+        """Return ``segment`` with its plain text rewritten; replacements of the lexicon stay unchanged."""
+        text = segment.text
+        before = self._before
+        self._before = (before + text)[-_CONTEXT_CHARS:] + " "
+        rewrites = rewrites_of(self._only or self._detector.detect(text))
+        if rewrites is None:
+            return segment
+        shift = len(before)
+
+        def find(source: str) -> list[Rewrite]:
+            if _SPELLED_DASH.fullmatch(source):
+                return [(0, 1, ", ")]
+            return [(start - shift, end - shift, spoken) for start, end, spoken in rewrites(before + source, shift)]
+
+        return rewrite_plain(segment, find)
