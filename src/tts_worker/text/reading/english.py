@@ -1,3 +1,0 @@
-"""English."""
-
-from tts_worker.text.spoken_forms import rewrites as rewrites

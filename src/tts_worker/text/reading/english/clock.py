@@ -1,0 +1,106 @@
+"""Times of day, hours and durations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tts_worker.text.reading.english import tables
+from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.words import cardinal, number
+from tts_worker.text.reading.rules import part_span
+from tts_worker.text.span_rewriting import Rewrite
+
+
+def _minutes(digits: str) -> str:
+    return f"oh {cardinal(digits)}" if digits[0] == "0" else cardinal(digits)
+
+
+def _clock(hour: str, minute: str, *, has_half: bool) -> str:
+    """Return a time of day: "nine oh five", "seven o'clock", "seventeen hundred"; with AM or PM no "o'clock"."""
+    if minute != "00":
+        return f"{cardinal(hour)} {_minutes(minute)}"
+    if has_half:
+        return cardinal(hour)
+    return f"{cardinal(hour)} hundred" if hour[0] == "0" or int(hour) > 12 else f"{cardinal(hour)} o'clock"
+
+
+def _half(written: str) -> str:
+    """Return "AM" or "PM" for "am", "p.m." or "p"."""
+    return f"{written.strip()[0].upper()}M"
+
+
+def _time(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "9:05 p.m." as "nine oh five PM". A period that ends a sentence stays."""
+    hour, minute, half = match["h"], match["m"], match["half"]
+    if int(hour) <= 24 and int(minute or 0) <= 59:
+        end = match.end("m") if minute else match.end("h")
+        yield match.start("h"), end, _clock(hour, minute, has_half=half is not None) if minute else cardinal(hour)
+        if half:
+            yield match.start("half"), match.end("half"), f" {_half(half)}"
+
+
+def _times(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "9am-5pm" and "10:00-11:30" as "nine AM to five PM" and so on."""
+    for part in ("first", "last"):
+        hour, _, minute = match[part].partition(":")
+        half = match[f"{part}_half"]
+        has_half = bool(half or match["last_half"])
+        yield *match.span(part), _clock(hour, minute, has_half=has_half) if minute else cardinal(hour)
+        if half:
+            yield *match.span(f"{part}_half"), f" {_half(half)}"
+    yield *match.span("dash"), "to"
+
+
+def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "2h 15m" as "two hours fifteen minutes"; also "1:02:03"."""
+    for group, unit in (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second")):
+        if written := match.groupdict().get(group):
+            digits = re.match(r"[\d.]+", written.strip())[0]  # type: ignore[index]
+            whole = digits.lstrip("0") or "0"
+            yield *match.span(group), f"{number(whole)} {unit if whole == '1' else tables.plural(unit)}"
+    for gap in ("first", "second"):
+        if match.groupdict().get(gap):
+            yield *match.span(gap), " "
+
+
+def _zone(match: re.Match[str]) -> Iterator[Rewrite]:
+    sign = "plus" if match["sign"] == "+" else "minus"
+    yield match.start("sign"), match.end("sign"), f" {sign}"
+
+
+_HALF = r"[AaPp]\.?[Mm]\b(?:\.(?=[ ]?[^\sA-Z]|[ ](?:<ZONE>|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Eastern|Pacific|Central|Mountain)))?"
+
+RULES = GRAMMAR.rules(
+    rf"""
+@times  - – —  (?<![\w:.,/-])(?P<first>\d{{1,2}}(?::\d\d)?)(?P<first_half> ?[AaPp]\.?[Mm]\.?)?(?P<dash> ?[-–—] ?)
+    (?P<last>\d{{1,2}}(?::\d\d)?)(?P<last_half> ?{_HALF})
+@times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}(?::\d\d)?)(?P<first_half>[ap])(?P<dash> ?[-–] ?)
+    (?P<last>\d{{1,2}}(?::\d\d)?)(?P<last_half>[ap])(?!\w)
+@times  - – —  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half>(?!))?(?P<dash> ?[-–—] ?)
+    (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
+@times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half> ?{_HALF})(?P<dash> ?[-–] ?)
+    (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
+to  - –  (?:\b[Nn]oon|\b[Mm]idnight|\d ?[ap]\.?m\.?)« ?[-–] ?»(?=\d|noon|midnight)
+@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?![\d:]|[.,]\d)
+@time  :  (?<![\w:.,])(?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<half> ?{_HALF}|[ap](?!\w))?(?![\d:]|\.\d)
+@time  .  (?<![\w:.,])(?P<h>1?\d)\.(?P<m>[0-5]\d)(?P<half> ?{_HALF})
+@time  am pm a p  (?<![\w:.,/$€£-])(?P<h>\d{{1,2}})(?P<m>(?!))?(?P<half> ?{_HALF})
+@zone  gmt utc  \b(?:GMT|UTC)(?P<sign>[-−–+])(?=\d)
+@duration  h  (?<![\w.,/:])(?:(?P<d>\d{{1,3}} ?d) )?(?P<h>\d{{1,3}} ?h)
+    (?: ?(?P<m>\d{{1,2}} ?m(?!\w)|(?<=h)\d\d(?!\w)))?(?: ?(?P<s>\d{{1,2}} ?s))?(?![\w'’])
+@duration  h  (?<![\w.,/])(?P<h>\d{{1,3}}\.\d{{1,2}} ?h)(?!\w|/)
+@duration  m  (?<![\w.,/])(?P<m>\d{{1,3}} ?m) ?(?P<s>\d{{1,2}} ?s)(?!\w)
+"""
+    r"""
+minutes  m  \b<LASTING>(?: about| only| just| another| under)? [1-9]\d?« ?m»\b
+    (?!['’/²³]|,? (?:turn|take|keep|bear|merge|exit|make|go|continue|you|of|x|high|tall|deep|long|wide|away)\b)
+minutes  m  (?<![\w.,$€£¥/-])\d{1,3}« ?m»(?= (?:ago|left|later|remaining|timer|timeout|delay|break)\b)
+seconds  s  \b(?:<LASTING>|<for after last lasts lasted by>|of|than)(?: about| only| just| another| under)?[ ]
+    \d{1,3}(?:\.\d{1,3})?« ?s»\b(?!['’/²]| (?:style|music|fashion|movies|pop|rock)\b)
+seconds  s  (?<![\w.,$€£¥/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
+seconds  s  (?<![\w.,$€£¥/-])\d{1,3}« s»(?![\w'’/])
+seconds  s  (?<![\w.,$€£¥/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
+""",
+    {"times": _times, "time": _time, "duration": _duration, "zone": _zone},
+)

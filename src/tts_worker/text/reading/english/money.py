@@ -1,0 +1,81 @@
+"""Money: amounts with a sign or code of a currency before or behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tts_worker.text.reading.english import tables
+from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.words import cardinal, number, split_number
+from tts_worker.text.reading.rules import part_span
+from tts_worker.text.span_rewriting import Rewrite
+
+
+def _name(currency: str) -> str:
+    name = " ".join(currency.split())
+    return tables.CURRENCIES.get(name) or tables.CURRENCY_CODES[name]
+
+
+def _amount(written: str, name: str, magnitude: str = "") -> str:
+    """Return an amount: "twenty dollars and fifty cents", "five million dollars", "one point two three four dollars"."""
+    written = written.removesuffix(",-")
+    whole, decimals = split_number(written)
+    whole = whole.lstrip("0")
+    if magnitude:
+        return f"{number(written)} {magnitude} {tables.plural(name)}"
+    has_cents = decimals is not None and len(decimals.rstrip("0")) <= 2 and name not in tables.NO_CENTS
+    if decimals is None or not has_cents:
+        if decimals is not None and not decimals.strip("0"):
+            written, decimals = whole or "0", None
+        return f"{number(written) if decimals else cardinal(whole)} {name if written == '1' else tables.plural(name)}"
+    parts = [f"{cardinal(whole)} {name if whole == '1' else tables.plural(name)}"] if whole else []
+    if hundredths := int(decimals[:2].ljust(2, "0")):
+        cent = next((cent for unit, cent in tables.CENTS.items() if name.endswith(unit)), "cent")
+        parts.append(f"{cardinal(str(hundredths))} {cent if hundredths == 1 else tables.plural(cent)}")
+    return " and ".join(parts) or f"zero {tables.plural(name)}"
+
+
+def _money(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "$5m" as "five million dollars", "$5-10" as "five to ten dollars", "-$5" as "minus five dollars"."""
+    name = _name(match["currency"])
+    first, last = match["first"], match["last"]
+    big = (match["big"] or "").strip()
+    magnitude = tables.MAGNITUDES.get(big.lower(), big)
+    sign = "minus " if match["sign"] else ""
+    if not last:
+        yield *match.span(), sign + _amount(first, name, magnitude)
+        return
+    is_plain = not match["first_big"] and not re.search("[.,]", first + last)
+    if is_plain:
+        words = f"{number(first)} to {_amount(last, name, magnitude)}"
+    else:
+        first_big = (match["first_big"] or "").strip()
+        words = f"{_amount(first, name, tables.MAGNITUDES.get(first_big.lower(), first_big))} to {_amount(last, name, magnitude)}"
+    yield *match.span(), sign + words
+
+
+def _money_behind(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "20 EUR", "12,50 €" and "3 million CHF"; "$20 USD" has its currency twice."""
+    big = (match["big"] or "").strip()
+    symbol = match["symbol"]
+    name = _name(symbol if symbol and match["code"][-1:] == "D" and "dollar" in _name(symbol) else match["code"])
+    yield *match.span(), _amount(match["amount"], name, tables.MAGNITUDES.get(big.lower(), big))
+
+
+def _cents(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield *match.span(), f"{number(match['amount'])} {'cent' if match['amount'] == '1' else 'cents'}"
+
+
+
+RULES = GRAMMAR.rules(
+    r"""
+@behind  <CURRENCIES> <CURRENCY_CODES>  (?<![\w.,$€£¥₹])(?P<symbol>[$€£¥])?(?P<amount><AMOUNT>)(?P<big> ?[mbt]n|<MAGNITUDE>)?
+    [ ]?(?P<code><CURRENCY_CODES>\b|[€£¥₹₩₽₺₪฿](?!\d)|zł\b|kr\b|\$(?![\d.]))
+@money  <CURRENCIES> <CURRENCY_CODES> rs us  (?<![\w$€£¥.])(?P<currency><CURRENCIES> ?|<CURRENCY_CODES> ?)(?P<sign>[-−–])?
+    (?P<first><AMOUNT>)(?P<first_big><MAGNITUDE>(?= ?[-–—]))?
+    (?:(?: ?[-–—] ?)(?P<again>(?P=currency))?(?P<last><AMOUNT>))?(?P<big><MAGNITUDE>)?(?!\w|[.,]\d)
+@cents  ¢  (?<![\w.,$€£¥])(?P<amount><AMOUNT>) ?¢
+""",
+    {"money": _money, "behind": _money_behind, "cents": _cents},
+)

@@ -1,0 +1,30 @@
+"""Roman numerals after what is numbered so, and after rulers."""
+
+from __future__ import annotations
+
+import re
+
+from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.words import cardinal, ordinal
+from tts_worker.text.reading.rules import reads_part
+
+_DIGITS = {"C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9, "V": 5, "IV": 4, "I": 1}
+
+
+def _value(written: str) -> int:
+    return sum(_DIGITS[digit] for digit in re.findall("XC|XL|IX|IV|[CLXVI]", written))
+
+
+RULES = GRAMMAR.rules(
+    r"""
+@number  <NUMBERED_IN_ROMAN> part chapter art vol  \b(?:<NUMBERED_IN_ROMAN>|PART|CHAPTER|Art\.|Vol\.|Ch\.|[Vv]olume|[Aa]rticle
+    |[Cc]hapter|[Pp]art|[Ss]ection|[Tt]ype|[Pp]hase|[Ll]evel|[Ss]tage|[Ff]actor|[Gg]rade|[Tt]ier) <ROMAN>\b(?!['’.]\w)
+@ruler  <RULERS> king queen pope tsar emperor
+    \b(?:<RULERS>|(?:King|Queen|Pope|Tsar|Emperor) [A-Z][a-z]+) (?=[IVX]{2})<ROMAN>\b
+@number  rocky ii iii iv vi vii viii  \b(?:Rocky|Final Fantasy|Star Wars|Episode|Olympiad|Saturn|Mark|Mk) <ROMAN>\b(?!['’.]\w)
+""",
+    {
+        "number": reads_part(lambda written: cardinal(str(_value(written)))),
+        "ruler": reads_part(lambda written: f"the {ordinal(_value(written))}"),
+    },
+)

@@ -1,0 +1,52 @@
+"""What is left of signs: each has a name or makes no sound, so that no engine has to guess."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from tts_worker.text.reading.english import tables
+from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.span_rewriting import Rewrite
+
+_PAUSE = ", "
+_PAUSES = frozenset("|•·◦‣⁃▪●○¦")
+
+
+def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read one sign, or a letter of compatibility as what it stands for."""
+    sign = match["sign"]
+    if sign in _PAUSES:
+        yield *match.span(), _PAUSE
+        return
+    name = tables.SIGNS.get(sign, "")
+    if sign == "#" and re.match(r"\w", match.string[match.end() : match.end() + 1]):
+        name = "hashtag"
+    elif sign in "<>^~#\\" and not (match.group()[0] == " " and match.group()[-1] == " "):
+        name = name if sign == "#" else ""
+    plain = unicodedata.normalize("NFKC", sign)
+    if not name and plain != sign and plain.isalnum():
+        name = plain
+    yield *match.span(), f" {name} " if name else " "
+
+
+def _slash(match: re.Match[str]) -> Iterator[Rewrite]:
+    around = match.string[match.start() - 1], match.string[match.end()]
+    yield *match.span(), " " if all(map(str.isupper, around)) else " slash "
+
+
+RULES = GRAMMAR.rules(
+    r"""
+@slash  /  (?<=\w) ?/ ?(?=\w)
+—  - –  (?<=\S )«[-–]{1,3}»(?= \S)
+—  -  (?<=[\w.,;:!?])«-{2,3}»(?=\w)
+—  –  –
+@silent  -  (?<!\w)-+ ?|-+(?!\w)
+and  &  [ ]?&{1,2}[ ]?
+@sign  *  [ ]?(?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–«»]|_|[²³¹⁰-⁹₀-₉ªº])[ ]?
+“  «  \xab
+”  »  \xbb
+""",
+    {"sign": _sign, "slash": _slash, "silent": lambda match: iter([(*match.span(), " ")])},
+)

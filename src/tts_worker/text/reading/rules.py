@@ -1,0 +1,160 @@
+"""A small language for readings: which tokens a pattern finds, and which words are spoken for them.
+
+A rule stands on a line that begins at the margin; its pattern may go on in indented lines. Two spaces separate three
+parts:
+
+- What is spoken for the part of the match in guillemets, or for all of it: words, with groups of the match as in
+  ``re.Match.expand``; what a table has for it, ``<STREETS>``; a function, ``@date``.
+- What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
+  says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
+- The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
+  one of these words, which may begin with a capital.
+
+A line that begins with "# " is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from tts_worker.text.span_rewriting import Rewrite
+
+Read = Callable[[re.Match[str]], Iterator[Rewrite]]
+"""Yields what is spoken for ranges of a match."""
+Rule = tuple[re.Pattern[str], Read, frozenset[str | int]]
+Table = Mapping[str, str] | Sequence[str]
+
+ANY = "*any"
+"""Requirement of a rule that may apply to any text."""
+_FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
+_DIGIT = re.compile(r"\d")
+_BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
+_AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§]")
+
+
+def part_span(match: re.Match[str]) -> tuple[int, int]:
+    """Return the range of the group "part", or of all that a rule matches without such a group."""
+    return match.span("part" if "part" in match.re.groupindex else 0)
+
+
+def reads_part(read: Callable[[str], str]) -> Read:
+    """Return a reading of the part of a match as ``read`` says, unless that is nothing."""
+
+    def speak(match: re.Match[str]) -> Iterator[Rewrite]:
+        start, end = part_span(match)
+        if spoken := read(match.string[start:end]):
+            yield start, end, spoken
+
+    return speak
+
+
+class Grammar:
+    """Makes rules from text.
+
+    Args:
+        tables: What written names stand for, by the name of the table; or only names.
+        definitions: Lines ``NAME = pattern``, which go on as rules do.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], definitions: str) -> None:
+        self._tables = tables
+        self._patterns = {name: _alternatives(table) for name, table in tables.items()}
+        self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
+        for line in _lines(definitions):
+            name, pattern = line.split(" = ", 1)
+            self._patterns[name] = self.pattern(pattern)
+            self._words[name] = set(re.findall("[a-z]+", pattern.lower()))
+
+    def pattern(self, written: str) -> str:
+        """Return a pattern with its tables, definitions and words filled in."""
+        joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
+        return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
+
+    def rules(self, written: str, readings: Mapping[str, Read] | None = None) -> tuple[Rule, ...]:
+        """Return the rules of a text.
+
+        Args:
+            written: The rules.
+            readings: The functions that it names.
+        """
+        rules: list[Rule] = []
+        for line in _lines(written):
+            spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
+            read = (readings or {})[spoken[1:]] if spoken[0] == "@" else self._reads(spoken)
+            rules.append((re.compile(self.pattern(pattern)), read, frozenset(self._requirements(needs))))
+        return tuple(rules)
+
+    def _requirements(self, column: str) -> Iterator[str | int]:
+        for need in column.split():
+            if need == "*":
+                yield ANY
+            elif need[1:] and need[-1] in ">+":
+                yield from self._words[need[1:-1]] if need[0] == "<" else [int(need[:-1])]
+            else:
+                yield need
+
+    def _reads(self, spoken: str) -> Read:
+        """Return a function that reads the part of a match as ``spoken`` with its groups and tables filled in."""
+
+        def speak(match: re.Match[str]) -> Iterator[Rewrite]:
+            start, end = part_span(match)
+            written = match["name"] if "name" in match.re.groupindex else match.string[start:end]
+            words = re.sub("<([A-Z_]+)>", lambda name: self._look_up(name[1], written), match.expand(spoken))
+            yield start, end, words
+
+        return speak
+
+    def _look_up(self, table: str, written: str) -> str:
+        """Return what a name stands for; a period after it or a capital may be missing from the table."""
+        names = self._tables[table]
+        assert isinstance(names, Mapping)
+        name = written.strip()
+        word = name.rstrip(".")
+        return names.get(name) or names.get(word) or names[word.lower()].capitalize()
+
+
+def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]:
+    """Return the rewrites of ``text`` from ``first`` on, in order; of two that overlap, that of the earlier rule."""
+    found: list[Rewrite] = []
+    taken = bytearray(len(text) + 1)
+    features = _features(text, first)
+    for pattern, read, needs in rules:
+        if features.isdisjoint(needs):
+            continue
+        for match in pattern.finditer(text):
+            for rewrite in read(match):
+                start, end, _ = rewrite
+                if first <= start and not any(taken[start:end]):
+                    taken[start:end] = b"\1" * (end - start)
+                    found.append(rewrite)
+    return set_apart(text, sorted(found))
+
+
+def _features(text: str, first: int) -> set[str | int]:
+    """Return the words and signs of ``text``, and every number of digits up to what it has."""
+    return {ANY, *_FEATURE.findall(text.lower()), *range(1, len(_DIGIT.findall(text)) + 1)}
+
+
+def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
+    """Put spaces between what is spoken and the letters, digits and signs next to it."""
+    result: list[Rewrite] = []
+    for start, end, spoken in found:
+        follows = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
+        space_before = " " if spoken[:1].isalnum() and _BEFORE_WORDS.search(follows) else ""
+        space_after = " " if spoken[-1:].isalnum() and _AFTER_WORDS.match(text, end) else ""
+        result.append((start, end, space_before + spoken + space_after))
+    return result
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in re.split(r"\n+(?=\S)", text.strip()) if line[:2] != "# "]
+
+
+def _alternatives(words: Iterable[str]) -> str:
+    escaped = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+    return "(?:" + escaped.replace(r"\ ", r"\.? ").replace("µ", "[µμ]") + ")"
+
+
+def _one_of(words: str) -> str:
+    return "(?:" + "|".join(f"[{word[0].upper()}{word[0]}]{word[1:]}" for word in words.split()) + ")"
