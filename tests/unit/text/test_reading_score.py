@@ -1,0 +1,64 @@
+"""The measure of reading: spoken text and accepted wordings are compared by their phonemes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.reading_score import Case, main, read_cases, score
+
+THREE = (
+    "# a comment\n"
+    "en_money3\tIt costs $5.\tIt costs five euros.\tit costs, five dollars!\n"
+    "money-04\tTwo lines:\\nsix apples\ttwo lines six apples\n"
+    "word1\tGood evening.\tGood morning.\n"
+)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    path = tmp_path / "three.tsv"
+    path.write_text(THREE, encoding="utf-8")
+    return path
+
+
+def test_cases_have_a_class_and_wordings(three: Path) -> None:
+    cases = read_cases(three)
+    assert [case.kind for case in cases] == ["money", "money", "word"]
+    assert cases[0] == Case("en_money3", "It costs $5.", ("It costs five euros.", "it costs, five dollars!"))
+    assert cases[1].text == "Two lines:\nsix apples"
+
+
+def test_any_accepted_wording_is_right(three: Path) -> None:
+    results = score(read_cases(three))
+    assert [result.is_right for result in results] == [True, True, False]
+    assert results[2].spoken == "Good evening."
+
+
+def test_wording_keeps_the_words_that_it_has() -> None:
+    [result] = score([Case("abbreviation1", "Say no!", ("Say no.",))])
+    assert result.is_right
+
+
+def test_table_counts_right_cases_by_class(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(three), "--failures", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "money           2 of   2  100.0 %" in table
+    assert "all             2 of   3   66.7 %" in table
+    assert "spoken:   Good evening." in table
+
+
+def test_json_has_the_failures(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(three), "--json"]) == 0
+    [figures] = json.loads(capsys.readouterr().out)
+    assert figures["classes"] == {"money": {"right": 2, "cases": 2}, "word": {"right": 0, "cases": 1}}
+    assert [failure["id"] for failure in figures["failures"]] == ["word1"]
+
+
+def test_line_without_wording_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "bad.tsv"
+    path.write_text("word1\tGood evening.\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="line 1"):
+        main([str(path)])
