@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tts_worker.text.reading.english.words import cardinal as spell_out_number
+from tts_worker.text.english_numbers import spell_out_number
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.span_rewriting import Rewrite, rewrite_spans
 from tts_worker.types import Boundary, Segment, Span

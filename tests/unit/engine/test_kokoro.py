@@ -32,7 +32,7 @@ KEY = UtteranceKey("s", 1)
 def phonemizer(hibari_model: HibariModel) -> MandarinPhonemizer:
     """The vocabularies of the two models are the same."""
     english = hibari_model.phonemizer
-    return MandarinPhonemizer(EnglishG2P(english.g2p, english._normalize, english.make_token), english.vocabulary)
+    return MandarinPhonemizer(EnglishG2P(english.g2p, english.make_token), english.vocabulary)
 
 
 def phonemes(phonemizer: Phonemizer, text: str) -> str:

@@ -37,6 +37,8 @@ _CLAUSE_MARKS = frozenset(",;:.!?—…")
 _STRESSES = frozenset("ˈˌ")
 _SILENT_CHARS = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
+_MARKS = str.maketrans("’‒―", "'-—")
+"""Marks that the G2P knows under another character."""
 
 
 # Loan words that the G2P reads by English spelling rules.
@@ -151,26 +153,23 @@ class TextRun:
 
 @dataclass(frozen=True, slots=True)
 class EnglishG2P:
-    """The parts of hibari's G2P.
+    """The parts of hibari's G2P. Its own text normalization is not used: it gets words (``text.reading``).
 
     Attributes:
         g2p: A ``hibari.g2p.G2P``.
-        normalize: The ``normalize`` function of hibari.
         make_token: The ``Tok`` class of hibari.
     """
 
     g2p: Any
-    normalize: Callable[[str], str]
     make_token: Callable[..., Any]
 
     @classmethod
     def load(cls) -> EnglishG2P:
         """Load it for American English; takes half a second."""
         from hibari.g2p import G2P
-        from hibari.g2p.normalize import normalize
         from hibari.g2p.token import Tok
 
-        return cls(G2P(), normalize, Tok)
+        return cls(G2P(), Tok)
 
 
 class Phonemizer:
@@ -183,7 +182,6 @@ class Phonemizer:
 
     def __init__(self, english: EnglishG2P, vocabulary: Mapping[str, int]) -> None:
         self.g2p = english.g2p
-        self._normalize = english.normalize
         self.make_token = english.make_token
         self.vocabulary = vocabulary
         self._silent_ids = frozenset(vocabulary[char] for char in _SILENT_CHARS | _STRESSES if char in vocabulary)
@@ -248,7 +246,7 @@ class Phonemizer:
                 ranges = [(run.start, run.start + len(run.text))]
                 joins_previous = is_joined
             else:
-                normalized = self._normalize(_bounded(run.text))
+                normalized = " ".join(_bounded(run.text.translate(_MARKS)).split())
                 pairs = _with_possessives(self.g2p.tokenizer(normalized))
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 new_tokens = [

@@ -111,7 +111,8 @@ class Grammar:
         assert isinstance(names, Mapping)
         name = written.strip()
         word = name.rstrip(".")
-        return names.get(name) or names.get(word) or names[word.lower()].capitalize()
+        found = names.get(name) or names.get(word) or names.get(word.capitalize())
+        return found or names.get(word.lower(), word).capitalize()
 
 
 def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]:

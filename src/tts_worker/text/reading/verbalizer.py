@@ -63,7 +63,7 @@ class Verbalizer:
         shift = len(before)
 
         def find(source: str) -> list[Rewrite]:
-            if _SPELLED_DASH.fullmatch(source):
+            if len(segment.spans) > 1 and _SPELLED_DASH.fullmatch(source):
                 return [(0, 1, ", ")]
             return [(start - shift, end - shift, spoken) for start, end, spoken in rewrites(before + source, shift)]
 

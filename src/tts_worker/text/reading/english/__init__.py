@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     *score.RULES,
     *date.RULES,
     *score.WHOLES,
+    *operator.POWERS,
     *measure.RATES,
     *clock.RULES,
     *money.RULES,
@@ -55,13 +56,14 @@ RULES: tuple[Rule, ...] = (
 )
 _MAY_APPLY = re.compile(
     GRAMMAR.pattern(
-        r"""[^\w\s.,;:!?'\"’“”()-]|[\d_]|(?<!\w)-|-(?!\w)|\w\.[A-Za-z]{2}|\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
-        |[a-z.] [IVXLC]{1,6}\b|<MONTH>\.? ?[-–]|\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|Hwy|Pkwy|Rd|St\b
+        r"""[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|\w\.[A-Za-z]{2}|\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
+        |[A-Za-z.] [IVXLC]{1,6}\b|<MONTH>\.? ?[-–]|\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|Hwy|Pkwy|Rd|St\b
         |(?:Mrs?|Ms|Dr|Prof|Mt|Ft)\b|<in since until early late mid last next this> [JFASOND][a-z]{2,3}\b)
         |\b(?:<SHORT_WORDS_ANY>|<BEFORE_WORD_ANY>|<TITLES>)\."""
     ).replace("\n        ", "")
 )
 """Occurs in every text that a rule may apply to, and seldom in others."""
+_SWISS_MARK = re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))")  # 1'200
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 
@@ -69,6 +71,7 @@ def rewrites(text: str, first: int) -> list[Rewrite]:
     """Return the disjoint rewrites of ``text`` from ``first`` on, in order; the text before it is only looked at."""
     if not _MAY_APPLY.search(text, first):
         return []
+    text = _SWISS_MARK.sub(",", text)
     return find_rewrites(RULES, text if text.isascii() else _plain(text), first)
 
 

@@ -9,6 +9,9 @@ RULES = GRAMMAR.rules(
 pound  #  \b<press hit then dial enter>(?: the)? «#»(?![\w*])
 star  *  \b<press hit then dial enter>(?: the)? «\*»(?![\w*])
 star  *  (?<=[Dd]ial )\*(?=\d)
+pound  #  (?<!\w)#(?= (?:for|to|key|when|sign|after|or)\b)
+number  no  \b<case order account invoice reference ref serial model part policy flight claim ticket item confirmation>[ ]
+    «no\.»(?= [a-z])
 <WORDS>  <WORDS>  (?<![\w.@/-])<WORDS>(?!\w|\.\w|/|(?<=/)\w)
 versus  v  \b[A-Z]\w+ «v\.»(?= [A-Z])
 <BEFORE_NUMBER>  <BEFORE_NUMBER>  (?<![\w.])«<BEFORE_NUMBER> ?»(?=[#$]?\d|(?<=\. )[A-Z]{1,3}-?\d|(?<=\.)[A-Z]{1,3}-?\d)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, number
-from tts_worker.text.reading.rules import part_span
+from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 
@@ -22,7 +22,9 @@ def _clock(hour: str, minute: str, *, has_half: bool) -> str:
         return f"{cardinal(hour)} {_minutes(minute)}"
     if has_half:
         return cardinal(hour)
-    return f"{cardinal(hour)} hundred" if hour[0] == "0" or int(hour) > 12 else f"{cardinal(hour)} o'clock"
+    if not int(hour):
+        return "midnight"
+    return f"{cardinal(hour)} hundred" if int(hour) > 12 else f"{cardinal(hour)} o'clock"
 
 
 def _half(written: str) -> str:
@@ -59,9 +61,16 @@ def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
             digits = re.match(r"[\d.]+", written.strip())[0]  # type: ignore[index]
             whole = digits.lstrip("0") or "0"
             yield *match.span(group), f"{number(whole)} {unit if whole == '1' else tables.plural(unit)}"
-    for gap in ("first", "second"):
-        if match.groupdict().get(gap):
-            yield *match.span(gap), " "
+    if match.groupdict().get("second"):  # "1:02:03"
+        yield *match.span("first"), " "
+        yield *match.span("second"), " and "
+        if match["half"]:
+            yield *match.span("half"), f" {_half(match['half'])}"
+
+
+def _seconds(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield match.start("h"), match.end("m"), _clock(match["h"], match["m"], has_half=False)
+    yield *match.span("part"), f" and {cardinal(match['s'])} {'second' if match['s'] == '01' else 'seconds'}"
 
 
 def _zone(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -82,10 +91,12 @@ RULES = GRAMMAR.rules(
 @times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half> ?{_HALF})(?P<dash> ?[-–] ?)
     (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
 to  - –  (?:\b[Nn]oon|\b[Mm]idnight|\d ?[ap]\.?m\.?)« ?[-–] ?»(?=\d|noon|midnight)
-@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?![\d:]|[.,]\d)
+@seconds  :  \b(?:at|by|until|since|from|around|before|after) (?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<part>:(?P<s>[0-5]\d))(?![\d:]|[.,]\d| ?[AaPp]\.?[Mm]\b)
+@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?P<half> ?{_HALF})?(?![\d:]|[.,]\d)
 @time  :  (?<![\w:.,])(?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<half> ?{_HALF}|[ap](?!\w))?(?![\d:]|\.\d)
-@time  .  (?<![\w:.,])(?P<h>1?\d)\.(?P<m>[0-5]\d)(?P<half> ?{_HALF})
+@time  .  (?<![\w:.,])(?P<h>[01]?\d)\.(?P<m>[0-5]\d)(?P<half> ?{_HALF})
 @time  am pm a p  (?<![\w:.,/$€£-])(?P<h>\d{{1,2}})(?P<m>(?!))?(?P<half> ?{_HALF})
+@zone name  est edt cst cdt mst mdt pst pdt gmt utc e c m p  (?:\d|[AaPp]\.?[Mm]\.?) ?«(?i:[ecmp][sd]t|gmt|utc)\b|[ecmp]\.[sd]\.t\b\.?»
 @zone  gmt utc  \b(?:GMT|UTC)(?P<sign>[-−–+])(?=\d)
 @duration  h  (?<![\w.,/:])(?:(?P<d>\d{{1,3}} ?d) )?(?P<h>\d{{1,3}} ?h)
     (?: ?(?P<m>\d{{1,2}} ?m(?!\w)|(?<=h)\d\d(?!\w)))?(?: ?(?P<s>\d{{1,2}} ?s))?(?![\w'’])
@@ -102,5 +113,5 @@ seconds  s  (?<![\w.,$€£¥/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}« s»(?![\w'’/])
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
 """,
-    {"times": _times, "time": _time, "duration": _duration, "zone": _zone},
+    {"times": _times, "time": _time, "seconds": _seconds, "duration": _duration, "zone": _zone, "zone name": reads_part(lambda written: written.replace(".", "").upper())},
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
-from tts_worker.text.reading.english.words import ordinal, plural, year
+from tts_worker.text.reading.english.words import cardinal, ordinal, pairs, plural, year
 from tts_worker.text.reading.rules import part_span, reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -16,6 +16,12 @@ _MONTH_NAMES = list(tables.MONTHS.values())
 
 def _month(written: str) -> str:
     return tables.MONTHS[written.strip(". ").lower()[:3]]
+
+
+def _day(written: str) -> str | None:
+    """Return a day of a month, "5" or "5th", as an ordinal; None if no month has it."""
+    day = int(written.rstrip("sthnrd"))
+    return ordinal(day) if 1 <= day <= 31 else None
 
 
 def _whole_year(written: str) -> str:
@@ -37,13 +43,13 @@ def _date(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _month_day(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "Jan. 5, 2027", "Jan-15-2020", "Jan 5-7" by "January fifth" and so on."""
-    if not 1 <= int(match["d"]) <= 31:
+    if (day := _day(match["d"])) is None:
         return
     yield *match.span("month"), _month(match["month"])
-    yield match.end("month"), match.end("d"), f" {ordinal(match['d'])}"
-    if match["last"] and int(match["last"]) <= 31:
+    yield match.end("month"), match.end("d"), f" {day}"
+    if match["last"] and (last := _day(match["last"])):
         yield *match.span("dash"), " to "
-        yield *match.span("last"), ordinal(match["last"])
+        yield *match.span("last"), last
     if match["y"]:
         yield match.start("y"), match.end("y"), year(match["y"])
         if match["gap"].strip() != ",":
@@ -52,10 +58,10 @@ def _month_day(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _day_month(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "5 Feb 2027" as "the fifth of February, twenty twenty-seven"."""
-    if not 1 <= int(match["d"]) <= 31:
+    if (day := _day(match["d"])) is None:
         return
     article = "" if match["the"] else "the "
-    yield *match.span("d"), f"{article}{ordinal(match['d'])} of"
+    yield *match.span("d"), f"{article}{day} of"
     yield match.end("d"), match.end("month"), f" {_month(match['month'])}"
     if match["y"]:
         yield match.end("month"), match.end("y"), f", {year(match['y'])}"
@@ -110,24 +116,27 @@ to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))
 Monday, Wednesday, Friday  /  (?<![\w/])M/W/F(?![\w/])
 Tuesday, Thursday  /  (?<![\w/])Tu?/Th(?![\w/])
 Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
+@calendar  <DAYS>  \b<DAY>\.(?=,)
 @calendar  <DAYS>  \b(?:Tues?|Thu(?:rs?)?|Fri|Wed|TUES?|THU(?:RS?)?|FRI|WED)\b(?:\.(?=\W*\w))?
 @calendar  <DAYS>  \b(?:on|next|last|this|every|until|till|by|from|since|before|after)[ ]
     «(?!(?:SAT|SUN|MON|Sat|Sun)\b(?!<AFTER_DAY>))<DAY>(?:\.(?=\W*\w))?»
 @calendar  <DAYS>  \b<DAY>\.?(?=[,:]? (?:at \d|\d{1,2}(?!\d)|<MONTHS_WRITTEN>|morning|afternoon|evening|night))
-@month day  1+  \b(?P<month><MONTHS_WRITTEN>)[ -]?(?P<d>\d{1,2})(?:st|nd|rd|th)?\b
-    (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2})(?:st|nd|rd|th)?\b(?![:/]))?
+@month day  1+  \b(?P<month><MONTHS_WRITTEN>)[ -]?(?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
+    (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2}(?:st|nd|rd|th)?)\b(?![:/]))?
     (?:(?P<gap>,? |-)(?P<y>[12]\d{3})\b(?! ?(?:<UNITS>|people|units)\b))?(?![:%°]|[.,]\d|-\d|/\d| ?(?:<UNITS>|am|pm)\b)
-@month day  may mar  \b(?:on|by|until|since|due|from|before|after) (?P<month>may|mar) (?P<d>\d{1,2})(?:st|nd|rd|th)?\b
+@month day  may mar  \b(?:on|by|until|since|due|from|before|after) (?P<month>may|mar) (?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
     (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2})\b)?(?:(?P<gap>,? )(?P<y>[12]\d{3})\b)?(?![:%°]|[.,]\d)
-@day month  1+  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2})(?:st|nd|rd|th)? (?:of )?(?P<month><MONTHS_WRITTEN>)
+@day month  1+  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2}(?:st|nd|rd|th)?) (?:of )?(?P<month><MONTHS_WRITTEN>)
     (?:,? (?P<y>[12]\d{3})\b)?(?! \d{1,2}\b(?![:.]))
 @month year  4+  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people|units)\b)
 @month  <MONTHS> sept  \b<MONTH>(?:\.(?=[ ,]))?(?= \d{1,2}\b)
 @calendar  - –  \b<MONTH>\.? ?[-–] ?<MONTH>(?:\.(?=\W*\w))?
 @month  <MONTHS> sept  \b<in since until early late mid last next this>[ -]
     «(?:Jan|Feb|Apr|Aug|Sept?|Oct|Nov|Dec)\b(?:\.(?=,| [a-z\d]))?»(?! [A-Z])
+to  - –  \d0s«[-–]»(?=\d)
 to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @decade  s  (?<![\w.,$])(?:1\d\d0['’]?s|20\d0s|['’][1-9]0s)\b
+@short year  2+  (?<![\w.,])['’]\d\d(?![\w'’]|[.,]\d)
 @decade  s  (?<=\b[Tt]he )[2-9]0s\b
 @years  - –  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash> ?[-–] ?)(?P<last>(?:1[1-9]|20)\d\d|\d\d)(?![\w%/-]|[.,]\d)
 @years  /  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash>/)(?P<last>(?:1[1-9]|20)\d\d|\d\d)(?![\w%/-]|[.,]\d)
@@ -137,6 +146,8 @@ to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
     (?! (?:or|to|and) (?:more|fewer|less|\d{1,3}\b)| (?:hundred|thousand|million|billion)| [a-z]{2,}s\b(?<!was)(?<!is)(?<!has))
 @year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca|[Cc]a\.|back in) (?:in )?
     «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b| [a-z]{2,}s\b)
+@year  4+  \A(?:19|20)\d\d(?=[.!?]?\Z)
+@pairs  4+  \A(?:1[1-9]|2\d)\d\d(?=[.!?]?\Z)
 @year  4+  (?<![\w.,$€£#/:-])(?:19|20)\d\d(?= (?:was|will|is|has|had|saw|marked|election|season|budget|model|census|report|edition)\b)
 @year  4+  \b(?:[Tt]he|[Tt]his|[Yy]our|[Mm]y|[Aa]) «(?:19|20)\d\d»(?= (?!(?:<UNITS>)\b)(?:[A-Z]|[a-z]+(?<!s)\b))
 @year  4+  \b[A-Z][a-z]+day,? [A-Z][a-z]+ [a-z-]+, «(?:19|20)\d\d»\b
@@ -150,6 +161,8 @@ to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
         "calendar": _calendar,
         "decade": reads_part(_decade),
         "year": reads_part(year),
+        "pairs": reads_part(pairs),
+        "short year": reads_part(lambda written: cardinal(written[1:]) if written[1] != "0" else f"oh {cardinal(written[2])}"),
         "years": _years,
     },
 )

@@ -32,18 +32,25 @@ def _spelled_words(match: re.Match[str]) -> Iterator[Rewrite]:
         yield match.start() + word.start(), match.start() + word.end(), spell(word.group()) + "," * (not is_last)
 
 
+def _short_numbers(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "call 911, not 411"."""
+    for code in re.finditer(r"(?<![\w.,:-])(?:[2-9]11|112|999|988)\b(?![.,:-]\d| (?:people|[a-z]+s)\b)", match.group()):
+        yield match.start() + code.start(), match.start() + code.end(), spell(code.group())
+
+
 ACCOUNTS = GRAMMAR.rules(
     r"""
 @bank account  8+  \b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b
 @bank account  8+  (?<![\w-])[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: ?\d{1,3})?\b
 @words  16+  (?<![\w.,/-])\d{4}(?:[ -]\d{4}){3}(?![\w%]|[.-]\d)
+@words  9+  (?<![\w.,/$€£-])(?!\d{1,3}(?: \d{3})+(?![ \d]))(?=(?: ?\d){9})\d{2,6}(?: \d{2,6}){2,5}(?![\w%]| \d|[.,-]\d)
 @words  9+  (?<![\w.,/-])\d{3}-\d{2}-\d{4}(?![\w%]|[.-]\d)
 """,
     {"bank account": _bank_account, "words": word_by_word},
 )
 RULES = GRAMMAR.rules(
     r"""
-@code  3+  \b<call dial>(?:ed|ing|s)? «[2-9]11|112|999|988»\b(?![.,:-]\d| (?:people|[a-z]+s)\b)
+@short numbers  3+  \b<call dial text>(?:ed|ing|s)?\b[^.!?\n$]{0,60}
 @code  3+  \b«911»(?= (?:call|operator|dispatch|emergency))
 @code  5+  \b<dial text>(?:ed|ing|s)?(?: [\w\"“”]+ to)? «\d{5,6}»\b
     (?=[.;:!?]|,(?!\d)|$| (?:or|and|to|for|if|now|from)\b)
@@ -71,10 +78,13 @@ RULES = GRAMMAR.rules(
 @words  8+  \bextension «\d{5,8}»\b
 @code  extension ext ssn  \b(?:<extension ext>\.?|SSN) (?:is )?«\d{3,8}»\b(?![.,]\d|%)
 @pairs  3+  \b(?:<room flight suite apartment apt unit bus train highway route interstate gate channel extension>
-    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|[A-Z]{2,4}|iPhone|Boeing|Airbus|Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
+    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|§|<section form>|iPhone|Boeing|Airbus|Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
     (?! (?:people|users|times|items|points|meters|<UNITS>)\b)
+@spelled  3+  \b\d?[A-Z]{3}«\d{3}»\b(?![.,:/-]\d|[%°])
+@pairs  3+  (?<![\w.,])«(?:240|360|480|720|1080|1440|2160|4320)»(?=[pi]\b)
+@pairs  4+  \b(?:RTX|GTX|RX|Ryzen \d|Core i\d) ?«\d{4}»(?=(?:[Tt]i|XT|X|S)\b)
 @pairs  4+  \b[A-Z]{2,3}«[1-9]\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,$€£#-])«[1-9]\d{2,3}»(?= (?:(?:[NSEW]|[NS][EW])\.? )?(?:[A-Z][a-z]+\.? ){1,3}<STREET>\b)
 """,
-    {"code": reads_part(_code), "words": word_by_word, "spelled": reads_part(spell), "pairs": reads_part(pairs)},
+    {"short numbers": _short_numbers, "code": reads_part(_code), "words": word_by_word, "spelled": reads_part(spell), "pairs": reads_part(pairs)},
 )

@@ -33,11 +33,11 @@ MONTH = (?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|JAN|FEB|MAR|APR|MAY|JUN
 MONTHS_WRITTEN = (?:(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?
     |Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?|JAN(?:UARY)?|FEB(?:RUARY)?|MAR(?:CH)?|APR(?:IL)?|MAY|JUNE?|JULY?
     |AUG(?:UST)?|SEPT?(?:EMBER)?|OCT(?:OBER)?|NOV(?:EMBER)?|DEC(?:EMBER)?|jan(?:uary)?|feb(?:ruary)?|march|apr(?:il)?
-    |june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?)
+    |may(?=,? (?:19|20)\d\d)|mar(?=,? (?:19|20)\d\d)|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?)
 ELEMENT = (?:Na|Cl|Ca|Mg|Fe|Cu|Zn|Al|Si|Ag|Li|Mn|Ti|Pb|Br|Ba|[HCNOSPKFI])
 STREET = (?:<STREETS>|Avenue|Boulevard|Circle|Court|Drive|Highway|Parkway|Place|Road|Square|Street|Terrace)
 DATED = (?:<on until till due dated starting ending through scheduled available between rsvp arrives arriving expires>
-    |<departs departing born appointment posted effective begins ends closes opens shipped delivered birthday deadline>
+    |<ships ship starts start leaves renews booked departs departing born appointment posted effective begins ends closes opens shipped delivered delivery birthday deadline>
     |<week weeks> of|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b\.?,?|[A-Z][a-z]{2,5}day,?)
 SHORT_WORDS_ANY = (?i:<SHORT_WORDS>)
 BEFORE_WORD_ANY = (?i:<BEFORE_WORD>)

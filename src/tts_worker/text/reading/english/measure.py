@@ -20,7 +20,7 @@ def _unit(match: re.Match[str]) -> Iterator[Rewrite]:
     is_one = amount == "1" or "/" in amount or match["join"] == "-" or match["compound"] is not None
     if "/" not in amount:
         yield *match.span("amount"), number(amount)
-    yield *part_span(match), f" {name if is_one else tables.plural(name)}"
+    yield *part_span(match), name if is_one else tables.plural(name)
 
 
 def _height(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -36,7 +36,7 @@ RATES = GRAMMAR.rules(
 per  /  \d ?<UNITS>« ?/ ?»(?=\d+(?:\.\d+)? ?(?:km|mL|ml|m|kg|g|L|h|hr|min|s|mi|lb)\b)
 ,  /  \d ?(?:V|W|kW|A)« ?/ ?»(?=\d)
 per <RATES>  /  (?:\d ?[€£%¢$]?|\d ?(?!(?:day|night|week|month|year|hour|minute|am|pm)\b)[A-Za-zµ°]{1,9}[²³]?)
-    « ?/ ?(?P<name><RATES>)»(?![\w²³^])
+    « ?/ ?(?P<name><RATES>)(?:\.(?= [a-z]))?»(?![\w²³^])
 per <RATES>  /  (?:(?<=/user)|(?<=/seat)|(?<=/person))«/(?P<name>yr|mo|year|month|week|day)»\b
 time  x  (?<![\w.,])1«x»(?= (?:daily|weekly|monthly|a|per)\b|/)
 times  x  (?<=\d)x(?=/(?:day|wk|week|mo|month|yr|year)\b| (?:per|a) (?:day|week|month|year)\b
@@ -53,11 +53,12 @@ billion  bn  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?« ?bn»\b
 percent  % pct  (?<=\d)« ?(?:%|pct\b\.?)»
 @unit  <UNITS> μ  (?:(?<![\w.,$€£¥])(?<![A-Za-z]-)|(?<=\dx))
     (?![2-6]g\b(?!\.?(?: (?:of|per|each|a day|protein|carbs|fat|sugar|fiber|salt|sodium)\b|/)))
-    (?P<amount>\d{1,2}/\d{1,2}|<AMOUNT>)«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
+    (?P<amount>\d{1,2}/\d{1,2}|<AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
     (?![\w'’°²³^]|-\w|\.\w)<COMPOUND>
 @unit  v w  (?<![\w.,$€£¥-])(?P<amount><AMOUNT>)«(?P<join>-?|(?<=\d\d) (?=[VW]
     (?:[,;]|\.?$| (?:and|at|battery|bulb|charger|or|socket|per|power|supply))))(?P<unit>[VW])»(?![\w'’-]|/[^\d])<COMPOUND>
 @height  ' ′ ’  (?<![\w.])(?P<feet>\d)(?P<foot>['′’] ?)(?P<inches>\d{1,2})(?P<inch>[\"″”])
+inches  in  (?<![\w.,$])\d{1,3}(?:\.\d{1,2})?« in\.»(?= [a-z])
 inches  in  (?:ft\.?|feet|foot|\d['′’]) ?\d{1,2}(?:\.\d)?« ?in»\b
 inch  in " ″ ”  (?<![\w.,'′’])(?<!['′’] )\d{1,3}(?:\.\d)?« ?-?(?:in\b\.?|[\"″”])»
     (?= (?:wide|long|tall|deep|thick|TV|screen|monitor|display|pipe|pizza|drill|bolt|nail|wheel))
@@ -65,7 +66,7 @@ by  x  (?<![\w.,])\d{1,3}«['′’] ?x ?»(?=\d{1,3}['′’])
 foot  ' ′ ’  (?:(?<![\w.,])|(?<=\dx)|(?<=['′’]x))\d{1,3}«['′’]»(?= (?:wide|long|tall|deep|rug|ceiling|ladder|pole)\b)
 degrees Celsius  c  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?C»\b
 degrees Fahrenheit  f  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?F»\b
-by  x ×  (?:(?<![\w.,/])(?!0x)|(?<=\dx))\d{1,5}(?:\.\d)?«x| x |×»(?!86)(?=[1-9]\d{0,4}(?:\.\d)?(?:x\d|(?![\w/]| ?=)| ?<UNITS>\b))
+by  x ×  (?:(?<![\w.,/])(?!0x)|(?<=\dx))\d{1,5}(?:\.\d)?«x| x |×»(?!86|10[\^⁰¹²³⁴⁵⁶⁷⁸⁹])(?=[1-9]\d{0,4}(?:\.\d)?(?:x\d|(?![\w/]| ?=)| ?<UNITS>\b))
 """,
     {"unit": _unit, "height": _height},
 )

@@ -12,6 +12,17 @@ from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
 
 
+_DETERMINER = re.compile(
+    r"\b(?:[Aa]n?|[Tt]he|[Yy]our|[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]heir|[Tt]h(?:is|at)|[Ee]ach|[Ee]very|[Aa]nother|[Oo]ne|new) \Z"
+)
+_NOUN = re.compile(
+    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or|over|per"
+    r"|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
+    r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)[a-z]"
+)
+"""What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""
+
+
 def _name(currency: str) -> str:
     name = " ".join(currency.split())
     return tables.CURRENCIES.get(name) or tables.CURRENCY_CODES[name]
@@ -44,7 +55,11 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
     magnitude = tables.MAGNITUDES.get(big.lower(), big)
     sign = "minus " if match["sign"] else ""
     if not last:
-        yield *match.span(), sign + _amount(first, name, magnitude)
+        words = _amount(first, name, magnitude)
+        if _DETERMINER.search(match.string, 0, match.start()) and _NOUN.match(match.string, match.end()):
+            several = tables.plural(name)
+            words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
+        yield *match.span(), sign + words
         return
     is_plain = not match["first_big"] and not re.search("[.,]", first + last)
     if is_plain:

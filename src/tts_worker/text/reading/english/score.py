@@ -11,7 +11,8 @@ fifty-fifty  / -  (?<![\d/.,-])50[/-]50(?![\d/-])
 eighty-twenty  / -  (?<![\d/.,-])80[/-]20(?![\d/-])
 nine eleven  /  (?<![\d/.,])9/11(?![\d/]|[.,]\d)
 twenty twenty  / -  (?<![\d/.,-])20[/-]20(?= vision)
-out of  /  (?<![\d/.,$])\d{1,3}(?:\.\d)?« ?/ ?»100(?![\d/%]|[.,]\d| ?(?:Mbps|Mb|mg))
+twenty twenty  /  \b[Vv]ision (?:is|was|of) «20/20»
+out of  /  (?<![\d/.,$])(?!1/)\d{1,3}(?:\.\d)?« ?/ ?»100(?![\d/%]|[.,]\d| ?(?:Mbps|Mb|mg))
 out of  /  \b<score scored rate rated rating ratings got gave give star stars pain>\b[^\d\n.!?]{0,25}
     \d{1,2}(?:\.\d)?« ?/ ?»(?:5|10|20)(?![\d/])
 out of  /  (?<![\d/.,$])\d[.,]\d«/»(?:5|10)(?![\d/]|[.,]\d)

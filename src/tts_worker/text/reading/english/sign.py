@@ -39,6 +39,7 @@ def _slash(match: re.Match[str]) -> Iterator[Rewrite]:
 RULES = GRAMMAR.rules(
     r"""
 @slash  /  (?<=\w) ?/ ?(?=\w)
+,  - –  (?<=\d)[-–](?=\d)
 —  - –  (?<=\S )«[-–]{1,3}»(?= \S)
 —  -  (?<=[\w.,;:!?])«-{2,3}»(?=\w)
 —  –  –

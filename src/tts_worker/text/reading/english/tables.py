@@ -29,13 +29,13 @@ UNITS = {
     **{name: word for name, word in _LENGTHS.items() if name != "in"},
     **_table(
         "µm=micrometer, nm=nanometer, yds=yard, kg=kilogram, g=gram, mg=milligram, µg=microgram, ha=hectare,"
-        "mcg=microgram, oz=ounce, lb=pound, lbs=pound, L=liter, l=liter, dL=deciliter, dl=deciliter, cl=centiliter,"
+        "mcg=microgram, oz=ounce, lb=pound, lbs=pound, L=liter, l=liter, dL=deciliter, dl=deciliter, cl=centiliter, kL=kiloliter, kl=kiloliter, hl=hectoliter, kgf=kilogram force, GWh=gigawatt hour,"
         "mL=milliliter, ml=milliliter, µL=microliter, gal=gallon, qt=quart, pt=pint, fl oz=fluid ounce,"
         "cc=cubic centimeter, KB=kilobyte, kB=kilobyte, kb=kilobyte, MB=megabyte, GB=gigabyte, TB=terabyte, PB=petabyte,"
         "KiB=kibibyte, MiB=mebibyte, GiB=gibibyte, TiB=tebibyte, Kb=kilobit, Mb=megabit, Gb=gigabit, px=pixel,"
         "MP=megapixel, ms=millisecond, µs=microsecond, ns=nanosecond, sec=second, secs=second, min=minute, mins=minute,"
         "hr=hour, hrs=hour, wk=week, wks=week, mo=month, mos=month, yr=year, yrs=year, kW=kilowatt, MW=megawatt,"
-        "GW=gigawatt, mW=milliwatt, Wh=watt hour, kWh=kilowatt hour, MWh=megawatt hour, kV=kilovolt, mV=millivolt,"
+        "GW=gigawatt, mW=milliwatt, Wh=watt hour, kWh=kilowatt hour, MWh=megawatt hour, kV=kilovolt, mV=millivolt, mv=millivolt,"
         "mA=milliamp, mAh=milliamp hour, Ah=amp hour, Ω=ohm, kΩ=kiloohm, MΩ=megaohm, µF=microfarad, dB=decibel,"
         "kcal=kilocalorie, cal=calorie, kJ=kilojoule, °=degree, °C=degree Celsius, °F=degree Fahrenheit, Hz=hertz,"
         "kHz=kilohertz, MHz=megahertz, GHz=gigahertz, THz=terahertz, hp=horsepower, kn=knot, mph=mile per hour,"
@@ -103,13 +103,13 @@ def plural(name: str) -> str:
 
 
 STREETS = _table(
-    "Ave=Avenue, Blvd=Boulevard, Cir=Circle, Ct=Court, Dr=Drive, Hwy=Highway, Pkwy=Parkway, Pl=Place, Rd=Road,"
+    "Ave=Avenue, Blvd=Boulevard, Cir=Circle, Ct=Court, Dr=Drive, Expy=Expressway, Hwy=Highway, Ln=Lane, Pkwy=Parkway, Pl=Place, Rd=Road,"
     "Sq=Square, St=Street, Ter=Terrace"
 )
 DIRECTIONS = _table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
 PLACES = _table("apt=apartment, ste=suite, rm=room, ext=extension, bldg=building, fl=floor")
 TITLES = _table(
-    "Mr=Mister, Mrs=Missus, Ms=Miz, Dr=Doctor, Prof=Professor, Gen=General, Gov=Governor, Sen=Senator, Rep=Representative,"
+    "Mr=Mister, Mrs=Misses, Ms=Miz, Dr=Doctor, Prof=Professor, Gen=General, Gov=Governor, Sen=Senator, Rep=Representative,"
     "Capt=Captain, Lt=Lieutenant, Col=Colonel, Sgt=Sergeant, Cmdr=Commander, Rev=Reverend, Hon=Honorable, Pres=President,"
     "Supt=Superintendent, Cpl=Corporal, Maj=Major, Adm=Admiral, Msgr=Monsignor, St=Saint, Ste=Saint, Mt=Mount, Ft=Fort,"
     "Atty=Attorney, Insp=Inspector, Messrs=Messieurs"
@@ -139,8 +139,8 @@ SHORT_WORDS = _table(
 BEFORE_WORD = _table(
     "temp=temperature, min=minimum, max=maximum, med=medium, sm=small, gal=gallon, sec=second, hr=hour, mo=month, yr=year,"
     "wk=week, fl=fluid, co=company, ed=edition, eds=editors, ref=reference, std=standard, reg=regular, orig=original,"
-    "prev=previous, gen=general, pop=population, int=interior, ch=chapter, fig=figure, sq=square, cu=cubic, st=street,"
-    "rd=road, dr=drive, rm=room, apt=apartment, pt=point, mt=mount"
+    "prev=previous, gen=general, pop=population, int=interior, ch=chapter, fig=figure, sq=square, cu=cubic,"
+    "rd=road, rm=room, apt=apartment, pt=point, mt=mount"
 )
 """Abbreviations before a word in small letters, and words elsewhere."""
 WORDS = _table(
@@ -150,6 +150,7 @@ WORDS = _table(
     "him/her=him or her, s/he=she or he, she/he=she or he, C++=C plus plus, C#=C sharp, F#=F sharp, Q&A=Q and A,"
     "R&D=R and D, AT&T=A T and T, Wi-Fi=Wi-Fi, CUDA=Kooda, JSON=Jason, YAML=Yammel, nginx=engine X, NGINX=engine X,"
     "AAA=triple A, IEEE=I triple E, IPv4=I P V four, IPv6=I P V six, WWI=World War One, WWII=World War Two,"
+    "401(k)=four oh one K, 401k=four oh one K, 403(b)=four oh three B, W-2=W two, W-9=W nine, 1099=ten ninety-nine,"
     "WW1=World War One, WW2=World War Two, NaCl=N A, C L, NaOH=N A, O H, HCl=H C L, KCl=K C L, pH=P H, Ph.D.=P H D,"
     "M.D.=M D, e-mail=e-mail, U.S.C.=U S C"
 )
@@ -162,18 +163,18 @@ GREEK = _table(
 """Letters that are symbols when they stand alone."""
 SIGNS = _table(
     "%=percent, ‰=per thousand, &=and, @=at, #=hash, +=plus, ±=plus or minus, ∓=minus or plus, ×=times, ⋅=times, ∙=times,"
-    "÷=divided by, ≠=is not equal to, ≈=is about, ≃=is about, ≅=is about, ≡=is identical to, ∝=is proportional to,"
+    "÷=divided by, ≠=is not equal to, ≈=is approximately, ≃=is approximately, ≅=is approximately, ≡=is identical to, ∝=is proportional to,"
     "≤=is less than or equal to, ≥=is greater than or equal to, ≪=is much less than, ≫=is much greater than,"
     "°=degrees, º=degrees, ′=prime, ″=double prime, ¢=cents, ©=copyright, §=section, ¶=paragraph, √=the square root of,"
     "∛=the cube root of, ∞=infinity, ∑=the sum of, ∏=the product of, ∫=the integral of, ∂=partial, ∇=del, ∈=in, ∉=not in,"
     "∪=union, ∩=intersection, ⊂=is a subset of, ⊆=is a subset of, ∅=the empty set, ∀=for all, ∃=there exists, ¬=not,"
     "∧=and, ∨=or, →=to, ⇒=implies, ↔=if and only if, ⇔=if and only if, ←=from, ↑=up, ↓=down, №=number, ∴=therefore,"
     "℅=care of, ℗=copyright, ª=A, ⌘=command, ⌥=option, ⇧=shift, <=is less than, >=is greater than, ~=about,"
-    "^=to the power of, $=dollars, €=euros, £=pounds, ¥=yen, ₹=rupees, ₩=won, ₽=rubles, ₿=bitcoin, ₺=lira, ₪=shekels"
+    "^=to the power of, $=dollar, €=euros, £=pounds, ¥=yen, ₹=rupees, ₩=won, ₽=rubles, ₿=bitcoin, ₺=lira, ₪=shekels"
 )
 """What is left of signs; others are silent."""
 STATES = _table(
-    "AK=Alaska, AR=Arkansas, AZ=Arizona, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, FL=Florida,"
+    "AL=Alabama, MA=Massachusetts, PA=Pennsylvania, AK=Alaska, AR=Arkansas, AZ=Arizona, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, FL=Florida,"
     "GA=Georgia, IA=Iowa, ID=Idaho, IL=Illinois, KS=Kansas, KY=Kentucky, LA=Louisiana, MD=Maryland, MI=Michigan,"
     "MN=Minnesota, MO=Missouri, MS=Mississippi, MT=Montana, NC=North Carolina, ND=North Dakota, NE=Nebraska,"
     "NH=New Hampshire, NJ=New Jersey, NM=New Mexico, NV=Nevada, NY=New York, RI=Rhode Island, SC=South Carolina,"
@@ -182,8 +183,7 @@ STATES = _table(
 )
 """States of the USA whose codes are no English words."""
 ALL_STATES = STATES | _table(
-    "AL=Alabama, DC=D C, HI=Hawaii, IN=Indiana, MA=Massachusetts, ME=Maine, OH=Ohio, OK=Oklahoma, OR=Oregon,"
-    "PA=Pennsylvania"
+    "DC=D C, HI=Hawaii, IN=Indiana, ME=Maine, OH=Ohio, OK=Oklahoma, OR=Oregon"
 )
 """Recognized before a ZIP code."""
 STATE_NAMES = [name for code, name in ALL_STATES.items() if code != "DC"]

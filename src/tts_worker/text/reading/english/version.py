@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, number, short_number, spell
 from tts_worker.text.reading.rules import reads_part
@@ -23,6 +25,14 @@ def _dotted(written: str) -> str:
     return " dot ".join(map(spell, parts)) if len(parts) == 4 else _point_number(written)
 
 
+def _tagged(written: str) -> str:
+    """Read "1.0.0-rc.2"."""
+    number_part, tag = written.split("-", 1)
+    name, dot, count = re.fullmatch(r"([a-z]+)([.-]?)(\d*)", tag).groups()  # type: ignore[union-attr]
+    version = "version " * (number_part[0] in "vV") + _point_number(number_part.lstrip("vV"))
+    return f"{version} dash {name.upper() if name == 'rc' else name}{' dot' * (dot == '.')} {short_number(count)}".rstrip()
+
+
 def _model(written: str) -> str:
     """Read "Llama-3.1-8B"."""
     name, size = written.strip("-").split("-")
@@ -31,8 +41,9 @@ def _model(written: str) -> str:
 
 RULES = GRAMMAR.rules(
     r"""
-@number  v  \b<version release update>s? «[vV]\.?\d{1,4}(?:\.\d{1,4}){0,4}»(?![\w%]|[.,]\d)
+@number  v  \b(?:<version>s?|[Vv]er\.) «[vV]\.?\d{1,4}(?:\.\d{1,4}){0,4}»(?![\w%]|[.,]\d)
 @version  v  (?<![\w.,$-])(?:v|V(?=\d{1,4}\.\d))\.?\d{1,4}(?:\.\d{1,4}){0,4}(?![\w%]|[.,]\d)
+@tagged  2+  (?<![\w.,$-])[vV]?\d{1,4}(?:\.\d{1,4}){1,3}-(?:rc|alpha|beta|dev|pre|post)(?:[.-]?\d{1,3})?\b
 @model  b m  (?<=[a-z])-?\d{1,2}(?:\.\d{1,2})?-\d{1,4}(?:\.\d)?[BM]\b
 @dotted  3+  (?<![\w.,$-])\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)
 @point  3+  (?<![\w.,$-])\d{1,6}(?:\.\d{1,6}){2,6}(?![\w%]|[.,]\d)
@@ -44,6 +55,7 @@ RULES = GRAMMAR.rules(
         "version": reads_part(_version),
         "number": reads_part(lambda written: _point_number(written.lstrip("vV."))),
         "model": reads_part(_model),
+        "tagged": reads_part(_tagged),
         "dotted": reads_part(_dotted),
         "point": reads_part(_point_number),
     },
