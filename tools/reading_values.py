@@ -559,7 +559,10 @@ def speak(deltas: Sequence[str]) -> str:
 
 def failure_of(example: Example) -> Failure | None:
     """Return how an example is misheard, None if it is heard as written."""
-    spoken = speak(example.deltas)
+    try:
+        spoken = speak(example.deltas)
+    except Exception as error:  # a rule that fails is a wrong reading, and no end of the measure
+        return Failure(example, "", repr(error))
     try:
         heard = heard_values(spoken)
     except ValueError as error:
