@@ -128,10 +128,13 @@ def _names() -> dict[int, str]:
 
 
 def _result(case: Case, urls: UrlMode) -> Result:
-    segments = spoken_segments(case.text, urls)
+    expected = [reading for wording in case.wordings for reading in _readings(wording)]
+    try:
+        segments = spoken_segments(case.text, urls)
+    except Exception as error:  # a rule that fails is a wrong reading, and no end of the measure
+        return Result(case, repr(error), "", expected[0], False)
     phonemes = phonemes_of(segments)
     audible = _audible(phonemes)
-    expected = [reading for wording in case.wordings for reading in _readings(wording)]
     return Result(
         case,
         " | ".join(segment.text for segment in segments),

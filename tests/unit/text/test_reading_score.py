@@ -62,3 +62,13 @@ def test_line_without_wording_is_an_error(tmp_path: Path) -> None:
     path.write_text("word1\tGood evening.\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="line 1"):
         main([str(path)])
+
+
+def test_text_that_cannot_be_read_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, segment: object) -> None:
+        raise KeyError("a rule")
+
+    monkeypatch.setattr("tools.reading_score.Verbalizer.apply", fail)
+    [result] = score([Case("word1", "Good evening.", ("Good evening.",))])
+    assert not result.is_right
+    assert result.spoken == "KeyError('a rule')"
