@@ -184,6 +184,17 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
 
+def lfs_pointer(name: str) -> Callable[[Path], None]:
+    """What a clone without Git LFS has instead of a large file."""
+
+    def apply(path: Path) -> None:
+        digest = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+        (path / name).unlink(missing_ok=True)
+        (path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 12345\n")
+
+    return apply
+
+
 def swap(path: Path) -> None:
     (path / "flow.pt").rename(path / "x.pt")
     (path / "hift.pt").rename(path / "flow.pt")
@@ -209,6 +220,9 @@ ALPHA = "resblocks.0.activations1.0.alpha"
         (remove("CosyVoice-BlankEN/merges.txt"), "merges.txt: is missing"),
         (cut("flow.pt", 0.5), "flow.pt: cannot be read"),
         (cut("flow.pt", 0.0), "flow.pt: cannot be read"),
+        (lfs_pointer("llm.pt"), "llm.pt: is a Git LFS pointer, not the file it stands for; run: git lfs pull"),
+        (lfs_pointer("flow.safetensors"), "flow.safetensors: is a Git LFS pointer"),
+        (lfs_pointer("campplus.onnx"), "campplus.onnx: is a Git LFS pointer"),
         (cut("campplus.onnx", 0.7), "campplus.onnx: is truncated"),
         (swap, "flow.pt: this is a vocoder (hift.pt)"),
         (of_the_other_family("flow"), "'s flow (flow.pt), not the expected file"),
