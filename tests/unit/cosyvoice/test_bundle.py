@@ -292,8 +292,12 @@ def test_unknown_and_zero_tensors_are_notes(tmp_path: Path) -> None:
     [
         (lambda path: shutil.rmtree(path), "no such model directory"),
         (remove("cosyvoice2.yaml"), "holds none of cosyvoice.yaml, cosyvoice2.yaml, cosyvoice3.yaml"),
-        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "the file name says otherwise"),
+        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "rename the file to cosyvoice2.yaml"),
         (lambda path: (path / "cosyvoice.yaml").write_text("a: 1"), "cosyvoice.yaml"),
+        (
+            lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice.yaml"),
+            "cosyvoice.yaml: describes a cosyvoice2 model; rename the file to cosyvoice2.yaml",
+        ),
         (lambda path: (path / "cosyvoice2.yaml").write_bytes(b"\xff\xfe"), "not readable UTF-8 text"),
         (lambda path: (path / "cosyvoice2.yaml").write_bytes(b"#" * 2_000_000), "larger than"),
         (remove("CosyVoice-BlankEN/config.json"), "config.json: is missing"),
