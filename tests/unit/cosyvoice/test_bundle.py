@@ -292,7 +292,7 @@ def test_unknown_and_zero_tensors_are_notes(tmp_path: Path) -> None:
     [
         (lambda path: shutil.rmtree(path), "no such model directory"),
         (remove("cosyvoice2.yaml"), "holds none of cosyvoice.yaml, cosyvoice2.yaml, cosyvoice3.yaml"),
-        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "rename the file to cosyvoice2.yaml"),
+        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "rename the file to cosyvoice2"),
         (lambda path: (path / "cosyvoice.yaml").write_text("a: 1"), "cosyvoice.yaml"),
         (
             lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice.yaml"),
