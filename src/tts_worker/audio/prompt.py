@@ -14,6 +14,7 @@ from tts_worker.audio.decode import Recording
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.errors import InvalidRequest
+from tts_worker.text.characters import spoken_weight
 
 MIN_PROMPT_S = 3.0
 MAX_PROMPT_S = 30.0
@@ -26,7 +27,8 @@ CLIPPED = 0.999
 CLIPPED_SHARE = (0.001, 0.05)  # above the first the voice gets a note, above the second the recording is refused
 SNR_DB = (20.0, 8.0)  # below the first the voice gets a note, below the second the recording is refused
 MAX_SNR_DB = 96.0
-CHARS_PER_S = (1.0, 35.0)  # plausible rate of a transcript, from slow Chinese to fast English
+# Rates of a transcript in Latin letters: outside the first the voice gets a note, outside the second it is refused.
+LETTERS_PER_S = (6.0, 25.0), (2.0, 35.0)
 SPEECH_BELOW_LOUD_DB = 35.0  # anything quieter than the loud parts by more than this is not speech
 
 NOT_CHECKED = ("who speaks", "music", "reverberation", "the words of the transcript")
@@ -43,6 +45,7 @@ class PromptFigures:
         clipped_share: Samples at full scale.
         snr_db: Level of the speech over the quietest tenth of it, an estimate: speech without any pause reads as noise.
         chars_per_s: Rate of the transcript; None without one.
+        letters_per_s: The same in spoken Latin letters; a Han character, a Hangul syllable and a digit are three.
         speaker_similarity: Least cosine similarity of the speaker embeddings of two parts; None if not measured.
     """
 
@@ -51,6 +54,7 @@ class PromptFigures:
     clipped_share: float
     snr_db: float
     chars_per_s: float | None = None
+    letters_per_s: float | None = None
     speaker_similarity: float | None = None
 
 
@@ -66,6 +70,7 @@ def measure(speech: Recording, transcript: str) -> PromptFigures:
         clipped_share=float((np.abs(speech.samples) >= CLIPPED).mean()),
         snr_db=min(MAX_SNR_DB, level_dbfs - noise_dbfs),
         chars_per_s=characters / speech.seconds if characters else None,
+        letters_per_s=sum(map(spoken_weight, transcript)) / speech.seconds if characters else None,
     )
 
 
@@ -91,13 +96,24 @@ def judge(figures: PromptFigures) -> tuple[str, ...]:
         )
     if figures.snr_db < SNR_DB[0]:
         notes.append(f"the background is only {figures.snr_db:.1f} dB below the speech: the voice may sound noisy")
+    return (*notes, *_judge_transcript(figures))
+
+
+def _judge_transcript(figures: PromptFigures) -> tuple[str, ...]:
     rate = figures.chars_per_s
-    if rate is not None and not CHARS_PER_S[0] <= rate <= CHARS_PER_S[1]:
-        raise InvalidRequest(
-            f"the transcript does not match the audio: it has {rate:.1f} characters per second of speech, "
-            f"{CHARS_PER_S[0]:g} to {CHARS_PER_S[1]:g} are plausible"
-        )
-    return tuple(notes)
+    letters = figures.letters_per_s
+    if rate is None or letters is None:
+        return ()
+    size = letters / rate or 1.0  # of a character, in letters
+    (few, many), (least, most) = LETTERS_PER_S
+    found = f"{rate:.1f} characters per second of speech"
+    if not least <= letters <= most:
+        limit = f"at least {least / size:.3g}" if letters < least else f"at most {most / size:.3g}"
+        raise InvalidRequest(f"the transcript does not match the audio: it has {found}, {limit} are plausible")
+    if few <= letters <= many:
+        return ()
+    size_word, said = ("short", "all that") if letters < few else ("long", "only what")
+    return (f"the transcript may be too {size_word} for the audio ({found}): is it {said} is said?",)
 
 
 def windows(speech: Recording, seconds: float) -> list[Recording]:

@@ -1,11 +1,12 @@
 """Cuts filtered text into segments while it arrives.
 
 The first clause is emitted early, later segments are longer. Sentences always end a segment; numbers, abbreviations and
-words are never cut unless they are too long. Every decision depends only on the text before a mark and at most two
-characters after it, so the segments do not depend on how the stream is split.
+words are never cut unless they are too long. Every decision depends only on the text before a mark and a few characters
+after it, so the segments do not depend on how the stream is split.
 
 Delay: a sentence is emitted with the space after its stop; with the next letter after a stop that may belong to an
-abbreviation, an ellipsis or a quote; in scripts without spaces with the next character.
+abbreviation, an ellipsis or a quote (after "a.m." with the first that shows that no day, month or time zone follows);
+in scripts without spaces with the next character.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.text.abbreviations import Period, PeriodRules
+from tts_worker.text.abbreviations import TIME_CHARS, Period, PeriodRules
 from tts_worker.text.character_filter import BREAK
 from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
 from tts_worker.text.mapped_text import UNIT, MappedText
@@ -33,6 +34,9 @@ _WIDE_CLASS = f"\n{BREAK}{''.join(_WIDE)}"
 _MARKS = re.compile(f"[{_WIDE_CLASS}{re.escape(''.join(_SENTENCE | _CLAUSE))}](?:(?<=[{_WIDE_CLASS}])|(?![A-Za-z0-9]))")
 _UNSURE = frozenset(".…-–")
 """Marks that may not end a clause although a space follows."""
+# Up to the last place where a segment may be cut by force: not beside a number, a sign or an abbreviation.
+_LAST_SPACE = re.compile(r".*(?<![\d.$€£¥₹#+=×÷*/<>&@~≈–-]) (?=[^\d$€£¥₹#%°+=×÷*/<>&~≈±–-])", re.DOTALL)
+_LAST_IDEOGRAPH = re.compile(".*[\u3041-\u9fff](?=[\u3041-\u3096\u309d-\u9fff])", re.DOTALL)
 _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
 _HEAVY = b"0123456789$%&@+=*#<>|~^/\\"  # of size 3; other ASCII characters are of size 1
 MAX_SIZE = 3
@@ -223,6 +227,11 @@ class Segmenter:
         char = self.source.text[place]
         return self.source.span_at(place).text[0] if char == UNIT else char
 
+    def _text_after(self, place: int) -> str:
+        """Return the text at ``place`` that decides whether a sentence continues."""
+        text = self.source.text[place : place + TIME_CHARS]
+        return "".join(span.text for span in self.source.spans(place, place + len(text))) if UNIT in text else text
+
     def _last_char(self, place: int) -> str:
         return self.source.span_at(place).text[-1]
 
@@ -346,7 +355,7 @@ class Segmenter:
             return True
         if len(following) == 1:
             return None
-        return following[1] not in _LINE_ENDS and self._ends_before(mark, self._first_char(mark.end + 1))
+        return following[1] not in _LINE_ENDS and self._ends_before(mark, self._text_after(mark.end + 1))
 
     def _needs_no_space(self, mark: _Mark, following: str) -> bool:
         if mark.is_dash:  # word--word, but not --option
@@ -365,19 +374,20 @@ class Segmenter:
         word = self._word_before(period)
         return word is not None and self._rules.classify(word) is Period.AMBIGUOUS
 
-    def _ends_before(self, mark: _Mark, following: str) -> bool:
-        """Return whether a mark that depends on the next word ends the segment before that word."""
+    def _ends_before(self, mark: _Mark, following: str) -> bool | None:
+        """Return whether a mark that depends on the next word ends the segment; None if more of it must arrive."""
         if mark.is_ellipsis:
-            if following.islower():
+            if following[0].islower():
                 mark.is_sentence = False
             return True
         if mark.is_dash:
-            return not following.isdigit()  # "15 - 3"
+            return not following[0].isdigit()  # "15 - 3"
         if self._is_ambiguous(mark):
             first = self.source.text.rfind(" ", 0, mark.first) + 1
             before = (self._word_before(max(0, first - 1)) or "") if self._has_speech_before(first) else None
-            return not self._rules.sentence_continues(self._word_before(mark.first) or "", following, before)
-        return not (mark.is_sentence and following.islower())  # "Yes!" he said.
+            continues = self._rules.sentence_continues(self._word_before(mark.first) or "", following, before)
+            return None if continues is None else not continues
+        return not (mark.is_sentence and following[0].islower())  # "Yes!" he said.
 
     def _word_before(self, length: int) -> str | None:
         """Return the last word of the first ``length`` characters, without opening marks.
@@ -399,13 +409,18 @@ class Segmenter:
         return length
 
     def _force_cut(self) -> None:
-        """Cut a segment that would grow too long: at the last mark, else at the last space, else where it is full."""
+        """Cut a segment that would grow too long: at the last mark, else between words, else where it is full.
+
+        A number stays with the words beside it where the segment has another space.
+        """
         text = self.source.text
         full = self._full_length()
         last_space = max(0, text.rfind(" ", 0, full))
-        for place, boundary in ((self._last_clause, Boundary.CLAUSE), (last_space, Boundary.FORCED)):
+        space, ideograph = (pattern.match(text, 0, full + 1) for pattern in (_LAST_SPACE, _LAST_IDEOGRAPH))
+        places = [self._last_clause, space.end() - 1 if space else 0, ideograph.end() if ideograph else 0, last_space]
+        for number, place in enumerate(places):
             if place and self._size_of(0, place) >= self._limit // 3 and self._has_speech_before(place):
-                self._emit(place, boundary)
+                self._emit(place, Boundary.FORCED if number else Boundary.CLAUSE)
                 return
         if self._has_speech_before(last_space):
             full = last_space

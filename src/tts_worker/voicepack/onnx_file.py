@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from tts_worker.voicepack.report import missing_content
+
 MAX_FIELDS = 1000
 MAX_METADATA_BYTES = 1 << 16
 _GRAPH = 7
@@ -22,8 +24,8 @@ def check_onnx(path: Path) -> str | None:
     Returns:
         The problem, or None.
     """
-    if not path.is_file():
-        return "is missing"
+    if problem := missing_content(path):
+        return problem
     numbers = []
     try:
         with path.open("rb") as file:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tts_worker.errors import BundleError
 
 MAX_EXAMPLES = 5
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ class Report:
         """Raise BundleError with the whole report if any problem is fatal."""
         if not self.ok:
             raise BundleError(str(self))
+
+
+def missing_content(path: Path) -> str | None:
+    """Return the problem of a file that is missing, unreadable or only a Git LFS pointer, or None."""
+    if not path.is_file():
+        return "is missing"
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        return f"cannot be read ({type(error).__name__})"
+    return "is a Git LFS pointer, not the file it stands for; run: git lfs pull" if is_pointer else None
 
 
 def listed(what: str, items: Sequence[str]) -> str:

@@ -184,6 +184,17 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
 
+def lfs_pointer(name: str) -> Callable[[Path], None]:
+    """What a clone without Git LFS has instead of a large file."""
+
+    def apply(path: Path) -> None:
+        digest = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+        (path / name).unlink(missing_ok=True)
+        (path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 12345\n")
+
+    return apply
+
+
 def swap(path: Path) -> None:
     (path / "flow.pt").rename(path / "x.pt")
     (path / "hift.pt").rename(path / "flow.pt")
@@ -209,6 +220,9 @@ ALPHA = "resblocks.0.activations1.0.alpha"
         (remove("CosyVoice-BlankEN/merges.txt"), "merges.txt: is missing"),
         (cut("flow.pt", 0.5), "flow.pt: cannot be read"),
         (cut("flow.pt", 0.0), "flow.pt: cannot be read"),
+        (lfs_pointer("llm.pt"), "llm.pt: is a Git LFS pointer, not the file it stands for; run: git lfs pull"),
+        (lfs_pointer("flow.safetensors"), "flow.safetensors: is a Git LFS pointer"),
+        (lfs_pointer("campplus.onnx"), "campplus.onnx: is a Git LFS pointer"),
         (cut("campplus.onnx", 0.7), "campplus.onnx: is truncated"),
         (swap, "flow.pt: this is a vocoder (hift.pt)"),
         (of_the_other_family("flow"), "'s flow (flow.pt), not the expected file"),
@@ -278,8 +292,12 @@ def test_unknown_and_zero_tensors_are_notes(tmp_path: Path) -> None:
     [
         (lambda path: shutil.rmtree(path), "no such model directory"),
         (remove("cosyvoice2.yaml"), "holds none of cosyvoice.yaml, cosyvoice2.yaml, cosyvoice3.yaml"),
-        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "the file name says otherwise"),
+        (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "rename the file to cosyvoice2"),
         (lambda path: (path / "cosyvoice.yaml").write_text("a: 1"), "cosyvoice.yaml"),
+        (
+            lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice.yaml"),
+            "cosyvoice.yaml: describes a cosyvoice2 model; rename the file to cosyvoice2.yaml",
+        ),
         (lambda path: (path / "cosyvoice2.yaml").write_bytes(b"\xff\xfe"), "not readable UTF-8 text"),
         (lambda path: (path / "cosyvoice2.yaml").write_bytes(b"#" * 2_000_000), "larger than"),
         (remove("CosyVoice-BlankEN/config.json"), "config.json: is missing"),

@@ -100,7 +100,7 @@ LATENCIES = [
     ("Visit https://x.com/a. ", "Visit."),
     ("It is **done.** ", "It is done."),
     ("See [this](x). ", "See this."),
-    ("It is 5 p.m. T", "It is 5 p.m."),
+    ("It is 5 p.m. The", "It is 5 p.m."),
     ("It is 25. T", "It is 25."),
     ("Wait... T", "Wait..."),
     ('He said "no." T', 'He said "no."'),

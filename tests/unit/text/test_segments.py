@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.segmenter import spoken_size
 from tts_worker.types import Boundary
 
 C = Boundary.CLAUSE
@@ -126,6 +127,112 @@ def test_segments(text: str, expected: list[tuple[str, Boundary]]) -> None:
     pipeline = TextPipeline()
     segments = pipeline.feed(text) + pipeline.end()
     assert [(segment.text, segment.boundary) for segment in segments] == expected
+
+
+CUTS: list[tuple[str, list[str]]] = [
+    # An unknown short word with a period before a small letter, or a word without vowels before a digit.
+    ("Your appt. with Dr. Lee is set. Bye.", ["Your appt. with Dr. Lee is set.", "Bye."]),
+    ("The temp. is 70. Fine.", ["The temp. is 70.", "Fine."]),
+    ("Call the mgmt. of it. Bye.", ["Call the mgmt. of it.", "Bye."]),
+    ("Room rsvd. 5 nights. Bye.", ["Room rsvd. 5 nights.", "Bye."]),
+    ("The temp. (in Rome) is 70. Fine.", ["The temp. (in Rome) is 70.", "Fine."]),
+    ("That is the temp. Then we go.", ["That is the temp.", "Then we go."]),
+    ("The shop sells cake. 3 are left.", ["The shop sells cake.", "3 are left."]),
+    ("He watches TV. 3 are left.", ["He watches TV.", "3 are left."]),
+    # Ordinary words end a sentence before a small letter too.
+    ("I can do it. then he left", ["I can do it.", "then he left"]),
+    ("Sure thing. what else?", ["Sure thing.", "what else?"]),
+    ("hey there. how are you. fine", ["hey there.", "how are you.", "fine"]),
+    # Words that are abbreviations only before a number.
+    ("I said no. then he left", ["I said no.", "then he left"]),
+    ("No. i do not", ["No.", "i do not"]),
+    ("See no. 5 and fig. 3 now. Ok.", ["See no. 5 and fig. 3 now.", "Ok."]),
+    ("He ate a fig. then he left", ["He ate a fig.", "then he left"]),
+    ("Look at the sun. it is hot", ["Look at the sun.", "it is hot"]),
+    ("The total no. of guests is up. Ok.", ["The total no. of guests is up.", "Ok."]),
+    ("See para. 2 and ed. 2 there. Ok.", ["See para. 2 and ed. 2 there.", "Ok."]),
+    # Roman numerals after words that have a number.
+    ("See Art. III and para. IV there. Ok.", ["See Art. III and para. IV there.", "Ok."]),
+    ("Read Vol. X now. Ok.", ["Read Vol. X now.", "Ok."]),
+    ("Read ch. V, then stop. Ok.", ["Read ch. V, then stop.", "Ok."]),
+    ("Read Vol. I of it. Ok.", ["Read Vol. I of it.", "Ok."]),
+    ("We love art. I paint.", ["We love art.", "I paint."]),
+    ("We love art. It is fun.", ["We love art.", "It is fun."]),
+    ("We love art. I'm glad.", ["We love art.", "I'm glad."]),
+    ("We love art. Vases too.", ["We love art.", "Vases too."]),
+    ("We love art. X-rays too.", ["We love art.", "X-rays too."]),
+    # A size and what it is the size of.
+    ("I want 1 lg. Coke and a sm. Pepsi. Ok.", ["I want 1 lg. Coke and a sm. Pepsi.", "Ok."]),
+    ("We take the lg. Then we go.", ["We take the lg.", "Then we go."]),
+    ("It is 5 in. wide. Ok.", ["It is 5 in. wide.", "Ok."]),
+    ("Please come in. then sit", ["Please come in.", "then sit"]),
+    # Time zones, weekdays and months after a.m. and p.m.
+    ("Come at 9 a.m. Monday. Ok.", ["Come at 9 a.m. Monday.", "Ok."]),
+    ("It ends at 5 p.m. Eastern. Ok.", ["It ends at 5 p.m. Eastern.", "Ok."]),
+    ("It ends at 5 p.m. (Pacific). Ok.", ["It ends at 5 p.m. (Pacific).", "Ok."]),
+    ("It leaves at 6:05 a.m. PST today. Ok.", ["It leaves at 6:05 a.m. PST today.", "Ok."]),
+    ("Come at 9 a.m. Sept. 9th. Ok.", ["Come at 9 a.m. Sept. 9th.", "Ok."]),
+    ("Come at 9 a.m. May 9. Ok.", ["Come at 9 a.m. May 9.", "Ok."]),
+    ("Come at 9 a.m. May I go?", ["Come at 9 a.m.", "May I go?"]),
+    ("Come at 9 a.m. Maybe I go.", ["Come at 9 a.m.", "Maybe I go."]),
+    ("Come at 9 a.m. Most do.", ["Come at 9 a.m.", "Most do."]),
+    ("Come at 9 a.m. Monica does.", ["Come at 9 a.m.", "Monica does."]),
+    ("Come at 9 a.m. Easter is near.", ["Come at 9 a.m.", "Easter is near."]),
+    ("Come at 9 a.m. PSTN is old.", ["Come at 9 a.m.", "PSTN is old."]),
+    ("Come on Tues. Sept. 9th. Ok.", ["Come on Tues. Sept. 9th.", "Ok."]),
+    ("Come on Tues. She is in. Ok.", ["Come on Tues.", "She is in.", "Ok."]),
+    # A forced cut keeps a number with its sign, unit and word.
+    (
+        "With the tip and the tax that we talked about a moment ago the whole total now comes to $44.82 today.",
+        [
+            "With the tip and the tax that we talked about a moment ago the whole total now comes",
+            "to $44.82 today.",
+        ],
+    ),
+]
+
+
+def cut(text: str, size: int) -> list[str]:
+    """Return the segments of ``text`` in deltas of ``size`` characters."""
+    pipeline = TextPipeline()
+    found = [part for place in range(0, len(text), size) for part in pipeline.feed(text[place : place + size])]
+    return [segment.text for segment in found + pipeline.end()]
+
+
+@pytest.mark.parametrize(("text", "expected"), CUTS)
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_sentences_go_on_after_abbreviations(text: str, expected: list[str], size: int) -> None:
+    assert cut(text, size) == expected
+
+
+@pytest.mark.parametrize(
+    "before", ["comes to | $44.82", "is about 25 | °C and", "we took 12 | bags", "Dear Dr. | Lee and"]
+)
+def test_forced_cut_keeps_numbers_and_abbreviations(before: str) -> None:
+    """The bar shows the last space that fits the segment."""
+    head, tail = before.split(" | ")
+    text = f"{'word ' * 30}"[: 89 - spoken_size(head)] + f"{head} {tail}"
+    first, second = cut(text, 1000)
+    assert f"{first} {second}" == " ".join(text.split())
+    assert second.startswith((head.split()[-1], head.split()[-2]))
+    assert second.endswith(tail)
+
+
+def test_forced_cut_of_numbers_alone_is_at_a_space() -> None:
+    segments = cut("12 " * 40, 1000)
+    assert " ".join(segments) == ("12 " * 40).strip()
+    assert len(segments[0]) > 30
+
+
+def test_forced_cut_of_chinese_keeps_a_number() -> None:
+    assert cut("这" * 27 + "一共是1234567元整", 1000) == ["这" * 27 + "一共", "是1234567元整"]
+
+
+def test_word_that_may_be_short_for_another_waits_one_letter() -> None:
+    pipeline = TextPipeline()
+    assert pipeline.feed("That is the temp. ") == []
+    assert [segment.text for segment in pipeline.feed("T")] == ["That is the temp."]
+    assert [segment.text for segment in pipeline.feed("hat is it. ")] == ["That is it."]
 
 
 GERMAN: list[tuple[str, list[str]]] = [

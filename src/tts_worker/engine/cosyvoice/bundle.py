@@ -68,11 +68,9 @@ class Bundle:
         name = next((name for name in YAML_NAMES if (path / name).is_file()), None)
         if name is None:
             raise BundleError(f"{path}: holds none of {', '.join(YAML_NAMES)}; not a CosyVoice model directory")
-        qwen = None if YAML_NAMES[name] == V1 else _read_json(path / TEXT_MODEL_DIR / "config.json")
-        config = CosyVoiceConfig.from_files(_read_text(path / name), qwen, str(path / name))
-        if config.family != YAML_NAMES[name]:
-            raise BundleError(f"{path / name}: describes a {config.family} model; the file name says otherwise")
-        return cls(path, config, rl)
+        family = YAML_NAMES[name]
+        qwen = None if family == V1 else _read_json(path / TEXT_MODEL_DIR / "config.json")
+        return cls(path, CosyVoiceConfig.from_files(_read_text(path / name), qwen, str(path / name), family), rl)
 
     @property
     def has_random_weights(self) -> bool:

@@ -112,13 +112,14 @@ class CosyVoiceConfig:
         return self.flow
 
     @classmethod
-    def from_files(cls, yaml_text: str, qwen_json: object, source: str) -> CosyVoiceConfig:
+    def from_files(cls, yaml_text: str, qwen_json: object, source: str, expected: str | None = None) -> CosyVoiceConfig:
         """Parse and check a configuration.
 
         Args:
             yaml_text: Contents of the YAML file.
             qwen_json: The parsed ``config.json`` of the text model; CosyVoice-300M has none.
             source: Name of the YAML file in error messages.
+            expected: Family that the name of the YAML file tells.
 
         Raises:
             BundleError: A missing or invalid value, an unknown class or inconsistent parts; names the file and key.
@@ -128,6 +129,9 @@ class CosyVoiceConfig:
         flow = root.section("flow")
         hift = root.section("hift")
         family = FAMILIES_BY_LM[lm.kind(*FAMILIES_BY_LM)]
+        if expected not in (None, family):
+            name = next(name for name, named in YAML_NAMES.items() if named == family)
+            root.fail("", f"describes a {family} model; rename the file to {name}")
         v3 = family == V3
         flow.kind(_FLOWS[family])
         hift.kind("CausalHiFTGenerator" if v3 else "HiFTGenerator")

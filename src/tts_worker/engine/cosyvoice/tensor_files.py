@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tts_worker.errors import BundleError
+from tts_worker.voicepack.report import missing_content
 
 PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Number formats of weights by the name of their precision."""
@@ -157,5 +158,5 @@ def finite_range(tensor: Tensor) -> tuple[float, float]:
 
 
 def _must_be_file(path: Path) -> None:
-    if not path.is_file():
-        raise BundleError(f"{path}: is missing")
+    if problem := missing_content(path):
+        raise BundleError(f"{path}: {problem}")
