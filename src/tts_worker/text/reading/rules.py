@@ -30,7 +30,7 @@ ANY = "*any"
 _FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
 _DIGIT = re.compile(r"\d")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
-_AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§]")
+_AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§±=~<>&@√]")
 
 
 def part_span(match: re.Match[str]) -> tuple[int, int]:
@@ -124,11 +124,11 @@ def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]
         if features.isdisjoint(needs):
             continue
         for match in pattern.finditer(text):
-            for rewrite in read(match):
-                start, end, _ = rewrite
-                if first <= start and not any(taken[start:end]):
+            for start, end, spoken in read(match):
+                start = max(first, start)
+                if start < end and not any(taken[start:end]):
                     taken[start:end] = b"\1" * (end - start)
-                    found.append(rewrite)
+                    found.append((start, end, spoken))
     return set_apart(text, sorted(found))
 
 
@@ -138,13 +138,18 @@ def _features(text: str, first: int) -> set[str | int]:
 
 
 def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
-    """Put spaces between what is spoken and the letters, digits and signs next to it."""
+    """Put spaces between what is spoken and the letters, digits and signs next to it, and no others."""
     result: list[Rewrite] = []
     for start, end, spoken in found:
-        follows = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
-        space_before = " " if spoken[:1].isalnum() and _BEFORE_WORDS.search(follows) else ""
-        space_after = " " if spoken[-1:].isalnum() and _AFTER_WORDS.match(text, end) else ""
-        result.append((start, end, space_before + spoken + space_after))
+        spoken = spoken.strip()
+        before = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
+        is_followed = _AFTER_WORDS.match(text, end) is not None
+        if not spoken:
+            spoken = " " if is_followed and before[-1:].isalnum() else ""
+        else:
+            space_before = " " if spoken[0].isalnum() and _BEFORE_WORDS.search(before) else ""
+            spoken = space_before + spoken + (" " if is_followed else "")
+        result.append((start, end, spoken))
     return result
 
 

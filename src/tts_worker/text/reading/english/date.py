@@ -106,7 +106,7 @@ RULES = GRAMMAR.rules(
 @date  -  (?<![\w/.-])«(?P<d>\d\d)-(?P<m>0\d|1[0-2])-(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  .  (?<![\w/.-])«(?P<d>\d\d)\.(?P<m>0\d|1[0-2])\.(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  /  \b(?:<DATED>|<by from since before after and to for>(?! (?:[1-7]/[2348]|\d{1,2}/16)(?!\d|\.?\W*\Z)))[ ]
-    «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?![\d/%]|\.\d| ?(?:of|cup|inch|tea|table|is|equals?)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
+    «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?![\d/%]|\.\d| ?(?:of|cup|inch|tea|table|is|equals?|<UNITS>)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
 @date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<m>\d{1,2})/(?P<d>\d{1,2})(?= (?:through|meeting|deadline|at (?:\d|noon))|[-–]\d{1,2}/\d{1,2}(?![\d/]))
 @date  /  (?<=\d[-–])(?<!\d/\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])(?= (?:only|and|for|we|you)\b)
 @date  /  (?<=\d/\d\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])

@@ -62,7 +62,7 @@ RULES = GRAMMAR.rules(
     r"""
 @spoon  tsp tbsp tsps tbsps  (?P<amount>\d[\d.,]*(?:(?: \d)?/\d)?|(?:\d{1,2} ?)?<FRACTION_SIGNS>|\b[Aa]|\bof an?)[ ]?
     «(?P<name>[Tt]sp|[Tt]bsp)s?\b(?:\.(?= [a-z]))?»
-@mixed  /  (?<![\d/.,-])(?P<whole>\d{1,4})(?P<part>(?: |-)(?P<above>\d{1,2})/(?P<below>2|3|4|5|6|8|10|16|32|64))(?![\d/]|[.,]\d)
+@mixed  /  (?<![\d/.,-])(?P<whole>\d{1,4})(?P<part>(?: |-)(?P<above>\d{1,2})/(?P<below>[2-9]|1\d|20|32|64))(?![\d/]|[.,]\d)
 @mixed  <FRACTION_SIGNS>  (?<![\d/.,])(?P<whole>\d{1,4})(?P<part> ?(?P<sign><FRACTION_SIGNS>))
 half  ½  \bin «½»(?=[.,;:!?]|$)
 @sign  <FRACTION_SIGNS>  <FRACTION_SIGNS>

@@ -17,8 +17,10 @@ def _unit(match: re.Match[str]) -> Iterator[Rewrite]:
     unit = match["unit"].replace(".", "").replace("μ", "µ")
     name = tables.UNITS.get(unit) or tables.VOLTS[unit]
     amount = match["amount"]
-    is_one = amount == "1" or "/" in amount or match["join"] == "-" or match["compound"] is not None
-    if "/" not in amount:
+    is_fraction = re.search(r"\d[\d.,]*\Z", amount) is None or "/" in amount
+    is_mixed = is_fraction and re.search(r"\d ?\Z", match.string[: match.start()]) is not None
+    is_one = amount == "1" or (is_fraction and not is_mixed) or match["join"] == "-" or match["compound"] is not None
+    if not is_fraction:
         yield *match.span("amount"), number(amount)
     yield *part_span(match), name if is_one else tables.plural(name)
 
@@ -51,12 +53,13 @@ thousand  k  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?«k|K»(?= <COUNTED>\b|/)
 million  m  (?<![\w.,$€£¥-])(?:\d{2,4}|\d{1,3}\.\d{1,2})«M»\b(?![/-]| (?:dash|race|sprint))
 billion  bn  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?« ?bn»\b
 percent  % pct  (?<=\d)« ?(?:%|pct\b\.?)»
-@unit  <UNITS> μ  (?:(?<![\w.,$€£¥])(?<![A-Za-z]-)|(?<=\dx))
-    (?![2-6]g\b(?!\.?(?: (?:of|per|each|a day|protein|carbs|fat|sugar|fiber|salt|sodium)\b|/)))
-    (?P<amount>\d{1,2}/\d{1,2}|<AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
-    (?![\w'’°²³^]|-\w|\.\w)<COMPOUND>
-@unit  v w  (?<![\w.,$€£¥-])(?P<amount><AMOUNT>)«(?P<join>-?|(?<=\d\d) (?=[VW]
-    (?:[,;]|\.?$| (?:and|at|battery|bulb|charger|or|socket|per|power|supply))))(?P<unit>[VW])»(?![\w'’-]|/[^\d])<COMPOUND>
+@unit  <UNITS> μ  (?:(?<![\w.,$€£¥])(?<![A-Za-z]-)(?<!\d/)|(?<=\dx))
+    (?![2-5]g\b(?!\.?(?: (?:of|per|each|a day|protein|carbs|fat|sugar|fiber|salt|sodium)\b|/)))
+    (?P<amount><AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
+    (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
+@unit  <UNITS> μ  (?P<amount>\d{1,5}/\d{1,3}|<FRACTION_SIGNS>)«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
+    (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
+@unit  v w  (?<![\w.,$€£¥])(?<!\w-)(?P<amount><AMOUNT>)«(?P<join>-?|[ ](?=V)|(?<=\d\d) (?=W))(?P<unit>[VW])»(?![\w-]|['’]\w|/[^\d]|\.\w| [A-Z\d])<COMPOUND>
 @height  ' ′ ’  (?<![\w.])(?P<feet>\d)(?P<foot>['′’] ?)(?P<inches>\d{1,2})(?P<inch>[\"″”])
 inches  in  (?<![\w.,$])\d{1,3}(?:\.\d{1,2})?« in\.»(?= [a-z])
 inches  in  (?:ft\.?|feet|foot|\d['′’]) ?\d{1,2}(?:\.\d)?« ?in»\b

@@ -28,6 +28,12 @@ def _name(currency: str) -> str:
     return tables.CURRENCIES.get(name) or tables.CURRENCY_CODES[name]
 
 
+def _magnitude(written: str | None) -> str:
+    """Return "thousand" for "k"; nothing for None."""
+    name = (written or "").strip()
+    return tables.MAGNITUDES.get(name.lower(), name)
+
+
 def _amount(written: str, name: str, magnitude: str = "") -> str:
     """Return an amount: "twenty dollars and fifty cents", "five million dollars", "one point two three four dollars"."""
     written = written.removesuffix(",-")
@@ -51,8 +57,8 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "$5m" as "five million dollars", "$5-10" as "five to ten dollars", "-$5" as "minus five dollars"."""
     name = _name(match["currency"])
     first, last = match["first"], match["last"]
-    big = (match["big"] or "").strip()
-    magnitude = tables.MAGNITUDES.get(big.lower(), big)
+    first_big = _magnitude(match["first_big"])
+    magnitude = _magnitude(match["big"]) or (first_big if not last else "")
     sign = "minus " if match["sign"] else ""
     if not last:
         words = _amount(first, name, magnitude)
@@ -61,21 +67,19 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
             words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
         yield *match.span(), sign + words
         return
-    is_plain = not match["first_big"] and not re.search("[.,]", first + last)
+    is_plain = not first_big and not re.search("[.,]", first + last)
     if is_plain:
         words = f"{number(first)} to {_amount(last, name, magnitude)}"
     else:
-        first_big = (match["first_big"] or "").strip()
-        words = f"{_amount(first, name, tables.MAGNITUDES.get(first_big.lower(), first_big))} to {_amount(last, name, magnitude)}"
+        words = f"{_amount(first, name, first_big)} to {_amount(last, name, magnitude)}"
     yield *match.span(), sign + words
 
 
 def _money_behind(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "20 EUR", "12,50 €" and "3 million CHF"; "$20 USD" has its currency twice."""
-    big = (match["big"] or "").strip()
     symbol = match["symbol"]
     name = _name(symbol if symbol and match["code"][-1:] == "D" and "dollar" in _name(symbol) else match["code"])
-    yield *match.span(), _amount(match["amount"], name, tables.MAGNITUDES.get(big.lower(), big))
+    yield *match.span(), _amount(match["amount"], name, _magnitude(match["big"]))
 
 
 def _cents(match: re.Match[str]) -> Iterator[Rewrite]:

@@ -41,9 +41,9 @@ def _power(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _exponent(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "1e6" and "3.2E-8" as "one times ten to the sixth" and so on."""
-    power = match["power"].lstrip("+")
-    digits = power.lstrip("-").lstrip("0") or "0"
-    words = f"minus {short_number(digits)}" if power[0] == "-" else ordinal(digits)
+    power = match["power"].strip("()").translate(_SUPERSCRIPTS).lstrip("+")
+    digits = power.lstrip("-−").lstrip("0") or "0"
+    words = f"minus {short_number(digits)}" if power[0] in "-−" else ordinal(digits)
     yield *match.span("part"), f" times ten to the {words}"
 
 
@@ -53,7 +53,8 @@ def _greek(match: re.Match[str]) -> Iterator[Rewrite]:
 
 POWERS = GRAMMAR.rules(
     r"""
-@exponent  e  (?<![\w.,])\d{1,12}(?:\.\d{1,12})?«[eE](?P<power>[-+]?\d{1,3})»(?![\w.])
+@exponent  e  (?<![\w.,])\d{1,12}(?:\.\d{1,12})?«[eE](?P<power>[-+]?\d{1,3})»(?!\w|\.\d)
+@exponent  x × · * ⋅  (?<=\d)«[ ]?[x×·*⋅][ ]?10(?:\^|\*\*)?(?P<power>(?<=[\^*])\(?[-+−]?\d{1,4}\)?|[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4})»(?!\w)
 @power  ⁰ ¹ ² ³ ⁴ ⁵ ⁶ ⁷ ⁸ ⁹ ⁺ ⁻ ⁿ  (?<=[\d)\]])(?P<power>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]{1,6})
 @power  ^ **  (?<=[\d)\]])(?P<power> ?(?:\^|\*\*) ?(?:\{[-+]?\w{1,8}\}|\([-+]?\w{1,8}\)|[-+−]?\d{1,6}|[a-zA-Z]\b))
 @power  *  (?<=[\d)\]])(?P<power> ?\*\* ?(?:[-+−]?\d{1,6}|[a-zA-Z]\b))
@@ -67,18 +68,18 @@ RULES = GRAMMAR.rules(
 @power  *  (?<=[^\W\d_])(?P<power> ?\*\* ?(?:[-+−]?\d{1,6}|[a-zA-Z]\b))
 times  *  (?<=[\w)\]]) ?[*] ?(?=[\w(])
 times  × x ·  (?<=\d) ?[×·⋅] ?(?=[\w(])|(?<=[a-z)]) ?[×⋅] ?(?=[\w(])|(?<=\d)(?<!0) x (?=\d{1,6}(?:\.\d{1,4})? ?=)|(?<=\d) x (?=10[\^⁰¹²³⁴⁵⁶⁷⁸⁹⁻])
-plus or minus  ± +  [ ]?± ?|[ ]?\+ ?/ ?[-−–] ?
+plus or minus  ± +  ±|\+ ?/ ?[-−–]
 minus  - – −  (?<=[\w)\]²³⁴]) [-–−] (?=[\dA-Za-z(√]\b)(?<=(?<!\w)\w [-–−] )|(?<=[\d)²³⁴]) [-–−] (?=[\d(√]|[A-Za-z]\b)
 minus  = −  (?<=\d) ?[-–] ?(?=\d{1,6}(?:\.\d{1,4})? ?=)|(?<=[\w)]) ?− ?(?=[\w(])
 minus  - – −  (?<==)-(?=[\w(])|(?<![\w.,)\]%°²³'’\"”])[-–−](?=[$€£¥₹]? ?\.?\d|[a-z](?![\w'’-])|[$€£¥₹])
     |(?<=[\"“'‘(])[-–−](?=[$€£¥₹]? ?\.?\d)|(?<=[%°²³])[-–−](?=\d)|(?<!\w)−(?=\w)
 plus  +  (?<=\w)\+(?=[.,;:!?]?(?:\s|$))|\+
-is not equal to  ! < ≠ /  [ ]?(?:!=|≠|=/=|<>) ?
+is not equal to  ! < ≠ /  (?:!=|≠|=/=|<>)
 is greater than or equal to  = ≥  (?<=[\w)\]%°]) ?(?:>=|≥) (?=[\w(\-−.√$])|(?<=[\w)\]%°])(?:>=|≥) ?(?=[\w(\-−.√$])
 is less than or equal to  = ≤  (?<=[\w)\]%°]) ?(?:<=|≤) (?=[\w(\-−.√$])|(?<=[\w)\]%°])(?:<=|≤) ?(?=[\w(\-−.√$])
 at least  = ≥  (?:>=|≥) ?(?=[\d$€£.-])
 at most  = ≤  (?:<=|≤) ?(?=[\d$€£.-])
-to  > → ⇒ ➔ ➜ ⟶  [ ]?(?:-{1,2}>|=>|→|⇒|➔|➜|⟶) ?(?=\S)
+to  > → ⇒ ➔ ➜ ⟶  (?:-{1,2}>|=>|→|⇒|➔|➜|⟶)(?= ?\S)
 ,  >  (?<=[a-z\d\"”)])« [>›»] »(?=[A-Z\"“])
 greater than  >  \b[Ii]s [^\n.!?]{1,24}?(?:\.\d{1,6})?« > »(?=[\w(\-−.√$])
 less than  <  \b[Ii]s [^\n.!?]{1,24}?(?:\.\d{1,6})?« < »(?=[\w(\-−.√$])
@@ -90,7 +91,7 @@ is approximately  ≈ ~  (?<=[\w)])(?: ≈ |≈)(?=[\w(.-])
 about  ~ ≈ ∼  (?<![\w)])[~≈∼] ?(?=[\d$€£.½¼¾-])
 divided by  =  (?<=\d) ?/ ?(?=\d{1,6}(?:\.\d{1,4})? ?=)
 divided by  / ÷  (?<=[\d)]) [/÷] (?=[\d(]|[a-z]\b)|(?<=[\w)]) ?÷ ?(?=[\w(])
-equals  =  [ ]?={1,3} ?
+equals  =  ={1,3}
 the square root of  √  √ ?(?=[\d\w(])
 @greek  <GREEK>  (?<![\u0370-\u03ff\u1f00-\u1fff])<GREEK>(?![\u0370-\u03ff\u1f00-\u1fff])
 @formula  1+ ₀ ₁ ₂ ₃ ₄ ₅ ₆ ₇ ₈ ₉  \b(?<!-)(?=[A-Z][A-Za-z]{0,11}[\d₀-₉])(?!COP|([A-Z])2\1\b)

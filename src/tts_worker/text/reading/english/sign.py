@@ -23,12 +23,12 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
     name = tables.SIGNS.get(sign, "")
     if sign == "#" and re.match(r"\w", match.string[match.end() : match.end() + 1]):
         name = "hashtag"
-    elif sign in "<>^~#\\" and not (match.group()[0] == " " and match.group()[-1] == " "):
-        name = name if sign == "#" else ""
+    elif sign in "<>^~" and not re.match(" . ", match.string[max(0, match.start() - 1) : match.end() + 1]):
+        name = ""  # a bracket or a mark, no operator
     plain = unicodedata.normalize("NFKC", sign)
     if not name and plain != sign and plain.isalnum():
         name = plain
-    yield *match.span(), f" {name} " if name else " "
+    yield *match.span(), name
 
 
 def _slash(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -43,9 +43,9 @@ RULES = GRAMMAR.rules(
 —  - –  (?<=\S )«[-–]{1,3}»(?= \S)
 —  -  (?<=[\w.,;:!?])«-{2,3}»(?=\w)
 —  –  –
-@silent  -  (?<!\w)-+ ?|-+(?!\w)
-and  &  [ ]?&{1,2}[ ]?
-@sign  *  [ ]?(?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–«»]|_|[²³¹⁰-⁹₀-₉ªº])[ ]?
+@silent  -  (?<!\w)-+|-+(?!\w)
+and  &  &{1,2}
+@sign  *  (?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–«»]|_|[²³¹⁰-⁹₀-₉ªº])
 “  «  \xab
 ”  »  \xbb
 """,
