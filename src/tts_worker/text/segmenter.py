@@ -41,6 +41,8 @@ _WORD_STOPS = re.compile("[ \n]|[^\x00-\x7f]|(?<=[^\x00-\x7f])[\x00-\x7f]")
 _HEAVY = b"0123456789$%&@+=*#<>|~^/\\"  # of size 3; other ASCII characters are of size 1
 MAX_SIZE = 3
 """Largest spoken size of a character."""
+_SPOKEN_SIGNS = frozenset("§¶№#&@%±≈≤≥≠√∑∫+=<>−")
+"""Signs that are read although a space follows them."""
 _WORD_LIMIT = 24  # longest abbreviation
 
 
@@ -514,7 +516,7 @@ def _first_word(text: str) -> int:
     for place, char in enumerate(text):
         if char.isspace():
             first = place + 1
-        elif char == UNIT or is_spoken(char):
+        elif char == UNIT or char in _SPOKEN_SIGNS or is_spoken(char):
             break
     return first
 

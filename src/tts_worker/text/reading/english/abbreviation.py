@@ -25,6 +25,8 @@ edition  ed  (?<=\d(?:st|nd|rd|th)) «ed\.?»(?![\w])
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])«<SHORT_WORDS_ANY>»(?=\.)
 <BEFORE_WORD>  <BEFORE_WORD>  (?<![\w.@/$-])(?<!\d )<BEFORE_WORD_ANY>\.(?= [a-z])
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])(?:approx|appts?|depts?|acct|pkg|qty|govt|mgmt)(?![\w.])
+large  lg  (?<=\d )lg\.(?= [A-Z])
+small  sm  (?<=\d )sm\.(?= [A-Z])
 ounces  oz  (?<=\d )oz\.(?= [a-z])
 """
 )

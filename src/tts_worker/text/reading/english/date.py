@@ -112,14 +112,14 @@ RULES = GRAMMAR.rules(
 @date  /  (?<=\d/\d\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])
 @date  /  (?<![\w/.,$])(?<!exp )(?<!exp\. )(?<!expires )«(?P<m>0\d|\d{1,2}(?=/0))/(?P<d>\d\d)»(?![\w/%])
 to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))
-@calendar  <DAYS>  \b<DAY>\.?(?:(?:, (?:and |or )?|,? (?:and|or|to|through|&) | ?[-–/] ?)<DAY>(?:\.(?=\W*\w))?)+
+@calendar  <DAYS>  \b<DAY>\.?(?:(?:, (?:and |or )?|,? (?:and|or|to|through|&) | ?[-–/] ?)<DAY>(?:\.(?=[,;:]|\W*\w))?)+
 Monday, Wednesday, Friday  /  (?<![\w/])M/W/F(?![\w/])
 Tuesday, Thursday  /  (?<![\w/])Tu?/Th(?![\w/])
 Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
 @calendar  <DAYS>  \b<DAY>\.(?=,)
-@calendar  <DAYS>  \b(?:Tues?|Thu(?:rs?)?|Fri|Wed|TUES?|THU(?:RS?)?|FRI|WED)\b(?:\.(?=\W*\w))?
+@calendar  <DAYS>  \b(?:Tues?|Thu(?:rs?)?|Fri|Wed|TUES?|THU(?:RS?)?|FRI|WED)\b(?:\.(?=[,;:]|\W*\w))?
 @calendar  <DAYS>  \b(?:on|next|last|this|every|until|till|by|from|since|before|after)[ ]
-    «(?!(?:SAT|SUN|MON|Sat|Sun)\b(?!<AFTER_DAY>))<DAY>(?:\.(?=\W*\w))?»
+    «(?!(?:SAT|SUN|MON|Sat|Sun)\b(?!<AFTER_DAY>))<DAY>(?:\.(?=[,;:]|\W*\w))?»
 @calendar  <DAYS>  \b<DAY>\.?(?=[,:]? (?:at \d|\d{1,2}(?!\d)|<MONTHS_WRITTEN>|morning|afternoon|evening|night))
 @month day  1+  \b(?P<month><MONTHS_WRITTEN>)[ -]?(?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
     (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2}(?:st|nd|rd|th)?)\b(?![:/]))?
@@ -130,7 +130,7 @@ Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
     (?:,? (?P<y>[12]\d{3})\b)?(?! \d{1,2}\b(?![:.]))
 @month year  4+  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people|units)\b)
 @month  <MONTHS> sept  \b<MONTH>(?:\.(?=[ ,]))?(?= \d{1,2}\b)
-@calendar  - –  \b<MONTH>\.? ?[-–] ?<MONTH>(?:\.(?=\W*\w))?
+@calendar  - –  \b<MONTH>\.? ?[-–] ?<MONTH>(?:\.(?=[,;:]|\W*\w))?
 @month  <MONTHS> sept  \b<in since until early late mid last next this>[ -]
     «(?:Jan|Feb|Apr|Aug|Sept?|Oct|Nov|Dec)\b(?:\.(?=,| [a-z\d]))?»(?! [A-Z])
 to  - –  \d0s«[-–]»(?=\d)

@@ -27,7 +27,7 @@ def _words(written: str) -> str:
 def _word(part: str) -> str:
     """Return how a part is read: letters without a vowel, and domains of two letters, by their names."""
     if part.isdecimal():
-        return year(part) if re.fullmatch("(?:19|20)\d\d", part) else spell(part)
+        return year(part) if re.fullmatch(r"(?:19|20)\d\d", part) else spell(part)
     return part.upper() if part in _SPELLED or _NO_VOWEL.fullmatch(part) else _MARK_NAMES.get(part, part)
 
 

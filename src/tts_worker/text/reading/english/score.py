@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.rules import reads_part
 
 RULES = GRAMMAR.rules(
     r"""
@@ -12,6 +13,7 @@ eighty-twenty  / -  (?<![\d/.,-])80[/-]20(?![\d/-])
 nine eleven  /  (?<![\d/.,])9/11(?![\d/]|[.,]\d)
 twenty twenty  / -  (?<![\d/.,-])20[/-]20(?= vision)
 twenty twenty  /  \b[Vv]ision (?:is|was|of) «20/20»
+@gap  /  (?<![\d/.,$])\d{1,3}«/»(?=\d{3,4} ?(?:Mbps|Mb|Gb|Base))
 out of  /  (?<![\d/.,$])(?!1/)\d{1,3}(?:\.\d)?« ?/ ?»100(?![\d/%]|[.,]\d| ?(?:Mbps|Mb|mg))
 out of  /  \b<score scored rate rated rating ratings got gave give star stars pain>\b[^\d\n.!?]{0,25}
     \d{1,2}(?:\.\d)?« ?/ ?»(?:5|10|20)(?![\d/])
@@ -24,7 +26,8 @@ to  :  \b(?:ratio|odds)(?: (?:of|is|was|are|at|about))?:? \d{1,3}«:»(?=\d{1,3}
 to  :  (?<![\d:.,])\d{1,3}«:»(?=\d{1,3} (?:ratio|odds|mix|split|scale|aspect|display)\b)
 to  :  (?<![\d:.,])\d{1,3}«:»(?=\d{3}(?!\d))
 of  /  \b<page pages step part slide chapter lesson question> \d{1,3}« ?/ ?»\d{1,4}(?![\d/])
-"""
+""",
+    {"gap": reads_part(lambda _: " ")},
 )
 WHOLES = GRAMMAR.rules(
     r"""
