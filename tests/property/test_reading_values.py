@@ -15,7 +15,7 @@ from tools.reading_values import ALL_KINDS, failure_of, main, make_example
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(max_examples=20)
 @given(rng=st.randoms(use_true_random=False))
 def test_value_is_heard_as_written(kind: str, rng: Random) -> None:
     failure = failure_of(make_example(rng, kind))
