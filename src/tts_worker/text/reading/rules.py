@@ -119,9 +119,9 @@ def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]
     """Return the rewrites of ``text`` from ``first`` on, in order; of two that overlap, that of the earlier rule."""
     found: list[Rewrite] = []
     taken = bytearray(len(text) + 1)
-    features = _features(text, first)
+    present = features(text)
     for pattern, read, needs in rules:
-        if features.isdisjoint(needs):
+        if present.isdisjoint(needs):
             continue
         for match in pattern.finditer(text):
             for start, end, spoken in read(match):
@@ -132,7 +132,7 @@ def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]
     return set_apart(text, sorted(found))
 
 
-def _features(text: str, first: int) -> set[str | int]:
+def features(text: str) -> set[str | int]:
     """Return the words and signs of ``text``, and every number of digits up to what it has."""
     return {ANY, *_FEATURE.findall(text.lower()), *range(1, len(_DIGIT.findall(text)) + 1)}
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
 from tts_worker.text.language import LanguageDetector, primary_tag
-from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
+from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_plain
 from tts_worker.types import Segment
 
 Rewrites = Callable[[str, int], list[Rewrite]]
@@ -53,7 +54,7 @@ class Verbalizer:
         self._before = ""
 
     def apply(self, segment: Segment) -> Segment:
-        """Return ``segment`` with its plain text rewritten; replacements of the lexicon stay unchanged."""
+        """Return ``segment`` in words. Replacements, as of the lexicon, stay whole; given phonemes stay as they are."""
         text = segment.text
         before = self._before
         self._before = (before + text)[-_CONTEXT_CHARS:] + " "
@@ -64,7 +65,21 @@ class Verbalizer:
 
         def find(source: str) -> list[Rewrite]:
             if len(segment.spans) > 1 and _SPELLED_DASH.fullmatch(source):
-                return [(0, 1, ", ")]
+                return [(0, 1, ", "), (1, 2, _rewritten(source[1], rewrites))]
             return [(start - shift, end - shift, spoken) for start, end, spoken in rewrites(before + source, shift)]
 
-        return rewrite_plain(segment, find)
+        spans = [
+            span if span.phonemes is not None or is_plain(span) else span._replace(text=_rewritten(span.text, rewrites))
+            for span in segment.spans
+        ]
+        return rewrite_plain(replace(segment, spans=tuple(spans)), find)
+
+
+def _rewritten(text: str, rewrites: Rewrites) -> str:
+    """Return all of ``text`` in words."""
+    parts: list[str] = []
+    done = 0
+    for start, end, spoken in rewrites(text, 0):
+        parts += [text[done:start], spoken]
+        done = end
+    return "".join([*parts, text[done:]])

@@ -10,6 +10,7 @@ pound  #  \b<press hit then dial enter>(?: the)? «#»(?![\w*])
 star  *  \b<press hit then dial enter>(?: the)? «\*»(?![\w*])
 star  *  (?<=[Dd]ial )\*(?=\d)
 pound  #  (?<!\w)#(?= (?:for|to|key|when|sign|after|or)\b)
+number  #  (?<!\w)#(?= ?of\b)
 number  no  \b<case order account invoice reference ref serial model part policy flight claim ticket item confirmation>[ ]
     «no\.»(?= [a-z])
 <WORDS>  <WORDS>  (?<![\w.@/-])<WORDS>(?!\w|\.\w|/|(?<=/)\w)

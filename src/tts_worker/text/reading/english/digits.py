@@ -50,7 +50,7 @@ ACCOUNTS = GRAMMAR.rules(
 )
 RULES = GRAMMAR.rules(
     r"""
-@short numbers  3+  \b<call dial text>(?:ed|ing|s)?\b[^.!?\n$]{0,60}
+@short numbers  3+  \b<call dial text>(?:ed|ing|s)?\b(?=[^.!?\n$]{0,60}\b\d{3}\b)[^.!?\n$]{0,64}
 @code  3+  \b«911»(?= (?:call|operator|dispatch|emergency))
 @code  5+  \b<dial text>(?:ed|ing|s)?(?: [\w\"“”]+ to)? «\d{5,6}»\b
     (?=[.;:!?]|,(?!\d)|$| (?:or|and|to|for|if|now|from)\b)
@@ -75,10 +75,10 @@ RULES = GRAMMAR.rules(
 @code  <ORDER_WORD> id pnr rma sku po
     \b(?:<ORDER_WORD>(?: <NUMBERED><IS>|s?<IS>(?=#|[A-Z]|\d{5}))|(?:ID|PNR|RMA|SKU|PO)<IS>)
     «#?[A-Z]{0,4}-?\d[\dA-Z]*(?:-[\dA-Z]+){0,5}»\b(?![.,]\d|%)
-@words  8+  \bextension «\d{5,8}»\b
 @code  extension ext ssn  \b(?:<extension ext>\.?|SSN) (?:is )?«\d{3,8}»\b(?![.,]\d|%)
+@pairs  3+  (?<=§ )[1-9]\d{2,3}\b(?![.,:/]\d)
 @pairs  3+  \b(?:<room flight suite apartment apt unit bus train highway route interstate gate channel extension>
-    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|§|<section form>|iPhone|Boeing|Airbus|Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
+    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|<section form>|iPhone|Boeing|Airbus|Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
     (?! (?:people|users|times|items|points|meters|<UNITS>)\b)
 @spelled  3+  \b\d?[A-Z]{3}«\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,])«(?:240|360|480|720|1080|1440|2160|4320)»(?=[pi]\b)

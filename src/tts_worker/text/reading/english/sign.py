@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.words import number
 from tts_worker.text.span_rewriting import Rewrite
 
 _PAUSE = ", "
@@ -17,17 +18,19 @@ _PAUSES = frozenset("|•·◦‣⁃▪●○¦")
 def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read one sign, or a letter of compatibility as what it stands for."""
     sign = match["sign"]
+    if unicodedata.category(sign)[0] == "M":  # an accent of its own
+        return
     if sign in _PAUSES:
         yield *match.span(), _PAUSE
         return
     name = tables.SIGNS.get(sign, "")
+    plain = unicodedata.normalize("NFKC", sign)
     if sign == "#" and re.match(r"\w", match.string[match.end() : match.end() + 1]):
         name = "hashtag"
     elif sign in "<>^~" and not re.match(" . ", match.string[max(0, match.start() - 1) : match.end() + 1]):
         name = ""  # a bracket or a mark, no operator
-    plain = unicodedata.normalize("NFKC", sign)
-    if not name and plain != sign and plain.isalnum():
-        name = plain
+    elif not name and plain != sign and plain.isalnum() and sign != "™":
+        name = number(plain) if plain.isdecimal() else plain
     yield *match.span(), name
 
 
@@ -45,7 +48,7 @@ RULES = GRAMMAR.rules(
 —  –  –
 @silent  -  (?<!\w)-+|-+(?!\w)
 and  &  &{1,2}
-@sign  *  (?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–«»]|_|[²³¹⁰-⁹₀-₉ªº])
+@sign  *  (?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–\xab\xbb]|_|[²³¹⁰-⁹₀-₉ªº])
 “  «  \xab
 ”  »  \xbb
 """,
