@@ -123,6 +123,7 @@ async def test_a_recording_is_enrolled_once() -> None:
             assert worker.enroller.transcripts == ["希望", ""], "each recording must be enrolled once"
             instructed = pb.instructRequest(tts_text=TEXT, instruct_text="low")
             assert await ask(address, pb.Request(instruct_request=instructed)) == low
+            assert await ask(address, sft(f"low<|endofprompt|>{TEXT}", "tone")) == low
             with pytest.raises(grpc.RpcError) as refusal:
                 await ask(address, zero_shot(LOUD, "x" * 10_000))
             assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]

@@ -114,6 +114,21 @@ async def test_unused_voices_are_evicted() -> None:
         assert response.status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("prefix", "voice"), [("low", "tone-low"), ("You are a helpful assistant.", "tone")], ids=["instruction", "system"]
+)
+async def test_instruction_in_the_text_is_not_spoken(prefix: str, voice: str) -> None:
+    async with enrolling() as (worker, client):
+        body = {"tts_text": f"{prefix}<|endofprompt|>{TEXT}", "spk_id": "tone"}
+        answer = await client.post("/inference_sft", data=body)
+        assert answer.content == await local_pcm(worker, voice)
+        written, spoken = [
+            await client.post("/v1/audio/speech", json={"input": text, "voice": name, "response_format": "pcm"})
+            for text, name in ((body["tts_text"], "tone"), (TEXT, voice))
+        ]
+        assert written.content == spoken.content
+
+
 async def test_instructions_need_the_capability() -> None:
     async with enrolling() as (worker, client):
         low = await local_pcm(worker, "tone-low")
@@ -130,6 +145,8 @@ async def test_instructions_need_the_capability() -> None:
         answer = await client.post("/inference_instruct", data=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
         assert "instruct" in answer.json()["error"]["message"]
+        body = {"tts_text": f"low<|endofprompt|>{TEXT}", "spk_id": "tone"}
+        assert (await client.post("/inference_sft", data=body)).status_code == 400
         answer = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files=upload())
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
         assert "enrol" in answer.json()["error"]["message"]

@@ -21,9 +21,10 @@ from tts_worker.engine.cosyvoice.reference.normalizer import (
     spell_out_numbers,
     wetext_rewriter,
 )
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer, special_tokens
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
 from tts_worker.text.front_end import contains_chinese
+from tts_worker.text.instruction import END_OF_PROMPT
 
 TEXT = DATA / "golden" / "text"
 REAL_VOCABULARY = DATA / "qwen2-tokenizer"

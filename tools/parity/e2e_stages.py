@@ -18,7 +18,8 @@ from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.reference.pipeline import AudioChunk, OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.text.instruction import END_OF_PROMPT
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Fi
         arguments += ["--config", str(args.config)]
     if args.engine is not None:
         arguments += ["--engine", args.engine]
+    if args.bundle is not None:
+        arguments += ["--bundle", args.bundle]
     arguments += [word for assignment in args.set for word in ("--set", assignment)]
     async with server_process(arguments) as (address, _):
         return await measure_fairness(

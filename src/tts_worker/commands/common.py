@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import Coroutine
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +27,27 @@ ENGINES = {
 _GIVE_OUT = "Give --out FILE to save the speech instead"
 """Advice of a command that plays."""
 OFFLINE_ENGINE = "cosyvoice"
-"""Engine that ``say`` runs without a worker."""
+"""Engine that takes ``--bundle``, and that ``say`` runs without a worker."""
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = False) -> None:
-    """Add ``--config``, ``--engine`` and ``--set``.
+    """Add ``--config``, ``--engine``, ``--bundle`` and ``--set``.
 
     Args:
         parser: Parser to extend.
-        offline: Whether the command has an engine that runs without a worker, which takes a model directory.
+        offline: Whether the command has a ``--bundle`` of its own, of an engine that runs without a worker.
     """
-    bundle_help = ", or --bundle DIR" if offline else ""
     engine_help = (
         "cpu: the built-in voice; kokoro: English and Mandarin (extra: voices); "
-        f"cosyvoice: an installed voice{bundle_help}; tone: tones, for tests"
+        "cosyvoice: an installed voice, or --bundle DIR; tone: tones, for tests"
     )
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file, or the name of a packaged one: worker.yaml"
     )
     group.add_argument("--engine", choices=sorted(ENGINES), help=engine_help)
+    if not offline:
+        group.add_argument("--bundle", metavar="DIR", help="CosyVoice model directory, as --engine cosyvoice with it")
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
     )
@@ -59,14 +61,21 @@ def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Setti
         InvalidRequest: A flag is invalid.
     """
     flags: dict[str, Any] = {}
-    if args.engine is not None:
-        flags["engines"] = ENGINES[args.engine]
+    engine = args.engine
+    if args.bundle is not None:
+        if engine not in (None, OFFLINE_ENGINE):
+            raise InvalidRequest(f"--bundle is a model directory of CosyVoice: leave out --engine {engine}")
+        engine = OFFLINE_ENGINE
+    if engine is not None:
+        flags["engines"] = deepcopy(ENGINES[engine])
+    if args.bundle is not None:
+        flags["engines"][engine]["bundle"] = args.bundle
     for assignment in args.set:
         _assign(flags, assignment)
     for section, values in sections.items():
         flags.setdefault(section, {}).update(values)
     file = None if args.config is None else find_config(args.config)
-    return load_settings(file, flags, replaced=() if args.engine is None else ("engines",))
+    return load_settings(file, flags, replaced=() if engine is None else ("engines",))
 
 
 def _assign(flags: dict[str, Any], assignment: str) -> None:

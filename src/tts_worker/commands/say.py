@@ -40,6 +40,7 @@ from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
 from tts_worker.settings import Settings, read_yaml
+from tts_worker.text.instruction import END_OF_PROMPT, split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions, Word
 from tts_worker.worker import running_adapter
 
@@ -85,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest("give the text or --file, not both")
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
+    if not args.allow_special:
+        _take_instruction(args)
     if args.bundle is not None or args.engine == OFFLINE_ENGINE:
         return speak_offline.run(args)
     if args.mode == speak_offline.CONVERSION or args.source is not None:
@@ -109,6 +112,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
+
+
+def _take_instruction(args: argparse.Namespace) -> None:
+    """Use what precedes ``<|endofprompt|>`` as ``--instruct``. Raises InvalidRequest."""
+    text = given_text(args)
+    if text is not None and END_OF_PROMPT in text:
+        spoken, args.instruct = split_instruction(text, args.instruct)
+        args.text, args.file = [spoken], None
 
 
 class _Source:

@@ -16,8 +16,9 @@ from tts_worker.commands import say, speak_offline
 from tts_worker.engine.cosyvoice.enrol import instruct_ids
 from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
-from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, END_OF_PROMPT, phonemes
+from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.text.control_tags import ControlTags
+from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.spoken_words import spoken_words

@@ -30,8 +30,9 @@ from tts_worker.engine.cosyvoice.enrol import (
     plain_transcript,
     prompt_ids,
 )
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
+from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
 
 

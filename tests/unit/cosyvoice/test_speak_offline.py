@@ -289,6 +289,11 @@ def test_offline_audio_equals_the_audio_of_a_session(bundle: Path, say: Say, tmp
     assert soundfile.read(out, dtype="int16")[0].tolist() == say(text, "--seed", "7")["samples"].tolist()
 
 
+def test_instruction_in_the_text_is_not_spoken(say: Say) -> None:
+    written = say("Whisper.<|endofprompt|>Hello.", "--seed", "1")
+    assert written["samples"].tolist() == say("Hello.", "--instruct", "Whisper.", "--seed", "1")["samples"].tolist()
+
+
 def test_special_token_is_text_unless_allowed(say: Say) -> None:
     text = "Well <|im_start|> yes."
     assert (

@@ -27,9 +27,10 @@ from tts_worker.engine.cosyvoice.presets import instruction_of
 from tts_worker.engine.cosyvoice.reference.normalizer import normalize
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT, TextTokenizer
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
+from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT
 from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.voicepack.voice_file import Voice
 
@@ -38,7 +39,6 @@ _LOOSE_FRAMES = 6.0  # 70 ms
 SPEAKER_WINDOW_S = 3.0
 SPEAKER_SIMILARITY = 0.3
 """Parts of one speaker are usually more similar than this; not calibrated on the official weights, so it is a note."""
-SYSTEM_PROMPT = "You are a helpful assistant."  # part of CosyVoice3's training data
 
 
 class Mode(str, Enum):

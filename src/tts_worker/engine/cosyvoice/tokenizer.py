@@ -19,8 +19,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.respelling import Respelling
 from tts_worker.errors import BundleError, MissingExtra
-
-END_OF_PROMPT = "<|endofprompt|>"
+from tts_worker.text.instruction import END_OF_PROMPT
 
 # Qwen2's pre-tokenization pattern: https://huggingface.co/docs/transformers/model_doc/qwen2
 WORD_PATTERN = (

@@ -7,7 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, TypeVar
 
@@ -40,6 +40,7 @@ from tts_worker.server.batch.store import (
 from tts_worker.server.compat.rendering import synthesize
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import BatchSettings
+from tts_worker.text.instruction import split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, PcmFrame
 
 log = logging.getLogger(__name__)
@@ -384,11 +385,13 @@ class BatchRunner:
         if len(item.input) > self._max_input_chars:
             raise TextTooLong(f"input may have at most {self._max_input_chars} characters")
         encoder = open_encoder(batch.request.response_format, batch.request.rate_hz)
+        options = batch.request.options(item)
+        text, instruct = split_instruction(item.input, options.instruct)
         stream = await _open_audio(batch.folder, index)
         pending = bytearray()
         size = samples = 0
         try:
-            async with aclosing(synthesize(self._hub, batch.request.options(item), item.input)) as parts:
+            async with aclosing(synthesize(self._hub, replace(options, instruct=instruct), text)) as parts:
                 async for part in parts:
                     if not isinstance(part, PcmFrame):
                         continue

@@ -30,6 +30,7 @@ from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
+from tts_worker.text.instruction import split_instruction
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
@@ -199,10 +200,9 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
             if len(fields.text) > limits.max_input_chars:
                 name = kind.model_fields["text"].alias or "text"
                 raise TextTooLong(f"{name} may have at most {limits.max_input_chars} characters")
-            options = speech_options(
-                await _voice(hub, fields, body), fields.value("instruct"), fields.value("speed", 1.0)
-            )
-            return _response(hub, options, fields, limits)
+            text, instruct = split_instruction(fields.text, fields.value("instruct"))
+            options = speech_options(await _voice(hub, fields, body), instruct, fields.value("speed", 1.0))
+            return _response(hub, options, fields.model_copy(update={"text": text}), limits)
 
         add(path, kind, speech)
 

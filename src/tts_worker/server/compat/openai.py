@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, Collection
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +33,7 @@ from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
+from tts_worker.text.instruction import split_instruction
 from tts_worker.types import SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -100,10 +102,11 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
+        text, instruct = split_instruction(speech_request.input, speech_request.instructions)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         encoder = open_encoder(speech_request.response_format, rate_hz)
         checksums = wants_checksums(request.query_params)
-        audio = download(hub, _options(speech_request, rate_hz), speech_request.input, encoder)
+        audio = download(hub, replace(_options(speech_request, rate_hz), instruct=instruct), text, encoder)
         use_sse = speech_request.stream_format == "sse"
         return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
@@ -138,7 +141,6 @@ def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
         speed=request.speed,
         seed=request.seed,
         language=request.language,
-        instruct=request.instructions,
         lexicon=request.lexicon,
         realtime=False,
         raw_chunks=True,

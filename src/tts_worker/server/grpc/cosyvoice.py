@@ -14,6 +14,7 @@ from tts_worker.server.grpc import cosyvoice_pb2 as pb
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
+from tts_worker.text.instruction import split_instruction
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000
@@ -73,6 +74,7 @@ class CosyVoiceService:
                 voice = await self._enrol(cross_lingual.prompt_audio, "")
             case _:
                 raise InvalidRequest("the request must hold one of sft, zero_shot, cross_lingual and instruct")
+        text, instruct = split_instruction(text, instruct)
         return text, speech_options(voice, instruct)
 
     def _check_length(self, text: str) -> str:

@@ -26,8 +26,8 @@ from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hi
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.sampler import SampleRule
-from tts_worker.engine.cosyvoice.tokenizer import END_OF_PROMPT
 from tts_worker.errors import InvalidRequest
+from tts_worker.text.instruction import END_OF_PROMPT
 
 # The hop doubles from the first to the maximum, independently of the trained chunk size.
 FIRST_HOP_TOKENS = 25
