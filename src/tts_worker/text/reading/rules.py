@@ -148,7 +148,7 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
             spoken = " " if is_followed and before[-1:].isalnum() else ""
         else:
             space_before = " " if spoken[0].isalnum() and _BEFORE_WORDS.search(before) else ""
-            spoken = space_before + spoken + (" " if is_followed else "")
+            spoken = space_before + spoken + " " * (is_followed and spoken[-1] != "“")
         result.append((start, end, spoken))
     return result
 

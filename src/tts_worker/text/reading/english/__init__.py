@@ -56,8 +56,10 @@ RULES: tuple[Rule, ...] = (
 )
 _MAY_APPLY = re.compile(
     GRAMMAR.pattern(
-        r"""[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|\w\.[A-Za-z]{2}|\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
-        |[A-Za-z.] [IVXLC]{1,6}\b|<MONTH>\.? ?[-–]|\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|Hwy|Pkwy|Rd|St\b
+        r"""[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|\w\.[A-Za-z]{2}
+        |\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
+        |[A-Za-z.] [IVXLC]{1,6}\b|<MONTH>\.? ?[-–]|\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|[Hh]wy|Expy|Ln|Pkwy
+    |Rd|St\b
         |(?:Mrs?|Ms|Dr|Prof|Mt|Ft)\b|<in since until early late mid last next this> [JFASOND][a-z]{2,3}\b)
         |\b(?:<SHORT_WORDS_ANY>|<BEFORE_WORD_ANY>|<TITLES>)\."""
     ).replace("\n        ", "")

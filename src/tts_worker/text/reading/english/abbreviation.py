@@ -11,7 +11,8 @@ star  *  \b<press hit then dial enter>(?: the)? «\*»(?![\w*])
 star  *  (?<=[Dd]ial )\*(?=\d)
 pound  #  (?<!\w)#(?= (?:for|to|key|when|sign|after|or)\b)
 number  #  (?<!\w)#(?= ?of\b)
-number  no  \b<case order account invoice reference ref serial model part policy flight claim ticket item confirmation>[ ]
+number  no
+    \b<case order account invoice reference ref serial model part policy flight claim ticket item confirmation>[ ]
     «no\.»(?= [a-z])
 <WORDS>  <WORDS>  (?<![\w.@/-])<WORDS>(?!\w|\.\w|/|(?<=/)\w)
 versus  v  \b[A-Z]\w+ «v\.»(?= [A-Z])
@@ -19,7 +20,8 @@ versus  v  \b[A-Z]\w+ «v\.»(?= [A-Z])
 <BEFORE_NUMBER>  no nos  (?<![\w.])«(?:[Nn]os?\.) ?»(?=[A-Z]{1,4}-\d)
 <BEFORE_NUMBER>  <BEFORE_NUMBER>  (?<![\w.])«(?:Art|Vol|Ch|Sec|Pt|Fig)\. ?»(?=[IVXLC]{1,6}\b)
 edition  ed  (?<=\d(?:st|nd|rd|th)) «ed\.?»(?![\w])
-<TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Supt|Cpl|Maj|Adm|Msgr|Atty|Insp)\.»(?= ?[A-Z])
+<TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Supt|Cpl|Maj|Adm|Msgr
+    |Atty|Insp)\.»(?= ?[A-Z])
 <TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof)»(?= [A-Z])
 <TITLES>  st mt ft ste  \b«(?:St|Mt|Ft|Ste)\.?»(?= [A-Z][a-z])
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])<SHORT_WORDS_ANY>\.(?=,| [a-z\d$#(&\"“]|[ ](?:[A-Z]\b|<SHORT_WORDS_ANY>))

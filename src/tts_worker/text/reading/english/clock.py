@@ -78,7 +78,11 @@ def _zone(match: re.Match[str]) -> Iterator[Rewrite]:
     yield match.start("sign"), match.end("sign"), f" {sign}"
 
 
-_HALF = r"[AaPp]\.?[Mm]\b(?:\.(?=[ ]?[^\sA-Z]|[ ](?:<ZONE>|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Eastern|Pacific|Central|Mountain)))?"
+_HALF = (
+    r"[AaPp]\.?[Mm]\b(?:\.(?=[ ]?[^\sA-Z]"
+    r"|[ ](?:<ZONE>|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Eastern|Pacific|Central|Mountain)))?"
+)
+"""AM or PM. The period after it is part of it unless it ends a sentence."""
 
 RULES = GRAMMAR.rules(
     rf"""
@@ -91,12 +95,15 @@ RULES = GRAMMAR.rules(
 @times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half> ?{_HALF})(?P<dash> ?[-–] ?)
     (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
 to  - –  (?:\b[Nn]oon|\b[Mm]idnight|\d ?[ap]\.?m\.?)« ?[-–] ?»(?=\d|noon|midnight)
-@seconds  :  \b(?:at|by|until|since|from|around|before|after) (?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<part>:(?P<s>[0-5]\d))(?![\d:]|[.,]\d| ?[AaPp]\.?[Mm]\b)
-@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?P<half> ?{_HALF})?(?![\d:]|[.,]\d)
+@seconds  :  \b(?:at|by|until|since|from|around|before|after) (?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<part>:
+    (?P<s>[0-5]\d))(?![\d:]|[.,]\d| ?[AaPp]\.?[Mm]\b)
+@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?P<half> ?{_HALF})?
+    (?![\d:]|[.,]\d)
 @time  :  (?<![\w:.,])(?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<half> ?{_HALF}|[ap](?!\w))?(?![\d:]|\.\d)
 @time  .  (?<![\w:.,])(?P<h>[01]?\d)\.(?P<m>[0-5]\d)(?P<half> ?{_HALF})
 @time  am pm a p  (?<![\w:.,/$€£-])(?P<h>\d{{1,2}})(?P<m>(?!))?(?P<half> ?{_HALF})
-@zone name  est edt cst cdt mst mdt pst pdt gmt utc e c m p  (?:\d|[AaPp]\.?[Mm]\.?) ?«(?i:[ecmp][sd]t|gmt|utc)\b|[ecmp]\.[sd]\.t\b\.?»
+@zone name  est edt cst cdt mst mdt pst pdt gmt utc e c m p  (?:\d|[AaPp]\.?[Mm]\.?) ?«(?i:[ecmp][sd]t|gmt|utc)\b
+    |[ecmp]\.[sd]\.t\b\.?»
 @zone  gmt utc  \b(?:GMT|UTC)(?P<sign>[-−–+])(?=\d)
 @duration  h  (?<![\w.,/:])(?:(?P<d>\d{{1,3}} ?d) )?(?P<h>\d{{1,3}} ?h)
     (?: ?(?P<m>\d{{1,2}} ?m(?!\w)|(?<=h)\d\d(?!\w)))?(?: ?(?P<s>\d{{1,2}} ?s))?(?![\w'’])
@@ -113,5 +120,12 @@ seconds  s  (?<![\w.,$€£¥/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}« s»(?![\w'’/])
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
 """,
-    {"times": _times, "time": _time, "seconds": _seconds, "duration": _duration, "zone": _zone, "zone name": reads_part(lambda written: written.replace(".", "").upper())},
+    {
+        "times": _times,
+        "time": _time,
+        "seconds": _seconds,
+        "duration": _duration,
+        "zone": _zone,
+        "zone name": reads_part(lambda written: written.replace(".", "").upper()),
+    },
 )

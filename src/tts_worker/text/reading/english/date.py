@@ -32,13 +32,17 @@ def _whole_year(written: str) -> str:
 
 def _date(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "2026-11-23", "11/23/2026" and "on 10/10"."""
-    month, day = int(match["m"]), int(match["d"])
+    groups = match.groupdict()
+    if spoken := _day_of_month(int(match["m"]), int(match["d"])):
+        yield *part_span(match), f"{spoken}, {_whole_year(groups['y'])}" if groups.get("y") else spoken
+    if groups.get("last") and (spoken := _day_of_month(int(groups["m2"]), int(groups["d2"]))):
+        yield *match.span("last"), spoken
+
+
+def _day_of_month(month: int, day: int) -> str | None:
     if month > 12:
         month, day = day, month
-    if 1 <= month <= 12 and 1 <= day <= 31:
-        written = match.groupdict().get("y")
-        spoken = f"{_MONTH_NAMES[month - 1]} {ordinal(day)}"
-        yield *part_span(match), f"{spoken}, {_whole_year(written)}" if written else spoken
+    return f"{_MONTH_NAMES[month - 1]} {ordinal(day)}" if 1 <= month <= 12 and 1 <= day <= 31 else None
 
 
 def _month_day(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -106,9 +110,10 @@ RULES = GRAMMAR.rules(
 @date  -  (?<![\w/.-])«(?P<d>\d\d)-(?P<m>0\d|1[0-2])-(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  .  (?<![\w/.-])«(?P<d>\d\d)\.(?P<m>0\d|1[0-2])\.(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  /  \b(?:<DATED>|<by from since before after and to for>(?! (?:[1-7]/[2348]|\d{1,2}/16)(?!\d|\.?\W*\Z)))[ ]
-    «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?![\d/%]|\.\d| ?(?:of|cup|inch|tea|table|is|equals?|<UNITS>)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
-@date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<m>\d{1,2})/(?P<d>\d{1,2})(?= (?:through|meeting|deadline|at (?:\d|noon))|[-–]\d{1,2}/\d{1,2}(?![\d/]))
-@date  /  (?<=\d[-–])(?<!\d/\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])(?= (?:only|and|for|we|you)\b)
+    «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?:[-–](?P<last>(?P<m2>\d{1,2})/(?P<d2>\d{1,2})))?(?![\d/%]|\.\d| ?(?:of|cup
+    |inch|tea|table|is|equals?|<UNITS>)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
+@date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<m>\d{1,2})/(?P<d>\d{1,2})(?= (?:through|meeting|deadline
+    |at (?:\d|noon))|[-–]\d{1,2}/\d{1,2}(?![\d/]))
 @date  /  (?<=\d/\d\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])
 @date  /  (?<![\w/.,$])(?<!exp )(?<!exp\. )(?<!expires )«(?P<m>0\d|\d{1,2}(?=/0))/(?P<d>\d\d)»(?![\w/%])
 to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))
@@ -138,17 +143,22 @@ to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @decade  s  (?<![\w.,$])(?:1\d\d0['’]?s|20\d0s|['’][1-9]0s)\b
 @short year  2+  (?<![\w.,])['’]\d\d(?![\w'’]|[.,]\d)
 @decade  s  (?<=\b[Tt]he )[2-9]0s\b
-@years  - –  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash> ?[-–] ?)(?P<last>(?:1[1-9]|20)\d\d|\d\d)(?![\w%/-]|[.,]\d)
+@years  - –  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash> ?[-–] ?)(?P<last>(?:1[1-9]|20)\d\d|\d\d)
+    (?![\w%/-]|[.,]\d)
 @years  /  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash>/)(?P<last>(?:1[1-9]|20)\d\d|\d\d)(?![\w%/-]|[.,]\d)
 @year  4+  (?<![\w.,$€£#/:-])(?:1[0-9]|20)\d\d(?=,? ?(?:A\.?D|B\.?C|C\.?E|BCE)\b)
-@year  4+  \b<in since by of from until till before after year during around circa summer winter spring fall autumn late early>
+@year  4+
+    \b<in since by of from until till before after year during around circa summer winter spring fall autumn late early>
     (?: early| late| about| the year)? «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b)
-    (?! (?:or|to|and) (?:more|fewer|less|\d{1,3}\b)| (?:hundred|thousand|million|billion)| [a-z]{2,}s\b(?<!was)(?<!is)(?<!has))
-@year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca|[Cc]a\.|back in) (?:in )?
+    (?! (?:or|to|and) (?:more|fewer|less|\d{1,3}\b)| (?:hundred|thousand|million|billion)| [a-z]{2,}s\b(?<!was)
+    (?<!is)(?<!has))
+@year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca
+    |[Cc]a\.|back in) (?:in )?
     «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b| [a-z]{2,}s\b)
 @year  4+  \A(?:19|20)\d\d(?=[.!?]?\Z)
 @pairs  4+  \A(?:1[1-9]|2\d)\d\d(?=[.!?]?\Z)
-@year  4+  (?<![\w.,$€£#/:-])(?:19|20)\d\d(?= (?:was|will|is|has|had|saw|marked|election|season|budget|model|census|report|edition)\b)
+@year  4+  (?<![\w.,$€£#/:-])(?:19|20)\d\d(?= (?:was|will|is|has|had|saw|marked|election|season|budget|model|census
+    |report|edition)\b)
 @year  4+  \b(?:[Tt]he|[Tt]his|[Yy]our|[Mm]y|[Aa]) «(?:19|20)\d\d»(?= (?!(?:<UNITS>)\b)(?:[A-Z]|[a-z]+(?<!s)\b))
 @year  4+  \b[A-Z][a-z]+day,? [A-Z][a-z]+ [a-z-]+, «(?:19|20)\d\d»\b
 """,
@@ -162,7 +172,9 @@ to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
         "decade": reads_part(_decade),
         "year": reads_part(year),
         "pairs": reads_part(pairs),
-        "short year": reads_part(lambda written: cardinal(written[1:]) if written[1] != "0" else f"oh {cardinal(written[2])}"),
+        "short year": reads_part(
+            lambda written: cardinal(written[1:]) if written[1] != "0" else f"oh {cardinal(written[2])}"
+        ),
         "years": _years,
     },
 )

@@ -62,7 +62,8 @@ RULES = GRAMMAR.rules(
     (?: (?:number|code|reference))?<IS>«(?=[A-Z]*\d)(?=\d*[A-Z])(?![A-Z]{3,}\d+\b)[A-Z\d]{5,17}»\b(?![.-]\w)
 @code  ending ends  \b(?:<card account number phone>|SSN|Visa|Mastercard|Amex)\b[^\d\n.!?]{0,20}
     \b(?:ending|ends) (?:in |with )?«\d{3,4}»\b(?![.,]\d|%)
-@code  ending ends last digits ssn  \b(?:ending in|ends in|last four(?: digits)?(?: are| is)?|last 4(?: digits)?(?: are| is)?
+@code  ending ends last digits ssn  \b(?:ending in|ends in|last four(?: digits)?(?: are| is)?|last 4(?: digits)?
+    (?: are| is)?
     |last 4 of your SSN: is it|SSN[^\d\n.!?]{0,20}) «\d{4}»\b(?![.,]\d|%)
 @words  6+  \b(?:ID|<number code>)(?: is|:)? «\d{3,4}(?: \d{3,4}){1,4}»\b(?![.,]\d|%)
 @code  <CODE_WORD>  \b<CODE_WORD>(?::| is:?) [\"'“‘]?«(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[a-zA-Z\d]{4,16}»\b(?![.@-]\w)
@@ -78,7 +79,8 @@ RULES = GRAMMAR.rules(
 @code  extension ext ssn  \b(?:<extension ext>\.?|SSN) (?:is )?«\d{3,8}»\b(?![.,]\d|%)
 @pairs  3+  (?<=§ )[1-9]\d{2,3}\b(?![.,:/]\d)
 @pairs  3+  \b(?:<room flight suite apartment apt unit bus train highway route interstate gate channel extension>
-    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|<section form>|iPhone|Boeing|Airbus|Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
+    |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|<section form>|iPhone|Boeing|Airbus
+    |Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
     (?! (?:people|users|times|items|points|meters|<UNITS>)\b)
 @spelled  3+  \b\d?[A-Z]{3}«\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,])«(?:240|360|480|720|1080|1440|2160|4320)»(?=[pi]\b)
@@ -86,5 +88,11 @@ RULES = GRAMMAR.rules(
 @pairs  4+  \b[A-Z]{2,3}«[1-9]\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,$€£#-])«[1-9]\d{2,3}»(?= (?:(?:[NSEW]|[NS][EW])\.? )?(?:[A-Z][a-z]+\.? ){1,3}<STREET>\b)
 """,
-    {"short numbers": _short_numbers, "code": reads_part(_code), "words": word_by_word, "spelled": reads_part(spell), "pairs": reads_part(pairs)},
+    {
+        "short numbers": _short_numbers,
+        "code": reads_part(_code),
+        "words": word_by_word,
+        "spelled": reads_part(spell),
+        "pairs": reads_part(pairs),
+    },
 )

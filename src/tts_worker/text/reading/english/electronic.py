@@ -13,8 +13,10 @@ _MARK_NAMES = {
     **{"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon", "#": "hash"},
     **{"?": "question mark", "=": "equals", "&": "and", "%": "percent", "~": "tilde"},
 }
-_SAID_DOMAINS = frozenset("com org net gov biz app dev co me tv in to edu info".split())
-_SPELLED = frozenset("io ai uk us de eu ie it es ca au".split())
+_SAID_DOMAINS = frozenset(
+    ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
+)
+_SPELLED = frozenset(["io", "ai", "uk", "us", "de", "eu", "ie", "it", "es", "ca", "au"])
 _NO_VOWEL = re.compile("[b-df-hj-np-tv-xz]{2,5}")
 _PARTS = re.compile(r"\d+|[^\W\d_]+|\W|_")
 
@@ -48,7 +50,8 @@ RULES = GRAMMAR.rules(
 @address  @  (?<![\w.+-])(?P<email>[\w.+-]{1,64}@<HOSTS>[A-Za-z]{2,12})(?![\w@-])(?P<path>(?:/[\w.~%-]*\w)*)
 @address  <TOP_LEVEL>  (?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host><HOSTS><TOP_LEVEL>)(?![\w@-]|\.\w)
     (?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?
-@address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)(?:\?[\w=&%.+-]*[\w=])?
+@address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)
+    (?:\?[\w=&%.+-]*[\w=])?
 @file  <FILE>  (?<![\w./@-])[\w-]{1,40}\.<FILE>\b(?!\.\w|[@/])
 """,
     {"address": _address, "file": _file},

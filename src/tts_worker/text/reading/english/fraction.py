@@ -62,11 +62,13 @@ RULES = GRAMMAR.rules(
     r"""
 @spoon  tsp tbsp tsps tbsps  (?P<amount>\d[\d.,]*(?:(?: \d)?/\d)?|(?:\d{1,2} ?)?<FRACTION_SIGNS>|\b[Aa]|\bof an?)[ ]?
     «(?P<name>[Tt]sp|[Tt]bsp)s?\b(?:\.(?= [a-z]))?»
-@mixed  /  (?<![\d/.,-])(?P<whole>\d{1,4})(?P<part>(?: |-)(?P<above>\d{1,2})/(?P<below>[2-9]|1\d|20|32|64))(?![\d/]|[.,]\d)
+@mixed  /  (?<![\d/.,-])(?P<whole>\d{1,4})(?P<part>(?: |-)(?P<above>\d{1,2})/(?P<below>[2-9]|1\d|20|32|64))(?![\d/]
+    |[.,]\d)
 @mixed  <FRACTION_SIGNS>  (?<![\d/.,])(?P<whole>\d{1,4})(?P<part> ?(?P<sign><FRACTION_SIGNS>))
 half  ½  \bin «½»(?=[.,;:!?]|$)
 @sign  <FRACTION_SIGNS>  <FRACTION_SIGNS>
-@fraction  /  (?<![\w/.,$€£:-])«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})(?:TH|RD|ND|th|rd|nd)?»(?![\w/%]|[.,]\d|[-–]\d+(?!/|\d))
+@fraction  /  (?<![\w/.,$€£:-])«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})(?:TH|RD|ND|th|rd|nd)?»(?![\w/%]|[.,]\d
+    |[-–]\d+(?!/|\d))
 @fraction  /  (?:(?<=/\d[-–])|(?<=/\d\d[-–]))«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})»(?![\w/%]|[.,]\d)
 @fraction  /  (?<=[-–(\"“'‘])(?<!\d[-–])(?<!\w[-–])«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})»(?![\w/%]|[.,]\d)
 to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))

@@ -6,8 +6,8 @@ from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.rules import Grammar
 
 _DEFINITIONS = r"""
-NUM = (?:\d{1,3}(?:,\d{3}){1,6}(?!\d|,\d)(?:\.\d{1,12})?|\d{1,15}(?:\.\d{1,12})?|\.\d{1,12})
-AMOUNT = (?:\d{1,3}(?:,\d{3}){1,6}(?!\d)(?:\.\d{1,12})?|[1-9]\d?(?:,\d\d){1,5},\d{3}(?!\d)|\d{1,3}(?:\.\d{3}){1,6},\d{1,4}
+AMOUNT = (?:\d{1,3}(?:,\d{3}){1,6}(?!\d)(?:\.\d{1,12})?
+    |[1-9]\d?(?:,\d\d){1,5},\d{3}(?!\d)|\d{1,3}(?:\.\d{3}){1,6},\d{1,4}
     |\d{1,12}[.,]\d{1,12}|\d{1,12}(?:,-)?|\.\d{1,12})
 HOSTS = (?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}
 TOP_LEVEL = (?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|online|site|ly|gg|fm|sh|co|uk|us
@@ -33,11 +33,13 @@ MONTH = (?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|JAN|FEB|MAR|APR|MAY|JUN
 MONTHS_WRITTEN = (?:(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?
     |Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?|JAN(?:UARY)?|FEB(?:RUARY)?|MAR(?:CH)?|APR(?:IL)?|MAY|JUNE?|JULY?
     |AUG(?:UST)?|SEPT?(?:EMBER)?|OCT(?:OBER)?|NOV(?:EMBER)?|DEC(?:EMBER)?|jan(?:uary)?|feb(?:ruary)?|march|apr(?:il)?
-    |may(?=,? (?:19|20)\d\d)|mar(?=,? (?:19|20)\d\d)|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?)
+    |may(?=,? (?:19|20)\d\d)|mar(?=,? (?:19|20)\d\d)|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov
+    (?:ember)?|dec(?:ember)?)\b\.?)
 ELEMENT = (?:Na|Cl|Ca|Mg|Fe|Cu|Zn|Al|Si|Ag|Li|Mn|Ti|Pb|Br|Ba|[HCNOSPKFI])
 STREET = (?:<STREETS>|Avenue|Boulevard|Circle|Court|Drive|Highway|Parkway|Place|Road|Square|Street|Terrace)
 DATED = (?:<on until till due dated starting ending through scheduled available between rsvp arrives arriving expires>
-    |<ships ship starts start leaves renews booked departs departing born appointment posted effective begins ends closes opens shipped delivered delivery birthday deadline>
+    |<ships ship starts start leaves renews booked departs departing born appointment posted>
+    |<effective begins ends closes opens shipped delivered delivery birthday deadline>
     |<week weeks> of|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b\.?,?|[A-Z][a-z]{2,5}day,?)
 SHORT_WORDS_ANY = (?i:<SHORT_WORDS>)
 BEFORE_WORD_ANY = (?i:<BEFORE_WORD>)

@@ -55,11 +55,13 @@ billion  bn  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?« ?bn»\b
 percent  % pct  (?<=\d)« ?(?:%|pct\b\.?)»
 @unit  <UNITS> μ  (?:(?<![\w.,$€£¥])(?<![A-Za-z]-)(?<!\d/)|(?<=\dx))
     (?![2-5]g\b(?!\.?(?: (?:of|per|each|a day|protein|carbs|fat|sugar|fiber|salt|sodium)\b|/)))
-    (?P<amount><AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
+    (?P<amount><AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)
+    (?:\.(?=,| [a-z]))?»
     (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
 @unit  <UNITS> μ  (?P<amount>\d{1,5}/\d{1,3}|<FRACTION_SIGNS>)«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
     (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
-@unit  v w  (?<![\w.,$€£¥])(?<!\w-)(?P<amount><AMOUNT>)«(?P<join>-?|[ ](?=V)|(?<=\d\d) (?=W))(?P<unit>[VW])»(?![\w-]|['’]\w|/[^\d]|\.\w| [A-Z\d])<COMPOUND>
+@unit  v w  (?<![\w.,$€£¥])(?<!\w-)(?P<amount><AMOUNT>)«(?P<join>-?|[ ](?=V)|(?<=\d\d) (?=W))(?P<unit>[VW])»
+    (?![\w-]|['’]\w|/[^\d]|\.\w| [A-Z\d])<COMPOUND>
 @height  ' ′ ’  (?<![\w.])(?P<feet>\d)(?P<foot>['′’] ?)(?P<inches>\d{1,2})(?P<inch>[\"″”])
 inches  in  (?<![\w.,$])\d{1,3}(?:\.\d{1,2})?« in\.»(?= [a-z])
 inches  in  (?:ft\.?|feet|foot|\d['′’]) ?\d{1,2}(?:\.\d)?« ?in»\b
@@ -69,7 +71,8 @@ by  x  (?<![\w.,])\d{1,3}«['′’] ?x ?»(?=\d{1,3}['′’])
 foot  ' ′ ’  (?:(?<![\w.,])|(?<=\dx)|(?<=['′’]x))\d{1,3}«['′’]»(?= (?:wide|long|tall|deep|rug|ceiling|ladder|pole)\b)
 degrees Celsius  c  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?C»\b
 degrees Fahrenheit  f  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?F»\b
-by  x ×  (?:(?<![\w.,/])(?!0x)|(?<=\dx))\d{1,5}(?:\.\d)?«x| x |×»(?!86|10[\^⁰¹²³⁴⁵⁶⁷⁸⁹])(?=[1-9]\d{0,4}(?:\.\d)?(?:x\d|(?![\w/]| ?=)| ?<UNITS>\b))
+by  x ×  (?:(?<![\w.,/])(?!0x)|(?<=\dx))\d{1,5}(?:\.\d)?«x| x |×»(?!86|10[\^⁰¹²³⁴⁵⁶⁷⁸⁹])(?=[1-9]\d{0,4}(?:\.\d)?
+    (?:x\d|(?![\w/]| ?=)| ?<UNITS>\b))
 """,
     {"unit": _unit, "height": _height},
 )

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, number, split_number
-from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
 
-
 _DETERMINER = re.compile(
-    r"\b(?:[Aa]n?|[Tt]he|[Yy]our|[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]heir|[Tt]h(?:is|at)|[Ee]ach|[Ee]very|[Aa]nother|[Oo]ne|new) \Z"
+    r"\b(?:[Aa]n?|[Tt]he|[Yy]our|[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]heir|[Tt]h(?:is|at)|[Ee]ach|[Ee]very"
+    r"|[Aa]nother|[Oo]ne|new) \Z"
 )
 _NOUN = re.compile(
-    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or|over|per"
-    r"|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
+    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or|over"
+    r"|per|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
     r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)[a-z]"
 )
 """What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""
@@ -35,7 +34,7 @@ def _magnitude(written: str | None) -> str:
 
 
 def _amount(written: str, name: str, magnitude: str = "") -> str:
-    """Return an amount: "twenty dollars and fifty cents", "five million dollars", "one point two three four dollars"."""
+    """Return an amount: "twenty dollars and fifty cents", "one point two three four dollars"."""
     written = written.removesuffix(",-")
     whole, decimals = split_number(written)
     whole = whole.lstrip("0")
@@ -86,12 +85,13 @@ def _cents(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), f"{number(match['amount'])} {'cent' if match['amount'] == '1' else 'cents'}"
 
 
-
 RULES = GRAMMAR.rules(
     r"""
-@behind  <CURRENCIES> <CURRENCY_CODES>  (?<![\w.,$€£¥₹])(?P<symbol>[$€£¥])?(?P<amount><AMOUNT>)(?P<big> ?[mbt]n|<MAGNITUDE>)?
+@behind  <CURRENCIES> <CURRENCY_CODES>  (?<![\w.,$€£¥₹])(?P<symbol>[$€£¥])?(?P<amount><AMOUNT>)(?P<big> ?[mbt]n|
+    <MAGNITUDE>)?
     [ ]?(?P<code><CURRENCY_CODES>\b|[€£¥₹₩₽₺₪฿](?!\d)|zł\b|kr\b|\$(?![\d.]))
-@money  <CURRENCIES> <CURRENCY_CODES> rs us  (?<![\w$€£¥.])(?P<currency><CURRENCIES> ?|<CURRENCY_CODES> ?)(?P<sign>[-−–])?
+@money  <CURRENCIES> <CURRENCY_CODES> rs us  (?<![\w$€£¥.])(?P<currency><CURRENCIES> ?|<CURRENCY_CODES> ?)
+    (?P<sign>[-−–])?
     (?P<first><AMOUNT>)(?P<first_big><MAGNITUDE>(?= ?[-–—]))?
     (?:(?: ?[-–—] ?)(?P<again>(?P=currency))?(?P<last><AMOUNT>))?(?P<big><MAGNITUDE>)?(?!\w|[.,]\d)
 @cents  ¢  (?<![\w.,$€£¥])(?P<amount><AMOUNT>) ?¢

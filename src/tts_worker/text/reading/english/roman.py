@@ -17,15 +17,19 @@ def _value(written: str) -> int:
 
 RULES = GRAMMAR.rules(
     r"""
-@number  <NUMBERED_IN_ROMAN> part chapter art vol  \b(?:<NUMBERED_IN_ROMAN>|PART|CHAPTER|Art\.|Vol\.|Ch\.|[Vv]olume|[Aa]rticle
+@number  <NUMBERED_IN_ROMAN> part chapter art vol  \b(?:<NUMBERED_IN_ROMAN>|PART|CHAPTER|Art\.|Vol\.|Ch\.|[Vv]olume
+    |[Aa]rticle
     |[Cc]hapter|[Pp]art|[Ss]ection|[Tt]ype|[Pp]hase|[Ll]evel|[Ss]tage|[Ff]actor|[Gg]rade|[Tt]ier) <ROMAN>\b(?!['’.]\w)
 @ruler  <RULERS>  \b<RULERS> «I»(?=[.,;!?]|$)
 @number  calculus physics algebra chemistry biology english spanish french geometry statistics
-    \b(?:Calculus|Physics|Algebra|Chemistry|Biology|English|Spanish|French|Geometry|Statistics) <ROMAN>(?=[.,;!?]|$| (?:and|or|is|was|class|exam)\b)
+    \b(?:Calculus|Physics|Algebra|Chemistry|Biology|English|Spanish|French|Geometry|Statistics) <ROMAN>(?=[.,;!?]|$
+    | (?:and|or|is|was|class|exam)\b)
 @ruler  <RULERS> king queen pope tsar emperor
     \b(?:<RULERS>|(?:King|Queen|Pope|Tsar|Emperor) [A-Z][a-z]+) (?=[IVX]{2})<ROMAN>\b
-@number  ii iii vi vii viii xi xii xiii  \b(?!The |An |This |Your |My |Her |His |Our |New )[A-Z][a-z]+ «II|III|VI|VII|VIII|XI{1,3}»\b(?!['’.]\w)
-@number  rocky ii iii iv vi vii viii  \b(?:Rocky|Final Fantasy|Star Wars|Episode|Olympiad|Saturn|Mark|Mk) <ROMAN>\b(?!['’.]\w)
+@number  ii iii vi vii viii xi xii xiii  \b(?!The |An |This |Your |My |Her |His |Our |New )[A-Z][a-z]+ «II|III|VI
+    |VII|VIII|XI{1,3}»\b(?!['’.]\w)
+@number  rocky ii iii iv vi vii viii  \b(?:Rocky|Final Fantasy|Star Wars|Episode|Olympiad|Saturn|Mark|Mk) <ROMAN>\b
+    (?!['’.]\w)
 """,
     {
         "number": reads_part(lambda written: cardinal(str(_value(written)))),

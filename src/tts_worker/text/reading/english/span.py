@@ -45,9 +45,11 @@ def _list(match: re.Match[str]) -> Iterator[Rewrite]:
 
 RULES = GRAMMAR.rules(
     r"""
-@list  3+  (?<![\w.,$€£¥])«(?!\d{1,3}(?:,\d{3}){2,6}(?!\d|,\d))(?![1-9]\d?(?:,\d\d){1,5},\d{3}(?!\d|,\d))\d{1,4}(?:,\d{1,4}){2,12}»(?![\w.,]\d)
+@list  3+  (?<![\w.,$€£¥])«(?!\d{1,3}(?:,\d{3}){2,6}(?!\d|,\d))(?![1-9]\d?(?:,\d\d){1,5},\d{3}(?!\d|,\d))\d{1,4}
+    (?:,\d{1,4}){2,12}»(?![\w.,]\d)
 @list  2+  \b(?:<options rooms items numbers steps questions pages chapters days levels parts lines seats gates flights>
-    |<answers choices sections tables tracks grades weeks points verses aisles lots units exits years>) «\d{1,4}(?:,\d{1,4}){1,12}»(?![\d%°]|[.,]\d)
+    |<answers choices sections tables tracks grades weeks points verses aisles lots units exits years>) «\d{1,4}
+    (?:,\d{1,4}){1,12}»(?![\d%°]|[.,]\d)
 @list  2+  (?<![\w.,$€£¥])«(?!\d{1,3},\d{3}(?!\d))\d{1,4},\d{1,4}»(?= (?:and|or|&) \d)
 @list  8+  (?<![\w.,$€£¥])«\d{4},\d{4}»(?![\w%°]|[.,]\d)
 @range  - –  (?<![\w.,/:+-])[$€£]?(?!0\d)(?P<first>\d{1,4})(?:\.\d{1,2})?[kKM%°]?[CF]?«[-–]»
@@ -57,9 +59,11 @@ to  - –  (?<![\w.,/:+-])\d{1,6}\.\d{1,4}«[-–]»(?=\d{1,6}(?:\.\d{1,4})?(?![
 to  - –  (?<![\w.,/:+-])\d{1,6}«[-–]»(?=\d{1,6}\.\d{1,4}(?![\w.-]))
 to  - –  (?<![\w.,/:+-])\d{1,4}(?:st|nd|rd|th)«[-–]»(?=\d{1,4}(?:st|nd|rd|th)\b)
 to  …  (?<=\d)«…»(?=\d)
-@spaced  - – −  (?<![\w.,/:$€£-])(?P<first>\d{1,6}(?:,\d{3}){0,3}(?:\.\d{1,4})?)(?P<part> [-–] )(?P<last>\d{1,6}(?:,\d{3}){0,3}(?:\.\d{1,4})?)
+@spaced  - – −  (?<![\w.,/:$€£-])(?P<first>\d{1,6}(?:,\d{3}){0,3}(?:\.\d{1,4})?)(?P<part> [-–] )(?P<last>\d{1,6}
+    (?:,\d{3}){0,3}(?:\.\d{1,4})?)
     (?![\w/:]|[.,]\d| [-–+*/=×÷] )(?<![+*/=×÷] \d )
-@serial  -  (?<![\w.,/+-])(?:7\d7-\d{3}|\d{1,6}(?:-\d{1,6}){2,6}|0\d{0,5}-\d{1,6}|\d{1,6}-0\d{0,5}|\d{3}-\d{4})(?![\w/-]|[.,]\d)
+@serial  -  (?<![\w.,/+-])(?:7\d7-\d{3}|\d{1,6}(?:-\d{1,6}){2,6}|0\d{0,5}-\d{1,6}|\d{1,6}-0\d{0,5}|\d{3}-\d{4})
+    (?![\w/-]|[.,]\d)
 to  –  (?<=[a-z])«–»(?=[A-Z])
 """,
     {"range": _range, "spaced": _spaced_range, "list": _list, "serial": _serial},

@@ -30,7 +30,9 @@ def _tagged(written: str) -> str:
     number_part, tag = written.split("-", 1)
     name, dot, count = re.fullmatch(r"([a-z]+)([.-]?)(\d*)", tag).groups()  # type: ignore[union-attr]
     version = "version " * (number_part[0] in "vV") + _point_number(number_part.lstrip("vV"))
-    return f"{version} dash {name.upper() if name == 'rc' else name}{' dot' * (dot == '.')} {short_number(count)}".rstrip()
+    return (
+        f"{version} dash {name.upper() if name == 'rc' else name}{' dot' * (dot == '.')} {short_number(count)}".rstrip()
+    )
 
 
 def _model(written: str) -> str:
@@ -45,10 +47,10 @@ RULES = GRAMMAR.rules(
 @version  v  (?<![\w.,$-])(?:v|V(?=\d{1,4}\.\d))\.?\d{1,4}(?:\.\d{1,4}){0,4}(?![\w%]|[.,]\d)
 @tagged  2+  (?<![\w.,$-])[vV]?\d{1,4}(?:\.\d{1,4}){1,3}-(?:rc|alpha|beta|dev|pre|post)(?:[.-]?\d{1,3})?\b
 @model  b m  (?<=[a-z])-?\d{1,2}(?:\.\d{1,2})?-\d{1,4}(?:\.\d)?[BM]\b
-@dotted  3+  (?<![\w.,$-])\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)
-@point  3+  (?<![\w.,$-])\d{1,6}(?:\.\d{1,6}){2,6}(?![\w%]|[.,]\d)
-@point  2+  \b(?:<version python section sections release ver clause paragraph chapter article figure table java node ruby>
-    |<ubuntu debian android>|iOS|macOS|iPadOS|watchOS|PHP|Go|HTTP|USB|TLS|CUDA|PyTorch|Windows|Kubernetes|Postgres)
+@dotted  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)
+@point  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,6}(?:\.\d{1,6}){2,6}(?![\w%]|[.,]\d)
+@point  2+  \b(?:<version python section sections release ver clause paragraph chapter article figure>
+    |<table java node ruby ubuntu debian android>|iOS|macOS|iPadOS|watchOS|PHP|Go|HTTP|USB|TLS|CUDA|PyTorch|Windows|Kubernetes|Postgres)
     (?:[ -]| is | to | and | or )«\d{1,4}\.\d{1,4}»(?![\w%]|[.,]\d)
 """,
     {

@@ -91,7 +91,7 @@ def split_number(written: str) -> tuple[str, str | None]:
 
 
 def number(written: str) -> str:
-    """Return a number without a sign: "1,234" or "1234" as a cardinal, "3.50" as "three point five zero", "007" spelled.
+    """Return a number without a sign: "1,234" or "1234" as a cardinal, "3.50" with each digit behind the point.
 
     Args:
         written: Digits with marks of thousands or a decimal mark, which may come first.
