@@ -53,7 +53,7 @@ def test_every_rule_has_a_case_and_its_requirements() -> None:
     texts = [written for written, _ in cases()] + [written for _, written, _ in class_cases()]
     texts += [case.text for case in read_cases(DATA / "agent_sentences.tsv")]
     unused = []
-    for pattern, _, needs in RULES:
+    for pattern, _, needs, _ in RULES.rules:
         found = [text for text in texts if pattern.search(text)]
         if not found:
             unused.append(pattern.pattern)

@@ -16,19 +16,39 @@ A line that begins with "# " is a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tts_worker.text.span_rewriting import Rewrite
 
 Read = Callable[[re.Match[str]], Iterator[Rewrite]]
 """Yields what is spoken for ranges of a match."""
-Rule = tuple[re.Pattern[str], Read, frozenset[str | int]]
 Table = Mapping[str, str] | Sequence[str]
+
+
+class Rule(NamedTuple):
+    """A pattern and what is spoken for its matches.
+
+    Attributes:
+        pattern: What it finds.
+        read: What is spoken for a match.
+        needs: What every match has one of, see ``features``.
+        looks_back: Whether a match may begin before the token, with words that decide how it is read.
+    """
+
+    pattern: re.Pattern[str]
+    read: Read
+    needs: frozenset[str | int]
+    looks_back: bool
+
 
 ANY = "*any"
 """Requirement of a rule that may apply to any text."""
 _FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
+_WORD = re.compile("[a-z]+")
+_SIGN = re.compile(r"[^A-Za-z\s]")
 _DIGIT = re.compile(r"\d")
+_BEGINS_WITH_PART = re.compile(r"(?:\(\?<[!=](?:[^()]|\\[()])*\)|\\b)*\(\?P<part>")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
 _AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§±=~<>&@√]")
 
@@ -71,18 +91,24 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(self, written: str, readings: Mapping[str, Read] | None = None) -> tuple[Rule, ...]:
+    def rules(
+        self, written: str, readings: Mapping[str, Read] | None = None, across: Collection[str] = ()
+    ) -> tuple[Rule, ...]:
         """Return the rules of a text.
 
         Args:
             written: The rules.
             readings: The functions that it names.
+            across: Those of them whose token may begin in the segment before.
         """
         rules: list[Rule] = []
         for line in _lines(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
             read = (readings or {})[spoken[1:]] if spoken[0] == "@" else self._reads(spoken)
-            rules.append((re.compile(self.pattern(pattern)), read, frozenset(self._requirements(needs))))
+            compiled = re.compile(self.pattern(pattern))
+            looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
+            looks_back = looks_back or spoken[1:] in across
+            rules.append(Rule(compiled, read, frozenset(self._requirements(needs)), looks_back))
         return tuple(rules)
 
     def _requirements(self, column: str) -> Iterator[str | int]:
@@ -115,26 +141,40 @@ class Grammar:
         return found or names.get(word.lower(), word).capitalize()
 
 
-def find_rewrites(rules: Sequence[Rule], text: str, first: int) -> list[Rewrite]:
-    """Return the rewrites of ``text`` from ``first`` on, in order; of two that overlap, that of the earlier rule."""
-    found: list[Rewrite] = []
-    taken = bytearray(len(text) + 1)
-    present = features(text)
-    for pattern, read, needs in rules:
-        if present.isdisjoint(needs):
-            continue
-        for match in pattern.finditer(text):
-            for start, end, spoken in read(match):
-                start = max(first, start)
-                if start < end and not any(taken[start:end]):
-                    taken[start:end] = b"\1" * (end - start)
-                    found.append((start, end, spoken))
-    return set_apart(text, sorted(found))
+class RuleSet:
+    """Rules in the order in which they apply.
+
+    Attributes:
+        rules: The rules.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self._of: dict[str | int, list[int]] = {}  # places of the rules that apply to texts with a feature
+        for place, rule in enumerate(self.rules):
+            for need in rule.needs:
+                self._of.setdefault(need, []).append(place)
+
+    def find_rewrites(self, text: str, first: int) -> list[Rewrite]:
+        """Return the rewrites of ``text`` from ``first`` on, in order. Of two that overlap the earlier rule wins."""
+        found: list[Rewrite] = []
+        taken = bytearray(len(text) + 1)
+        places = {place for feature in features(text, first) for place in self._of.get(feature, ())}
+        for place in sorted(places):
+            pattern, read, _, looks_back = self.rules[place]
+            for match in pattern.finditer(text, 0 if looks_back else first):
+                for start, end, spoken in read(match):
+                    start = max(first, start)
+                    if start < end and not any(taken[start:end]):
+                        taken[start:end] = b"\1" * (end - start)
+                        found.append((start, end, spoken))
+        return set_apart(text, sorted(found))
 
 
-def features(text: str) -> set[str | int]:
-    """Return the words and signs of ``text``, and every number of digits up to what it has."""
-    return {ANY, *_FEATURE.findall(text.lower()), *range(1, len(_DIGIT.findall(text)) + 1)}
+def features(text: str, first: int = 0) -> set[str | int]:
+    """Return the words of ``text``, its signs from ``first`` on, and every number of digits up to what it has there."""
+    digits = len(_DIGIT.findall(text, first))
+    return {ANY, *_WORD.findall(text.lower()), *_SIGN.findall(text[first:].lower()), *range(1, digits + 1)}
 
 
 def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:

@@ -24,57 +24,69 @@ from tts_worker.text.reading.english import (
     score,
     sign,
     span,
+    tables,
     telephone,
     version,
 )
-from tts_worker.text.reading.english.grammar import GRAMMAR
-from tts_worker.text.reading.rules import Rule, find_rewrites
+from tts_worker.text.reading.rules import RuleSet
 from tts_worker.text.span_rewriting import Rewrite
 
-RULES: tuple[Rule, ...] = (
-    *electronic.RULES,
-    *digits.ACCOUNTS,
-    *telephone.RULES,
-    *digits.RULES,
-    *version.RULES,
-    *score.RULES,
-    *date.RULES,
-    *score.WHOLES,
-    *operator.POWERS,
-    *measure.RATES,
-    *clock.RULES,
-    *money.RULES,
-    *fraction.RULES,
-    *measure.RULES,
-    *span.RULES,
-    *place.RULES,
-    *roman.RULES,
-    *abbreviation.RULES,
-    *operator.RULES,
-    *cardinal.RULES,
-    *sign.RULES,
+RULES = RuleSet(
+    (
+        *electronic.RULES,
+        *digits.ACCOUNTS,
+        *telephone.RULES,
+        *digits.RULES,
+        *version.RULES,
+        *score.RULES,
+        *date.RULES,
+        *score.WHOLES,
+        *operator.POWERS,
+        *measure.RATES,
+        *clock.RULES,
+        *money.RULES,
+        *fraction.RULES,
+        *measure.RULES,
+        *span.RULES,
+        *place.RULES,
+        *roman.RULES,
+        *abbreviation.RULES,
+        *operator.RULES,
+        *cardinal.RULES,
+        *sign.RULES,
+    )
 )
-_MAY_APPLY = re.compile(
-    GRAMMAR.pattern(
-        r"""[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|\w\.[A-Za-z]{2}
-        |\b<DAY>|\b[Aa] [Tt]b?sp|\. [A-Z]\b| v\. |, [A-Z]{2}\b
-        |[A-Za-z.] [IVXLC]{1,6}\b|<MONTH>\.? ?[-–]|\b(?:<WORDS>|(?:Apt|Bldg) [A-Z]\b|Ave|Blvd|[Hh]wy|Expy|Ln|Pkwy
-    |Rd|St\b
-        |(?:Mrs?|Ms|Dr|Prof|Mt|Ft)\b|<in since until early late mid last next this> [JFASOND][a-z]{2,3}\b)
-        |\b(?:<SHORT_WORDS_ANY>|<BEFORE_WORD_ANY>|<TITLES>)\."""
-    ).replace("\n        ", "")
+_SIGNS = re.compile(r"[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|[A-Za-z]\.[A-Za-z]")
+_WORD = re.compile("[A-Za-z]+")
+_NUMERALS = frozenset("IVXLC")
+_NUMBERED = frozenset(
+    word for name in (*tables.NUMBERED_IN_ROMAN, *tables.RULERS, *tables.SUBJECTS) for word in name.split()
 )
-"""Occurs in every text that a rule may apply to, and seldom in others."""
+_CAPITALIZED = (tables.DAYS, tables.MONTHS, tables.TITLES, tables.STREETS, tables.PLACES)
+_SHORTENED = (tables.SPOONS, tables.PLACES, tables.SHORT_WORDS, tables.BEFORE_WORD)
+_TRIGGERS = frozenset(
+    (
+        *(form for table in _CAPITALIZED for name in table for form in (name.capitalize(), name.upper())),
+        *(form for table in _SHORTENED for name in table for form in (name, name.capitalize(), name.upper())),
+        *(name for name in (*tables.WORDS, *tables.STATES, *roman.NUMERALS) if name.isalpha()),
+    )
+)
+"""Words that a rule may apply to though the text has no digit or sign."""
 _SWISS_MARK = re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))")  # 1'200
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 
 def rewrites(text: str, first: int) -> list[Rewrite]:
     """Return the disjoint rewrites of ``text`` from ``first`` on, in order; the text before it is only looked at."""
-    if not _MAY_APPLY.search(text, first):
+    if not _SIGNS.search(text, first) and not _has_trigger(text):
         return []
     text = _SWISS_MARK.sub(",", text)
-    return find_rewrites(RULES, text if text.isascii() else _plain(text), first)
+    return RULES.find_rewrites(text if text.isascii() else _plain(text), first)
+
+
+def _has_trigger(text: str) -> bool:
+    words = set(_WORD.findall(text))
+    return not words.isdisjoint(_TRIGGERS) or not (words.isdisjoint(_NUMERALS) or words.isdisjoint(_NUMBERED))
 
 
 def _plain(text: str) -> str:

@@ -126,20 +126,20 @@ Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
 @calendar  <DAYS>  \b(?:on|next|last|this|every|until|till|by|from|since|before|after)[ ]
     «(?!(?:SAT|SUN|MON|Sat|Sun)\b(?!<AFTER_DAY>))<DAY>(?:\.(?=[,;:]|\W*\w))?»
 @calendar  <DAYS>  \b<DAY>\.?(?=[,:]? (?:at \d|\d{1,2}(?!\d)|<MONTHS_WRITTEN>|morning|afternoon|evening|night))
-@month day  1+  \b(?P<month><MONTHS_WRITTEN>)[ -]?(?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
+@month day  <MONTH_WORDS>  \b(?P<month><MONTHS_WRITTEN>)[ -]?(?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
     (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2}(?:st|nd|rd|th)?)\b(?![:/]))?
     (?:(?P<gap>,? |-)(?P<y>[12]\d{3})\b(?! ?(?:<UNITS>|people|units)\b))?(?![:%°]|[.,]\d|-\d|/\d| ?(?:<UNITS>|am|pm)\b)
 @month day  may mar  \b(?:on|by|until|since|due|from|before|after) (?P<month>may|mar) (?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
     (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2})\b)?(?:(?P<gap>,? )(?P<y>[12]\d{3})\b)?(?![:%°]|[.,]\d)
-@day month  1+  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2}(?:st|nd|rd|th)?) (?:of )?(?P<month><MONTHS_WRITTEN>)
+@day month  <MONTH_WORDS>  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2}(?:st|nd|rd|th)?) (?:of )?(?P<month><MONTHS_WRITTEN>)
     (?:,? (?P<y>[12]\d{3})\b)?(?! \d{1,2}\b(?![:.]))
-@month year  4+  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people|units)\b)
+@month year  <MONTH_WORDS>  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people|units)\b)
 @month  <MONTHS> sept  \b<MONTH>(?:\.(?=[ ,]))?(?= \d{1,2}\b)
 @calendar  - –  \b<MONTH>\.? ?[-–] ?<MONTH>(?:\.(?=[,;:]|\W*\w))?
 @month  <MONTHS> sept  \b<in since until early late mid last next this>[ -]
     «(?:Jan|Feb|Apr|Aug|Sept?|Oct|Nov|Dec)\b(?:\.(?=,| [a-z\d]))?»(?! [A-Z])
 to  - –  \d0s«[-–]»(?=\d)
-to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
+to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @decade  s  (?<![\w.,$])(?:1\d\d0['’]?s|20\d0s|['’][1-9]0s)\b
 @short year  2+  (?<![\w.,])['’]\d\d(?![\w'’]|[.,]\d)
 @decade  s  (?<=\b[Tt]he )[2-9]0s\b
@@ -177,4 +177,5 @@ to  - –  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
         ),
         "years": _years,
     },
+    ("month day", "day month", "month year"),
 )

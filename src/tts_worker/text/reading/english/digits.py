@@ -95,4 +95,5 @@ RULES = GRAMMAR.rules(
         "spelled": reads_part(spell),
         "pairs": reads_part(pairs),
     },
+    ("short numbers",),
 )

@@ -43,6 +43,8 @@ DATED = (?:<on until till due dated starting ending through scheduled available 
     |<week weeks> of|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\b\.?,?|[A-Z][a-z]{2,5}day,?)
 SHORT_WORDS_ANY = (?i:<SHORT_WORDS>)
 BEFORE_WORD_ANY = (?i:<BEFORE_WORD>)
+LISTED = (?:<options rooms items numbers steps questions pages chapters days levels parts lines seats gates flights>
+    |<answers choices sections tables tracks grades weeks points verses aisles lots units exits years>)
 ZONE = (?:[ECMP][SD]?T|UTC|GMT|BST|CET|CEST|IST|JST|AEST)\b
 """
 

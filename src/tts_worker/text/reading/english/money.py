@@ -15,8 +15,8 @@ _DETERMINER = re.compile(
     r"|[Aa]nother|[Oo]ne|new) \Z"
 )
 _NOUN = re.compile(
-    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or|over"
-    r"|per|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
+    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or"
+    r"|over|per|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
     r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)[a-z]"
 )
 """What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""

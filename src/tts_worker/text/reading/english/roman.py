@@ -8,7 +8,12 @@ from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, ordinal
 from tts_worker.text.reading.rules import reads_part
 
+_ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
 _DIGITS = {"C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9, "V": 5, "IV": 4, "I": 1}
+
+
+NUMERALS = [f"{ten}{one}" for ten in ("", "X", "XX", "XXX", "XL", "L") for one in _ONES if len(ten + one) > 1]
+"""Roman numerals that are no letters."""
 
 
 def _value(written: str) -> int:
@@ -21,8 +26,8 @@ RULES = GRAMMAR.rules(
     |[Aa]rticle
     |[Cc]hapter|[Pp]art|[Ss]ection|[Tt]ype|[Pp]hase|[Ll]evel|[Ss]tage|[Ff]actor|[Gg]rade|[Tt]ier) <ROMAN>\b(?!['’.]\w)
 @ruler  <RULERS>  \b<RULERS> «I»(?=[.,;!?]|$)
-@number  calculus physics algebra chemistry biology english spanish french geometry statistics
-    \b(?:Calculus|Physics|Algebra|Chemistry|Biology|English|Spanish|French|Geometry|Statistics) <ROMAN>(?=[.,;!?]|$
+@number  <SUBJECTS>
+    \b<SUBJECTS> <ROMAN>(?=[.,;!?]|$
     | (?:and|or|is|was|class|exam)\b)
 @ruler  <RULERS> king queen pope tsar emperor
     \b(?:<RULERS>|(?:King|Queen|Pope|Tsar|Emperor) [A-Z][a-z]+) (?=[IVX]{2})<ROMAN>\b

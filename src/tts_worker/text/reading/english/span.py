@@ -47,8 +47,7 @@ RULES = GRAMMAR.rules(
     r"""
 @list  3+  (?<![\w.,$€£¥])«(?!\d{1,3}(?:,\d{3}){2,6}(?!\d|,\d))(?![1-9]\d?(?:,\d\d){1,5},\d{3}(?!\d|,\d))\d{1,4}
     (?:,\d{1,4}){2,12}»(?![\w.,]\d)
-@list  2+  \b(?:<options rooms items numbers steps questions pages chapters days levels parts lines seats gates flights>
-    |<answers choices sections tables tracks grades weeks points verses aisles lots units exits years>) «\d{1,4}
+@list  <LISTED>  \b<LISTED> «\d{1,4}
     (?:,\d{1,4}){1,12}»(?![\d%°]|[.,]\d)
 @list  2+  (?<![\w.,$€£¥])«(?!\d{1,3},\d{3}(?!\d))\d{1,4},\d{1,4}»(?= (?:and|or|&) \d)
 @list  8+  (?<![\w.,$€£¥])«\d{4},\d{4}»(?![\w%°]|[.,]\d)

@@ -23,6 +23,8 @@ MONTHS = _table(
     "oct=October, nov=November, dec=December"
 )
 
+MONTH_WORDS = [*MONTHS, *map(str.lower, MONTHS.values()), "sept"]
+
 _LENGTHS = _table("km=kilometer, m=meter, cm=centimeter, mm=millimeter, ft=foot, mi=mile, in=inch, yd=yard")
 _POWERS = _table("{}²=square, {}2=square, {}^2=square, sq {}=square, {}³=cubic, {}3=cubic, {}^3=cubic, cu {}=cubic")
 UNITS = {
@@ -89,7 +91,7 @@ CURRENCY_CODES = _table(
 )
 CENTS = _table("pound=penny, rupee=paisa, ruble=kopeck, Swiss franc=centime, zloty=grosz, krona=öre")
 """A hundredth of a currency; others have cents."""
-NO_CENTS = ("yenwonbitcoinetherdongyuanlirahryvniashekelbahtnairaranddirham",)
+NO_CENTS = _names("yen, won, bitcoin, ether, dong, yuan, lira, hryvnia, shekel, baht, naira, rand, dirham")
 """Currencies whose parts are read as decimals."""
 
 
@@ -203,6 +205,7 @@ NUMBERED_IN_ROMAN = _names(
     "Act, Apollo, Article, Book, Chapter, Class, Episode, Final Fantasy, Level, Part, Phase, Round, Scene,"
     "Section, Stage, Super Bowl, Title, Type, Volume, World War"
 )
+SUBJECTS = _names("Calculus, Physics, Algebra, Chemistry, Biology, English, Spanish, French, Geometry, Statistics")
 RULERS = _names(
     "Alexander, Benedict, Catherine, Charles, Christian, Edward, Elizabeth, Ferdinand, Francis, Frederick, George,"
     "Gustav, Harald, Henry, Ivan, James, Leo, Leopold, Louis, Margrethe, Napoleon, Nicholas, Paul, Peter, Philip,"

@@ -50,7 +50,8 @@ RULES = GRAMMAR.rules(
 @dotted  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)
 @point  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,6}(?:\.\d{1,6}){2,6}(?![\w%]|[.,]\d)
 @point  2+  \b(?:<version python section sections release ver clause paragraph chapter article figure>
-    |<table java node ruby ubuntu debian android>|iOS|macOS|iPadOS|watchOS|PHP|Go|HTTP|USB|TLS|CUDA|PyTorch|Windows|Kubernetes|Postgres)
+    |<table java node ruby ubuntu debian android>|iOS|macOS|iPadOS|watchOS|PHP|Go|HTTP|USB|TLS|CUDA|PyTorch|Windows
+    |Kubernetes|Postgres)
     (?:[ -]| is | to | and | or )«\d{1,4}\.\d{1,4}»(?![\w%]|[.,]\d)
 """,
     {
