@@ -135,6 +135,14 @@ async def test_stop_at_the_last_word_counts_skipped_text(address: str) -> None:
         assert item.receipt.text_heard == "Hello world,"
 
 
+async def test_batch_names_what_it_skips(address: str) -> None:
+    async with connect(f"ws://{address}") as client:
+        batch = await client.batches.submit([MIXED, "Hello."])
+        results = [result async for result in client.batches.results(batch.id)]
+        assert [result.skipped for result in results] == [SKIPPED, ()]
+        assert all(result.audio for result in results)
+
+
 async def test_log_holds_the_length_of_skipped_text(address: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with AsyncTTS(f"ws://{address}") as tts:
