@@ -137,9 +137,9 @@ async def test_stop_at_the_last_word_counts_skipped_text(address: str) -> None:
 
 async def test_batch_names_what_it_skips(address: str) -> None:
     async with connect(f"ws://{address}") as client:
-        batch = await client.batches.submit([MIXED, "Hello."])
+        batch = await client.batches.submit([MIXED, "Hello.", f"Be kind.<|endofprompt|>{MIXED}"])
         results = [result async for result in client.batches.results(batch.id)]
-        assert [result.skipped for result in results] == [SKIPPED, ()]
+        assert [result.skipped for result in results] == [SKIPPED, (), (Skipped(29, 31),)]
         assert all(result.audio for result in results)
 
 
