@@ -9,8 +9,8 @@ Audio is *generated* by the engine, *sent* by the worker, and *played* by the cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -71,6 +71,53 @@ class Span(NamedTuple):
     phonemes: str | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Skipped:
+    """Original characters ``[start, end)`` that the voice does not speak.
+
+    ``reason`` is ``script`` for letters of a script that it cannot read; others may follow.
+    """
+
+    start: int
+    end: int
+    reason: str = "script"
+
+
+_MARKS = frozenset(",.;:!?…、。，．；：！？")
+_NO_SPACE_BEFORE = _MARKS | frozenset(")]}»”’")
+
+
+def omissions(text: str, runs: Iterable[tuple[int, int]]) -> list[tuple[int, int, str]]:
+    """Return the ranges of ``text`` to replace, and by what, so that it reads well without ``runs``.
+
+    The spaces around a run go with it, and so do the marks after it if no word before it keeps them; words do not join.
+
+    Args:
+        text: The text.
+        runs: Disjoint ranges in order.
+    """
+    found: list[tuple[int, int]] = []
+    for run_start, run_end in runs:
+        start, end = run_start, run_end
+        while start and text[start - 1].isspace():
+            start -= 1
+        if found and start <= found[-1][1]:
+            start = found.pop()[0]
+        follows_word = start > 0 and text[start - 1].isalnum()
+        while end < len(text) and (text[end].isspace() or (not follows_word and text[end] in _MARKS)):
+            end += 1
+        found.append((start, end))
+    return [(start, end, _between(text, start, end)) for start, end in found]
+
+
+def _between(text: str, start: int, end: int) -> str:
+    """Return what separates the text before ``start`` from that after ``end``."""
+    if not start or end == len(text) or text[end] in _NO_SPACE_BEFORE:
+        return ""
+    had_space = text[start].isspace() or text[end - 1].isspace()
+    return " " if had_space or (text[start - 1].isalnum() and text[end].isalnum()) else ""
+
+
 class Boundary(str, Enum):
     """Why a segment ends; engines derive the pause after it."""
 
@@ -99,6 +146,7 @@ class Segment:
         end: End of the range.
         boundary: Why it ends.
         pause_ms: Silence after it, with ``Boundary.BREAK``.
+        skipped: Original characters that ``spans`` lack because the voice cannot speak them, in order.
     """
 
     index: int
@@ -107,6 +155,7 @@ class Segment:
     end: int
     boundary: Boundary
     pause_ms: int = 0
+    skipped: tuple[Skipped, ...] = ()
 
     @classmethod
     def whole(cls, text: str, phonemes: str | None = None) -> Segment:
@@ -432,6 +481,7 @@ class Receipt:
         text_remaining: The rest of the text.
         words: Timestamped words of ``text_spoken``.
         alignment: How the timestamps were determined.
+        skipped: What the voice skipped of ``text_spoken``: nobody heard it. In order, without overlap.
     """
 
     reason: str
@@ -442,6 +492,38 @@ class Receipt:
     text_remaining: str
     words: tuple[Word, ...] = ()
     alignment: Alignment = Alignment.NONE
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def text_heard(self) -> str:
+        """``text_spoken`` without what the voice skipped: what belongs into a chat history."""
+        return text_heard(self.text_spoken, self.skipped)
+
+    def split(self, cut: int) -> Receipt:
+        """Return the report for the case that the first ``cut`` characters of the text were spoken."""
+        text = self.text_spoken + self.text_remaining
+        return replace(
+            self,
+            text_spoken=text[:cut],
+            text_remaining=text[cut:],
+            words=tuple(word for word in self.words if word.end_char <= cut),
+            skipped=skipped_before(cut, self.skipped),
+        )
+
+
+def skipped_before(cut: int, skipped: Iterable[Skipped]) -> tuple[Skipped, ...]:
+    """Return the part of ``skipped`` in the first ``cut`` characters."""
+    return tuple(replace(run, end=min(run.end, cut)) for run in skipped if run.start < cut)
+
+
+def text_heard(text: str, skipped: Iterable[Skipped]) -> str:
+    """Return ``text`` without what was ``skipped``, and without the spaces and marks that this leaves behind."""
+    parts: list[str] = []
+    done = 0
+    for start, end, between in omissions(text, [(run.start, run.end) for run in skipped]):
+        parts += text[done:start], between
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,10 +536,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Word timestamps, sent before the frame in which they begin."""
+    """Word timestamps, sent before the frame in which they begin.
+
+    Attributes:
+        skipped: What the voice skips before the last of them. What it skips at the end is in the report alone.
+    """
 
     key: UtteranceKey
     words: tuple[Word, ...]
+    skipped: tuple[Skipped, ...] = ()
 
 
 class ControlName(str, Enum):

@@ -65,6 +65,13 @@ async def address() -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def heart_address() -> AsyncIterator[str]:
+    """``host:port`` of a server with the CPU voice, which speaks English alone."""
+    async with serving(engines={"hibari": {"kind": "hibari"}}) as listening:
+        yield listening
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def modules(browser: Browser, address: str) -> AsyncIterator[Page]:
     """A page of the server's origin without the application, for tests of single modules."""
     async with await browser.new_context() as context:

@@ -108,6 +108,34 @@ async def test_unspeakable_text_is_reported(demo: DemoPage) -> None:
     assert len(demo.utterances) == 1
 
 
+async def test_skipped_text_is_marked_and_named(browser: Browser, heart_address: str) -> None:
+    text = "👋 Hello 你好 world, Привет, Anna. It ends in 世界."
+    async with DemoPage.open(browser, heart_address) as page:
+        await page.until_state("Ready")
+        await page.speak(text)
+        await page.shows("status", "Finished. The voice cannot speak “你好”, “Привет”, “世界”: skipped.")
+        assert await page.page.locator("#mirror .skipped").all_text_contents() == ["你好", "Привет", "世界"]
+        assert await page.at("mirror").text_content() == text
+        style = await page.page.locator("#mirror .skipped").first.evaluate("e => getComputedStyle(e).textDecoration")
+        assert "dotted" in style
+
+
+async def test_skipped_text_is_marked_while_it_is_passed(browser: Browser, heart_address: str) -> None:
+    text = "Hello 你好 world, this goes on and on. " + "And so on, and on, and on. " * 10
+    async with DemoPage.open(browser, heart_address) as page:
+        await page.until_state("Ready")
+        await page.speak(text)
+        await page.until("() => document.querySelectorAll('#mirror .word.heard').length > 2")
+        assert await page.page.locator("#mirror .skipped").all_text_contents() == ["你好"]
+        await page.at("stop").click()
+        await page.until_state("Ready")
+        assert await page.page.locator("#mirror .spoken .skipped").all_text_contents() == ["你好"]
+        status = await page.at("status").text_content()
+        assert status is not None
+        assert "The voice cannot speak “你好”: skipped." in status
+        assert await page.at("mirror").text_content() == text
+
+
 async def test_report_of_a_long_text_is_complete(endless: DemoPage) -> None:
     # Surrogate pairs at odd offsets: the boundary between two messages falls inside one.
     text = "a" + "🎉" * 20_000 + " and so it goes on" * 20

@@ -140,6 +140,28 @@ async def test_interruption_cuts_at_the_played_position(all_sent: bool) -> None:
         assert [each["content"] for each in model.asked[1]] == ["Hello.", "One two", "Wait."]
 
 
+@pytest.mark.parametrize("all_sent", [False, True])
+async def test_skipped_text_is_not_in_the_memory(all_sent: bool) -> None:
+    model = Writer(deltas=("Hello 你好, my ", "friend. It ends in 世界."))
+    extension = agent_extension(speech_options(), model, None)
+    heart = {"hibari": {"kind": "hibari"}}
+    async with serving(engines=heart, extension=extension) as address, open_page(address) as socket:
+        page = AgentPage(socket)
+        await page.send("say", text="Hello.")
+        turn = (await page.until("asked"))["turn"]
+        words = await page.until("words", skipped=[{"start": 6, "end": 8, "reason": "script"}])
+        if all_sent:
+            await page.until("sent", turn=turn)
+            await page.send("playback", turn=turn, samples=page.samples, complete=True)
+            await page.until("settled", turn=turn)
+        played = words["words"][-1]["end_sample"]
+        await page.until_samples(0 if all_sent else played)
+        await page.send("say", text="Wait.", played_samples=played)
+        await page.until("asked")
+        heard = "Hello, my friend. It ends in." if all_sent else "Hello, my"
+        assert [each["content"] for each in model.asked[1]] == ["Hello.", heard, "Wait."]
+
+
 @pytest.mark.parametrize("kind", ["interrupt", "say", "speech"])
 async def test_late_position_does_not_count_for_the_next_answer(kind: str) -> None:
     """The page sends it before it learns that the next answer has begun."""

@@ -17,7 +17,8 @@ from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started
 
-CHINESE = "您好，请问有什么可以帮您？"
+CHINESE = "您好，请问 WiFi 有什么可以帮您？"
+"""A word of it is spoken by every voice."""
 SPEAKERS = (("a", "a-one"), ("c", "c-one"), ("a", "c-one"))
 
 
@@ -116,7 +117,7 @@ async def test_stop_before_the_voice_is_chosen(worker: ManyWorker) -> None:
         (fast(model="b"), CHINESE, "b-one"),
         (fast(), "Guten Tag, wie geht es Ihnen?", "a-one"),
         (fast(language="de"), "Guten Tag, wie geht es Ihnen?", "b-one"),
-        (fast(), "안녕하세요.", "a-one"),
+        (fast(), "안녕하세요. WiFi.", "a-one"),
         (fast(voice="c-one"), "Hello.", "c-one"),
         (fast(), "**" + CHINESE + "**", "c-one"),
     ],

@@ -224,6 +224,16 @@ async def test_unspeakable_text_is_no_error() -> None:
         assert recorded.errors == []
 
 
+async def test_transcript_leaves_skipped_text_out() -> None:
+    text = "Hello 你好, my friend. Привет, Anna. It ends in 世界."
+    async with serve_plugin(Setup({"engines": {"hibari": {"kind": "hibari"}}})) as (voice, recorded):
+        output = await stream_text(voice, *text)
+        assert "".join(output.timed_words) == "Hello, my friend. Anna. It ends in."
+        (receipt,) = recorded.receipts
+        assert receipt.text_heard == "Hello, my friend. Anna. It ends in."
+        assert [text[run.start : run.end] for run in receipt.skipped] == ["你好", "Привет", "世界"]
+
+
 async def test_options_apply_to_the_next_stream() -> None:
     async with serve_plugin(voice="tone") as (voice, _):
         running = voice.stream(conn_options=ONCE)

@@ -295,6 +295,25 @@ async def test_unspeakable_text_is_no_error() -> None:
         assert len(bot.down.pcm) > 10_000
 
 
+async def test_context_gets_no_skipped_text() -> None:
+    setup = Setup({"engines": {"hibari": {"kind": "hibari"}}})
+    async with serve_setup(setup) as address, run_pipeline(TTSWorkerTTSService(f"ws://{address}")) as bot:
+        await bot.write("Hello 你好 my friend. Привет, Anna.")
+        await bot.wait_stopped()
+        words = bot.down.of(TTSTextFrame)
+        assert [word.text for word in words] == ["Hello", "my", "friend.", "Anna."]
+        assert "".join(word.raw_text or word.text for word in words).isascii(), "the context holds what was heard"
+        await bot.write("It ends in 世界.")
+        await bot.wait_stopped(2)
+        assert [word.text for word in bot.down.of(TTSTextFrame)][4:] == ["It", "ends", "in"]
+        assert bot.up.of(ErrorFrame) == []
+        await bot.write("Привет, мир.")
+        await bot.up.until(lambda: bot.up.of(ErrorFrame))
+        await bot.write("Bye.")
+        await bot.down.until(lambda: any(word.text == "Bye." for word in bot.down.of(TTSTextFrame)))
+        assert len(bot.down.of(TTSTextFrame)) == 8, "text of which nothing was spoken"
+
+
 async def test_unreachable_worker_pushes_an_error_frame() -> None:
     async with run_pipeline(TTSWorkerTTSService("ws://127.0.0.1:1")) as bot:
         await bot.write("Hello?")

@@ -22,6 +22,7 @@ from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_response, read_parts
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import parse_error
+from tts_worker.types import Skipped
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,6 +99,7 @@ class BatchResult:
         id: Its name.
         audio: The audio file; empty with an error, and in ``BatchProgress.errors``.
         duration_s: Length of the audio.
+        skipped: What the voice has skipped of the text, because it cannot speak it.
         error: Why there is no audio.
     """
 
@@ -105,6 +107,7 @@ class BatchResult:
     id: str
     audio: bytes = b""
     duration_s: float = 0.0
+    skipped: tuple[Skipped, ...] = ()
     error: TTSWorkerError | None = None
 
 

@@ -54,7 +54,6 @@ from tts_worker.types import (
     State,
     SynthesisParams,
     UtteranceKey,
-    Word,
     Words,
 )
 
@@ -336,7 +335,7 @@ class RemoteSession:
             case bytes():
                 self._on_audio(message)
             case WordsMessage():
-                self._on_words(message.words)
+                self._on_words(message)
             case StartedMessage():
                 self._on_started(message)
             case PausedMessage():
@@ -359,12 +358,13 @@ class RemoteSession:
                 self._queue.append(Started(utterance.key, message.params))
             self._notify()
 
-    def _on_words(self, words: tuple[Word, ...]) -> None:
+    def _on_words(self, message: WordsMessage) -> None:
         """Word timestamps of the current utterance, sent before the audio in which they begin."""
         utterance = self._active_utterance()
         if utterance is not None:
-            utterance.words.extend(words)
-            self._queue.append(Words(utterance.key, words))
+            utterance.words.extend(message.words)
+            utterance.skipped.extend(message.skipped)
+            self._queue.append(Words(utterance.key, message.words, message.skipped))
             self._notify()
 
     def _on_audio(self, pcm: bytes) -> None:

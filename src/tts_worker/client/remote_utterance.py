@@ -15,6 +15,7 @@ from tts_worker.types import (
     Outcome,
     PcmFrame,
     Receipt,
+    Skipped,
     UtteranceKey,
     Word,
     WordTiming,
@@ -49,6 +50,7 @@ class RemoteUtterance:
         played_samples: Playback position reported by the caller; None if not reported.
         frame_count: Frames received.
         words: Word timestamps received.
+        skipped: What the voice skips, as far as it was received with them.
         alignment: Their source, in the worker's report; None before that.
     """
 
@@ -65,6 +67,7 @@ class RemoteUtterance:
     played_samples: int | None = None
     frame_count: int = 0
     words: list[Word] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
     alignment: Alignment | None = None
 
     @property
@@ -127,7 +130,6 @@ class RemoteUtterance:
             samples_played=self.played_samples,
             text_spoken="",
             text_remaining="".join(self.text_parts),
-            words=tuple(self.words),
             alignment=self.alignment or (Alignment.ESTIMATED if self.words else Alignment.NONE),
         )
         return self._split_at_playback(whole)
@@ -161,8 +163,8 @@ class RemoteUtterance:
         played_samples = self.delivered_samples if self.played_samples is None else self.played_samples
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in self.words]
         cut = split_spoken(text, timings, played_samples, fully_played=False)
-        words = tuple(word for word in self.words if word.end_char <= cut)
-        return replace(receipt, text_spoken=text[:cut], text_remaining=text[cut:], words=words)
+        skipped = {run.start: run for run in sorted([*self.skipped, *receipt.skipped])}  # the report's may be cut
+        return replace(receipt, words=tuple(self.words), skipped=tuple(skipped.values())).split(cut)
 
     def ended_event(self, outcome: Outcome, reason: str, error: ErrorInfo | None = None) -> Ended:
         """Build a terminal event from client-side state."""

@@ -313,6 +313,7 @@ def _summary(spoken: _Spoken, source: _Source, times: tuple[float, float]) -> di
         "wall_s": round(ended_at_s - began_at_s, 3),
         "chars_spoken": len(spoken.report.text_spoken),
         "chars_remaining": source.remaining_chars(spoken.report),
+        "skipped": [asdict(run) for run in spoken.report.skipped],
         "alignment": spoken.report.alignment.value,
         "words": [asdict(word) for word in spoken.words],
     }
@@ -339,6 +340,8 @@ def _print_summary(summary: dict[str, Any], target: str) -> None:
     if "rtf" in summary:
         times += f", real-time factor {summary['rtf'] or 0:.3f}"
     print(f"{summary['audio_s']:.1f} s of speech, {times} -> {target}", file=sys.stderr)
+    if skipped := sum(run["end"] - run["start"] for run in summary["skipped"]):
+        print(f"The voice cannot speak {skipped} characters of another script: they were skipped.", file=sys.stderr)
     if summary["outcome"] in ("stopped", "truncated"):
         remaining = summary["chars_remaining"]
         print(f"{summary['outcome']} ({summary['reason']}): {remaining} characters were not spoken", file=sys.stderr)

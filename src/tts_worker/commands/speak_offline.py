@@ -276,6 +276,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
     options = TextOptions(
         markdown=not (args.plain or args.allow_special),
         language=args.language,
+        languages=speaker.config.languages,
         control_tags=None if args.allow_special else control_tags(CONTROL_TAGS, known),
         alphabets=PHONEME_ALPHABETS if known else ("ipa",),
         by_word=args.interleave,

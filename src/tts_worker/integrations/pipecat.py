@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,13 +16,22 @@ from typing import Any
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions
 from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
-from tts_worker.errors import CLIENT_SOURCE, InvalidRequest, MissingExtra, TTSWorkerError
+from tts_worker.errors import CLIENT_SOURCE, ErrorCode, InvalidRequest, MissingExtra, TTSWorkerError
 from tts_worker.protocol.session import interruption_by_worker
-from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, State, Words
+from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, Skipped, State, Words, text_heard
 
 try:
-    from pipecat.frames.frames import CancelFrame, EndFrame, ErrorFrame, Frame, StartFrame, TTSAudioRawFrame
+    from pipecat.frames.frames import (
+        CancelFrame,
+        EndFrame,
+        ErrorFrame,
+        Frame,
+        StartFrame,
+        TTSAudioRawFrame,
+        TTSTextFrame,
+    )
     from pipecat.metrics.metrics import MetricsData
+    from pipecat.processors.frame_processor import FrameDirection
     from pipecat.services.settings import TTSSettings
     from pipecat.services.tts_service import TextAggregationMode, TTSService
     from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
@@ -70,11 +80,43 @@ _SETTINGS = ("voice", "model", "language", *TTSWorkerSettings.__annotations__)
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The session of an audio context and the task that reads it."""
+    """The session of an audio context and the task that reads it.
+
+    Attributes:
+        text: The text of its utterances that have not ended.
+        skipped: What the voice has skipped and no text frame has contained yet, in order.
+    """
 
     session: Session
     text_ended: bool = False
     reader: asyncio.Task[None] | None = field(default=None)
+    text: str = ""
+    skipped: deque[str] = field(default_factory=deque)
+    named: int = 0  # runs of the utterance that are or were in ``skipped``
+
+    def skip(self, runs: tuple[Skipped, ...]) -> None:
+        """Note what the voice skips of the utterance."""
+        self.skipped += (self.text[run.start : run.end] for run in runs)
+        self.named += len(runs)
+
+    def end(self, ended: Ended) -> None:
+        """Note what the voice has skipped at the end of the utterance, or that it can speak none of it."""
+        self.skip(ended.receipt.skipped[self.named :])
+        chars = len(ended.receipt.text_spoken + ended.receipt.text_remaining)
+        if ended.error is not None and ended.error.code is ErrorCode.UNSPEAKABLE_TEXT:
+            self.skipped += self.text[:chars].split()
+        self.text = self.text[chars:]
+        self.named = 0
+
+    def heard(self, text: str) -> tuple[str, int]:
+        """Return the heard part of the text of a frame, and how many entries of ``skipped`` it contains."""
+        runs: list[Skipped] = []
+        for run in self.skipped:
+            start = text.find(run, runs[-1].end if runs else 0)
+            if start < 0:
+                break
+            runs.append(Skipped(start, start + len(run)))
+        return text_heard(text, runs), len(runs)
 
 
 class TTSWorkerTTSService(TTSService):
@@ -222,6 +264,7 @@ class TTSWorkerTTSService(TTSService):
                 self._turns[context_id] = turn
                 turn.reader = asyncio.create_task(self._read(context_id, turn), name=f"tts-worker-{context_id}")
             turn.session.speak(text)
+            turn.text += text
             await self.start_tts_usage_metrics(text)
             yield None
         except TTSWorkerError as error:
@@ -258,10 +301,12 @@ class TTSWorkerTTSService(TTSService):
             if isinstance(item, PcmFrame):
                 await self._play(item.pcm, turn.session.sample_rate_hz, context_id)
             elif isinstance(item, Words):
+                turn.skip(item.skipped)
                 rate_hz = turn.session.sample_rate_hz
                 times = [(word.text, offset_s + word.start_sample / rate_hz) for word in item.words]
                 await self.add_word_timestamps(times, context_id)
             elif isinstance(item, Ended):
+                turn.end(item)
                 offset_s += item.receipt.samples_sent / turn.session.sample_rate_hz
                 if not await self._handle_end(item, context_id, turn):
                     break
@@ -281,6 +326,19 @@ class TTSWorkerTTSService(TTSService):
             rate_hz = turn.session.sample_rate_hz
             await self._play(bytes(2 * (rate_hz // 100)), rate_hz, context_id)
         return not turn.text_ended
+
+    async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM) -> None:
+        """Push a frame; take out of text what the voice has skipped, which pipecat adds to the words beside it."""
+        turn = self._turns.get(frame.context_id or "") if isinstance(frame, TTSTextFrame) else None
+        if turn is not None and turn.skipped and isinstance(frame, TTSTextFrame):
+            if frame.raw_text is not None:
+                frame.raw_text, _ = turn.heard(frame.raw_text)
+            frame.text, found = turn.heard(frame.text)
+            for _ in range(found):
+                turn.skipped.popleft()
+            if found and not frame.text:
+                return
+        await super().push_frame(frame, direction)
 
     async def _play(self, pcm: bytes, rate_hz: int, context_id: str) -> None:
         if rate_hz != self.sample_rate:

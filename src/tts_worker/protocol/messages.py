@@ -30,6 +30,7 @@ from tts_worker.types import (
     PcmFrame,
     Receipt,
     SessionOptions,
+    Skipped,
     Started,
     SynthesisParams,
     UrlMode,
@@ -405,6 +406,7 @@ class WordsMessage(Message, tag="words"):
     words: tuple[Word, ...]
     utterance: int = _always_sent(0)
     context: str | None = None
+    skipped: tuple[Skipped, ...] = ()
 
 
 class ChunkMessage(Message, tag="chunk"):
@@ -466,6 +468,7 @@ class ReportMessage(Message):
     words: tuple[Word, ...] = _always_sent(())
     alignment: str = _always_sent("estimated")
     samples_played: int | None = None
+    skipped: tuple[Skipped, ...] = ()
     utterance: int | None = _always_sent(None)
     context: str | None = None
     synthetic: bool = _always_sent(True)
@@ -606,8 +609,8 @@ def event_message(event: Notice, context: str | None = None) -> WorkerMessage:
     match event:
         case Started(key, params):
             return StartedMessage(utterance=key.generation, context=context, **_select(params, VOICE_FIELDS))
-        case Words(key, words):
-            return WordsMessage(utterance=key.generation, words=words, context=context)
+        case Words(key, words, skipped):
+            return WordsMessage(utterance=key.generation, words=words, context=context, skipped=skipped)
         case Acknowledged():
             return _ACKNOWLEDGEMENTS[event.command](
                 applied=event.applied,

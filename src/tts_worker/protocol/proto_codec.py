@@ -39,7 +39,7 @@ from tts_worker.protocol.messages import (
     convert,
     report_message,
 )
-from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Word
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Skipped, Word
 
 _START = (
     *("realtime", "raw_chunks", "lead_ms", "frame_ms", "markdown", "urls", "normalise", "pause_timeout_s"),
@@ -166,6 +166,7 @@ def encode_worker_message(message: WorkerMessage | bytes, sample_rate_hz: int = 
             _fill(response.chunk, message, _CHUNK)
         case WordsMessage():
             response.words.words.extend(encode_words(message.words, sample_rate_hz))
+            response.words.skipped.extend(encode_skipped(message.skipped))
         case StartedMessage():
             _fill(response.started, message, _STARTED)
         case ReportMessage():
@@ -197,7 +198,8 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
         case "chunk":
             message = ChunkMessage(**_present(response.chunk, _CHUNK))
         case "words":
-            message = WordsMessage(words=parse_words(response.words.words))
+            skipped = parse_skipped(response.words.skipped)
+            message = WordsMessage(words=parse_words(response.words.words), skipped=skipped)
         case "started":
             message = StartedMessage(**{"voice": "", **_present(response.started, _STARTED)})
         case "ended":
@@ -242,6 +244,14 @@ def parse_words(messages: Iterable[pb.Word]) -> tuple[Word, ...]:
     return tuple(Word(m.text, m.char_start, m.char_end, m.start_sample, m.end_sample) for m in messages)
 
 
+def encode_skipped(skipped: Iterable[Skipped]) -> list[pb.Skipped]:
+    return [pb.Skipped(start=run.start, end=run.end, reason=run.reason) for run in skipped]
+
+
+def parse_skipped(messages: Iterable[pb.Skipped]) -> tuple[Skipped, ...]:
+    return tuple(Skipped(m.start, m.end, m.reason) for m in messages)
+
+
 def encode_receipt(receipt: Receipt, outcome: Outcome, sample_rate_hz: int) -> pb.Receipt:
     """Encode a report of a session at ``sample_rate_hz``."""
     return pb.Receipt(
@@ -254,6 +264,7 @@ def encode_receipt(receipt: Receipt, outcome: Outcome, sample_rate_hz: int) -> p
         text_remaining=receipt.text_remaining,
         words=encode_words(receipt.words, sample_rate_hz),
         alignment=receipt.alignment.value,
+        skipped=encode_skipped(receipt.skipped),
     )
 
 
@@ -268,6 +279,7 @@ def parse_receipt(message: pb.Receipt) -> Receipt:
         text_remaining=message.text_remaining,
         words=parse_words(message.words),
         alignment=next(known, Alignment.ESTIMATED),
+        skipped=parse_skipped(message.skipped),
     )
 
 

@@ -122,7 +122,7 @@ class Word(_message.Message):
     def __init__(self, text: _Optional[str] = ..., start_ms: _Optional[int] = ..., end_ms: _Optional[int] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., start_sample: _Optional[int] = ..., end_sample: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("outcome", "reason", "samples_generated", "samples_sent", "samples_played", "text_spoken", "text_remaining", "words", "alignment")
+    __slots__ = ("outcome", "reason", "samples_generated", "samples_sent", "samples_played", "text_spoken", "text_remaining", "words", "alignment", "skipped")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_GENERATED_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Receipt(_message.Message):
     TEXT_REMAINING_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     reason: str
     samples_generated: int
@@ -141,7 +142,18 @@ class Receipt(_message.Message):
     text_remaining: str
     words: _containers.RepeatedCompositeFieldContainer[Word]
     alignment: str
-    def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ..., samples_generated: _Optional[int] = ..., samples_sent: _Optional[int] = ..., samples_played: _Optional[int] = ..., text_spoken: _Optional[str] = ..., text_remaining: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., alignment: _Optional[str] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[Skipped]
+    def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ..., samples_generated: _Optional[int] = ..., samples_sent: _Optional[int] = ..., samples_played: _Optional[int] = ..., text_spoken: _Optional[str] = ..., text_remaining: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., alignment: _Optional[str] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ...) -> None: ...
+
+class Skipped(_message.Message):
+    __slots__ = ("start", "end", "reason")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    reason: str
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retryable", "retry_after_s")
@@ -170,7 +182,7 @@ class ControlRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., command: _Optional[_Union[ControlCommand, str]] = ..., generation: _Optional[int] = ..., played_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("success", "message", "timestamp_ms", "applied", "state", "generation", "emitted_samples", "played_samples", "spoken_text", "remaining_text", "words", "effect_us", "pause_timeout_ms", "error")
+    __slots__ = ("success", "message", "timestamp_ms", "applied", "state", "generation", "emitted_samples", "played_samples", "spoken_text", "remaining_text", "words", "effect_us", "pause_timeout_ms", "error", "skipped")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +197,7 @@ class ControlResponse(_message.Message):
     EFFECT_US_FIELD_NUMBER: _ClassVar[int]
     PAUSE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
     timestamp_ms: int
@@ -199,7 +212,8 @@ class ControlResponse(_message.Message):
     effect_us: int
     pause_timeout_ms: int
     error: Error
-    def __init__(self, success: bool = ..., message: _Optional[str] = ..., timestamp_ms: _Optional[int] = ..., applied: bool = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., emitted_samples: _Optional[int] = ..., played_samples: _Optional[int] = ..., spoken_text: _Optional[str] = ..., remaining_text: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., effect_us: _Optional[int] = ..., pause_timeout_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[Skipped]
+    def __init__(self, success: bool = ..., message: _Optional[str] = ..., timestamp_ms: _Optional[int] = ..., applied: bool = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., emitted_samples: _Optional[int] = ..., played_samples: _Optional[int] = ..., spoken_text: _Optional[str] = ..., remaining_text: _Optional[str] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., effect_us: _Optional[int] = ..., pause_timeout_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -475,10 +489,12 @@ class ConverseResponse(_message.Message):
         utterance: int
         def __init__(self, context: _Optional[str] = ..., voice: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., language: _Optional[str] = ..., instruct: _Optional[str] = ..., utterance: _Optional[int] = ...) -> None: ...
     class Words(_message.Message):
-        __slots__ = ("words",)
+        __slots__ = ("words", "skipped")
         WORDS_FIELD_NUMBER: _ClassVar[int]
+        SKIPPED_FIELD_NUMBER: _ClassVar[int]
         words: _containers.RepeatedCompositeFieldContainer[Word]
-        def __init__(self, words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ...) -> None: ...
+        skipped: _containers.RepeatedCompositeFieldContainer[Skipped]
+        def __init__(self, words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ...) -> None: ...
     class Chunk(_message.Message):
         __slots__ = ("utterance", "index", "start_sample", "samples", "sha256")
         UTTERANCE_FIELD_NUMBER: _ClassVar[int]

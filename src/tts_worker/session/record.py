@@ -77,6 +77,7 @@ class UtteranceRecord:
                 first_audio_ms=self.first_audio_ms,
                 samples=report.samples_sent,
                 text_chars=self.text_chars,
+                skipped_chars=sum(run.end - run.start for run in report.skipped) or None,
                 duration_s=round(now_s - self.text_at_s, 3),
             ),
         )

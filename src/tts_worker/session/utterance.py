@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import takewhile
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo
@@ -19,6 +20,7 @@ from tts_worker.types import (
     PcmFrame,
     Receipt,
     Segment,
+    Skipped,
     Speech,
     SynthesisParams,
     Text,
@@ -139,6 +141,8 @@ class Utterance:
         self._last_meta: ChunkMeta | None = None
         self._words: list[WordTiming] = []
         self._words_announced = 0
+        self._skipped: list[Skipped] = []
+        self._skipped_announced = 0
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -207,7 +211,18 @@ class Utterance:
                     max_chars -= len(delta)
                     segments += self._text.feed(delta)
         self.segments += len(segments)
+        for segment in segments:
+            for run in segment.skipped:
+                self._skip(run)
         return segments
+
+    def _skip(self, run: Skipped) -> None:
+        """Record skipped text; with only spaces before it, it continues that of the segment before."""
+        last = self._skipped[-1] if self._skipped else None
+        if last is not None and not self._text.source[last.end : run.start].strip():
+            self._skipped[-1] = replace(last, end=run.end)
+        else:
+            self._skipped.append(run)
 
     def abandon_text(self) -> None:
         """Stop reading text. Unread text still counts as source text of the playback report."""
@@ -338,7 +353,11 @@ class Utterance:
             return None
         self._words_announced = last
         source = self._text.source
-        return Words(self.key, tuple(_word(source, timing) for timing in self._words[first:last]))
+        words = tuple(_word(source, timing) for timing in self._words[first:last])
+        skipped = self._skipped[self._skipped_announced :]
+        skipped = list(takewhile(lambda run: run.start < words[-1].start_char, skipped))
+        self._skipped_announced += len(skipped)
+        return Words(self.key, words, tuple(skipped))
 
     def played(self, samples: int) -> None:
         """Record the client's playback position; it never decreases and is capped at what was sent."""
@@ -351,16 +370,18 @@ class Utterance:
         is_complete = self.is_generated and self.text_ended and self.error is None and self.truncated is None
         fully_played = outcome is Outcome.DONE or (is_complete and position_samples == self.generated_samples)
         cut = split_spoken(source, self._words, position_samples, fully_played=fully_played)
-        return Receipt(
+        whole = Receipt(
             reason=reason,
             samples_generated=self.generated_samples,
             samples_sent=self.sent_samples,
             samples_played=self.played_samples,
-            text_spoken=source[:cut],
-            text_remaining=source[cut:],
-            words=tuple(_word(source, timing) for timing in self._words if timing.end_char <= cut),
+            text_spoken=source,
+            text_remaining="",
+            words=tuple(_word(source, timing) for timing in self._words),
             alignment=self._alignment,
+            skipped=tuple(self._skipped),
         )
+        return whole.split(cut)
 
 
 def _word(source: str, timing: WordTiming) -> Word:

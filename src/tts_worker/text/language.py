@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd]")
 _KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]+")
 _CYRILLIC = re.compile("[\u0400-\u052f]+")
-_HEBREW = re.compile("[\u05d0-\u05f4\ufb1d-\ufb4f]+")
-_ARABIC = re.compile("[\u0620-\u064a\u066e-\u06d3\u06fa-\u06ff\u0750-\u077f\ufb50-\ufdfb\ufe70-\ufefc]+")
-_DEVANAGARI = re.compile("[\u0900-\u0963\u0970-\u097f]+")
-_THAI = re.compile("[\u0e01-\u0e4e]+")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 
 _HAN_LANGUAGES = ("zh", "yue", "ja")
@@ -34,16 +31,41 @@ _COMMON_WORDS: dict[str, frozenset[str]] = {
     }.items()
 }
 _RECENT_WORDS = 24
-_LANGUAGES_OF_SCRIPTS = (
-    (_HAN, frozenset(_HAN_LANGUAGES)),
-    (_KANA, frozenset({"ja"})),
-    (_HANGUL, frozenset({"ko"})),
-    (_CYRILLIC, frozenset({"ru", "uk", "bg", "be", "kk", "mk", "mn", "sr"})),
-    (_HEBREW, frozenset({"he", "yi"})),
-    (_ARABIC, frozenset({"ar", "fa", "ur", "ps", "sd", "ug", "ckb"})),
-    (_DEVANAGARI, frozenset({"hi", "mr", "ne", "sa"})),
-    (_THAI, frozenset({"th"})),
+_GREEK = "\u0370-\u037d\u037f-\u0386\u0388-\u03ff\u1f00-\u1fff"
+_SCRIPTS = (
+    ("\u3005\u3007\u3105-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\u9fff\uf900-\uf9ff\U00020000-\U0003fffd", "zh yue ja"),
+    ("\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f", "ja"),
+    ("\u1100-\u11ff\u3131-\u318e\ua960-\ua97c\uac00-\ud7fb\uffa1-\uffdc", "ko"),
+    ("\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f", "ru uk bg be kk ky mk mn sr tg tt"),
+    (_GREEK, "el"),
+    ("\u0531-\u0556\u0561-\u0587", "hy"),
+    ("\u0591-\u05bd\u05bf-\u05c2\u05c4-\u05f2\ufb1d-\ufb4f", "he yi"),
+    (
+        "\u0610-\u061a\u0620-\u065f\u066e-\u06d3\u06d5-\u06ef\u06fa-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdfb\ufe70-\ufefc",
+        "ar fa ur ps sd ug ckb",
+    ),
+    ("\u0900-\u0963\u0971-\u097f", "hi mr ne sa"),
+    ("\u0980-\u09e3\u09f0-\u09f1", "bn as"),
+    ("\u0a01-\u0a5e\u0a70-\u0a75", "pa"),
+    ("\u0a81-\u0ae3\u0af9-\u0aff", "gu"),
+    ("\u0b01-\u0b63\u0b71", "or"),
+    ("\u0b82-\u0bd7", "ta"),
+    ("\u0c00-\u0c63", "te"),
+    ("\u0c80-\u0ce3", "kn"),
+    ("\u0d00-\u0d4e\u0d54-\u0d57\u0d5f-\u0d63\u0d7a-\u0d7f", "ml"),
+    ("\u0d81-\u0ddf", "si"),
+    ("\u0e01-\u0e3a\u0e40-\u0e4e", "th"),
+    ("\u0e81-\u0ecd\u0edc-\u0edf", "lo"),
+    ("\u0f00\u0f40-\u0f84\u0f88-\u0fbc", "bo dz"),
+    ("\u1000-\u103f\u1050-\u108f\u109a-\u109d", "my"),
+    ("\u10a0-\u10fa\u10fc-\u10ff\u1c90-\u1cbf", "ka"),
+    ("\u1200-\u135f\u1380-\u138f", "am ti"),
+    ("\u1780-\u17d3\u17dc\u17dd", "km"),
 )
+"""Letters and vowel signs of each script as ranges of a character class, and the languages written in it."""
+
+_SYMBOLS = re.compile(rf"[{_GREEK}](?:\s+[{_GREEK}])*")
+"""Single Greek letters are symbols, such as that of an angle; a word has more of them."""
 
 
 def primary_tag(language: str) -> str:
@@ -56,26 +78,31 @@ def is_written_in_latin(language: str) -> bool:
     return primary_tag(language) not in _OTHER_SCRIPTS
 
 
-def is_written_otherwise(text: str, languages: Sequence[str]) -> bool:
-    """Whether all letters of ``text`` are of scripts that no language of a voice has.
+def foreign_runs(text: str, languages: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where ``text`` has letters of scripts that no language of a voice has.
 
-    Latin letters are read by every voice, and digits too; of scripts without a pattern here, such as Greek, nothing is
-    known.
+    A run may have spaces inside. Latin letters are foreign to no voice, and single Greek ones are symbols; of scripts
+    that are not known here, nothing is said.
 
     Args:
         text: The text.
         languages: Languages of the voice; "mul" or none means any.
     """
+    if text.isascii() or (pattern := _foreign_pattern(tuple(languages))) is None:
+        return []
+    return [run.span() for run in pattern.finditer(text) if not _SYMBOLS.fullmatch(run.group())]
+
+
+@lru_cache(maxsize=256)
+def _foreign_pattern(languages: tuple[str, ...]) -> re.Pattern[str] | None:
     tags = set(map(primary_tag, languages))
     if not tags or "mul" in tags:
-        return False
-    known = [readers for script, readers in _LANGUAGES_OF_SCRIPTS if script.search(text)]
-    if not known or any(not tags.isdisjoint(readers) for readers in known):
-        return False
-    rest = text
-    for script, _ in _LANGUAGES_OF_SCRIPTS:
-        rest = script.sub("", rest)
-    return not any(map(str.isalnum, rest))
+        return None
+    letters = "".join(ranges for ranges, readers in _SCRIPTS if tags.isdisjoint(readers.split()))
+    if not letters:
+        return None
+    word = f"[{letters}][{letters}\u0300-\u036f]*"
+    return re.compile(rf"{word}(?:\s+{word})*")
 
 
 def language_of(text: str, languages: Sequence[str]) -> str | None:

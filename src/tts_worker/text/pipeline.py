@@ -20,6 +20,7 @@ from tts_worker.text.markup import BRACKET_LIMIT
 from tts_worker.text.readable import ReadableText
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
+from tts_worker.text.skipping import skip_foreign
 from tts_worker.types import Boundary, Segment, UrlMode
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
@@ -57,6 +58,7 @@ class TextOptions(SegmenterOptions):
         markdown: Whether Markdown and tags are removed.
         urls: How bare URLs are read.
         language: BCP-47 tag, for abbreviations; None means English rules.
+        languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
         control_tags: Tags that the engine acts on.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
 
@@ -67,6 +69,7 @@ class TextOptions(SegmenterOptions):
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
     language: str | None = None
+    languages: tuple[str, ...] = ()
     control_tags: ControlTags | None = None
     alphabets: tuple[str, ...] = ("ipa",)
 
@@ -109,6 +112,7 @@ class TextPipeline:
             alphabets=options.alphabets,
         )
         self._verbalizer = verbalizer
+        self._languages = options.languages
         self._by_word = readable.after_letters = options.by_word or bool(lexicon)
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
@@ -315,7 +319,9 @@ class TextPipeline:
     def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
         self._segmenter.ready = []
-        return ready if self._verbalizer is None else [self._verbalizer.apply(segment) for segment in ready]
+        if self._verbalizer is not None:
+            ready = [self._verbalizer.apply(segment) for segment in ready]
+        return [skip_foreign(segment, self._languages) for segment in ready] if self._languages else ready
 
 
 def _largest_size(text: str) -> int:

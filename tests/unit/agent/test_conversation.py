@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,6 +20,7 @@ from tts_worker.server.agent.conversation import (
     Speak,
     UserTurn,
 )
+from tts_worker.types import Skipped
 
 
 def speaking(text: str = "One two three.") -> Conversation:
@@ -122,6 +124,19 @@ def test_unheard_answer_is_not_in_the_history() -> None:
     conversation.stop()
     assert conversation.reported(2, "") == [Settled(2, "", "One two three.")]
     assert [message["content"] for message in conversation.messages()] == ["Hello."]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_skipped_text_is_not_in_the_history(interrupted: bool) -> None:
+    conversation = speaking()
+    skipped = (Skipped(4, 7), Skipped(8, 13))
+    if interrupted:
+        conversation.stop()
+        assert conversation.reported(2, "One two", skipped) == [Settled(2, "One two", " three.", (Skipped(4, 7),))]
+    else:
+        assert conversation.played(2, skipped) == [Settled(2, "One two three.", "", skipped)]
+    content = conversation.messages()[-1]["content"]
+    assert content == ("One" if interrupted else "One.")
 
 
 def test_answer_without_text_leaves_no_turn() -> None:

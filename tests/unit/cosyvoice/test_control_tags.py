@@ -115,12 +115,6 @@ def test_marks_alone_are_not_speakable() -> None:
     assert all(is_speakable(segment) for segment in read("[laughter]"))
 
 
-def test_text_in_another_script_is_not_speakable() -> None:
-    assert not any(is_speakable(segment, ("en",)) for segment in read("你好，世界。"))
-    assert all(is_speakable(segment, ("en", "zh")) for segment in read("你好，世界。"))
-    assert all(is_speakable(segment) for segment in read("你好，世界。"))
-
-
 @pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
 def test_presets_are_names_of_instructions(family: str) -> None:
     config = bundle(family).config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tts_worker.text.language import LanguageDetector, is_written_otherwise
+from tts_worker.text.language import LanguageDetector, foreign_runs
 
 V2 = ("zh", "en", "ja", "ko", "yue")
 V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
@@ -67,31 +67,38 @@ def test_explicit_language_applies_if_the_script_allows(
 
 
 @pytest.mark.parametrize(
-    ("text", "languages", "otherwise"),
+    ("text", "languages", "foreign"),
     [
-        ("你好，世界。", ["en"], True),
-        ("Привет!", ["en", "zh"], True),
-        ("안녕", ["zh", "ja"], True),
-        ("ひらがな", ["zh"], True),
-        ("你好", ["en", "yue"], False),
-        ("Привет", ["sr-RS"], False),
-        ("你好", ["mul"], False),
-        ("你好", [], False),
-        ("你好 world", ["en"], False),
-        ("你好 5", ["en"], False),
-        ("Hello.", ["zh"], False),
-        ("...", ["en"], False),
-        ("γειά", ["en"], False),
-        ("مرحبا بكم", ["en"], True),
-        ("مرحبا بكم", ["ar"], False),
-        ("سلام", ["fa"], False),
-        ("שלום", ["en", "zh"], True),
-        ("नमस्ते", ["en"], True),
-        ("สวัสดีครับ", ["en"], True),
-        ("สวัสดี", ["th"], False),
-        ("١٢", ["en"], False),
-        ("π", ["en"], False),
+        ("你好，世界。", ["en"], ["你好", "世界"]),
+        ("Привет, мир и всё!", ["en", "zh"], ["Привет", "мир и всё"]),
+        ("안녕", ["zh", "ja"], ["안녕"]),
+        ("ひらがな", ["zh"], ["ひらがな"]),
+        ("你好", ["en", "yue"], []),
+        ("Привет", ["sr-RS"], []),
+        ("你好", ["mul"], []),
+        ("你好", [], []),
+        ("Hello你好world", ["en"], ["你好"]),
+        ("12号 5", ["en"], ["号"]),
+        ("Hello.", ["zh"], []),
+        ("Ngày tốt, Łódź, ﬁne, 𝐀", ["en"], []),
+        ("η γάτα", ["en"], ["η γάτα"]),
+        ("γάτα", ["el"], []),
+        ("π α Δt Ω µ", ["en"], []),
+        ("مَرحبا بكم", ["en"], ["مَرحبا بكم"]),
+        ("مرحبا بكم", ["ar"], []),
+        ("سلام", ["fa"], []),
+        ("שָׁלוֹם", ["en", "zh"], ["שָׁלוֹם"]),
+        ("नमस्ते।", ["en"], ["नमस्ते"]),
+        ("สวัสดีครับ ฿5", ["en"], ["สวัสดีครับ"]),
+        ("สวัสดี", ["th"], []),
+        ("தமிழ் ქართული አማርኛ", ["en"], ["தமிழ் ქართული አማርኛ"]),
+        ("١٢ 🎉 … ™", ["en"], []),
     ],
 )
-def test_text_of_other_scripts_is_told(text: str, languages: list[str], otherwise: bool) -> None:
-    assert is_written_otherwise(text, languages) is otherwise
+def test_text_of_other_scripts_is_found(text: str, languages: list[str], foreign: list[str]) -> None:
+    assert [text[start:end] for start, end in foreign_runs(text, languages)] == foreign
+
+
+def test_hostile_mixture_of_scripts_takes_linear_time() -> None:
+    runs = foreign_runs("П " * 100_000 + "!" + "你a" * 100_000 + "α " * 100_000, ["en"])
+    assert len(runs) == 100_001

@@ -28,7 +28,6 @@ from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.engine.phases import change_phase
 from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
-from tts_worker.text.language import is_written_otherwise
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
 
@@ -53,17 +52,10 @@ def derive_seed(seed: int, *numbers: int) -> int:
     return seed >> 1
 
 
-def is_speakable(segment: Segment, languages: tuple[str, ...] = ()) -> bool:
-    """Whether ``segment`` has letters, digits or phonemes. The model does not speak marks and symbols alone.
-
-    Args:
-        segment: The text.
-        languages: What the model speaks, if it is known: it makes noise of text in another script.
-    """
+def is_speakable(segment: Segment) -> bool:
+    """Whether ``segment`` has letters, digits or phonemes. The model does not speak marks and symbols alone."""
     has_speech = any(
-        any(map(str.isalnum, span.text)) and not is_written_otherwise(span.text, languages)
-        if span.phonemes is None
-        else not span.phonemes.startswith("<")
+        any(map(str.isalnum, span.text)) if span.phonemes is None else not span.phonemes.startswith("<")
         for span in segment.spans
     )
     return has_speech and bool(spoken_words(segment))
@@ -147,7 +139,7 @@ class TokenGenerator:
         """Add the next text segment. Unspeakable text is skipped."""
         if self.phase is TextPhase.TRUNCATED:
             return
-        if is_speakable(segment, self._spec.config.languages):
+        if is_speakable(segment):
             self._text_segments.append(segment)
             self._feed_interleaved()
         elif segment.boundary is Boundary.FLUSH and self._interleaved:

@@ -58,7 +58,7 @@ from tts_worker.server.message_socket import MessageSocket
 from tts_worker.server.security import SUBPROTOCOL
 from tts_worker.text.decoding import TextDecoder, replace_surrogates
 from tts_worker.text.spoken_words import split_spoken
-from tts_worker.types import Ended, Outcome, Output, PcmFrame, Started, UtteranceKey, Word, Words, WordTiming
+from tts_worker.types import Ended, Outcome, Output, PcmFrame, Skipped, Started, UtteranceKey, Word, Words, WordTiming
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ class _Utterance:
     Attributes:
         text: What was passed to the session.
         words: Its word timestamps so far.
+        skipped: What the voice skips of it, as far as it is known.
         played_samples: Playback position of the page.
         is_sent: The session has ended it: all of its audio was sent.
     """
@@ -76,6 +77,7 @@ class _Utterance:
     key: UtteranceKey | None = None
     text: str = ""
     words: list[Word] = field(default_factory=list)
+    skipped: tuple[Skipped, ...] = ()
     played_samples: int = 0
     is_sent: bool = False
 
@@ -215,7 +217,7 @@ class AgentConnection:
                     self._note_position(samples, turn)
                     if complete and self._utterance.is_sent:
                         self._reason = "finished"
-                        self._apply(conversation.played(turn))
+                        self._apply(conversation.played(turn, self._utterance.skipped))
             case InterruptMessage(played_samples, turn):
                 self._note_position(played_samples, turn)
                 self._apply(conversation.stop())
@@ -266,14 +268,16 @@ class AgentConnection:
                     self._send_phase()
             case Started():
                 self._send(SpeakingMessage(turn=utterance.answer))
-            case Words(_, words):
+            case Words(_, words, skipped):
                 utterance.words += words
-                self._send(AgentWordsMessage(turn=utterance.answer, words=words))
+                utterance.skipped += skipped
+                self._send(AgentWordsMessage(turn=utterance.answer, words=words, skipped=skipped))
             case Ended():
                 self._on_ended(utterance, item)
 
     def _on_ended(self, utterance: _Utterance, event: Ended) -> None:
         report = event.receipt
+        utterance.skipped = report.skipped or utterance.skipped
         is_complete = event.outcome is Outcome.DONE and report.reason != "nothing_to_speak"
         if is_complete and self._conversation.phase is not Phase.INTERRUPTED:
             utterance.is_sent = True
@@ -285,7 +289,7 @@ class AgentConnection:
         self._reason = report.reason
         self._send(CutMessage(turn=utterance.answer))
         heard = utterance.heard if is_complete else report.text_spoken
-        self._apply(self._conversation.reported(utterance.answer, heard))
+        self._apply(self._conversation.reported(utterance.answer, heard, utterance.skipped))
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
@@ -299,8 +303,10 @@ class AgentConnection:
                     self._socket.spawn(self._answer(answer, effect, self._model), "agent answer")
                 case UserTurn(turn, text):
                     self._send(UserMessage(turn=turn, text=text))
-                case Settled(answer, heard, unheard):
-                    self._send(SettledMessage(turn=answer, heard=heard, unheard=unheard, reason=self._reason))
+                case Settled(answer, heard, unheard, skipped):
+                    self._send(
+                        SettledMessage(turn=answer, heard=heard, unheard=unheard, reason=self._reason, skipped=skipped)
+                    )
                     self._utterance = None
                 case Interrupt(answer, reason):
                     self._interrupt(answer, reason)
@@ -339,7 +345,7 @@ class AgentConnection:
         if utterance.key is None:
             self._apply(self._conversation.reported(answer, ""))
         elif utterance.is_sent:
-            self._apply(self._conversation.reported(answer, utterance.heard))
+            self._apply(self._conversation.reported(answer, utterance.heard, utterance.skipped))
         else:
             session.stop(reason, utterance.played_samples, utterance.key)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from tts_worker.types import Skipped, skipped_before, text_heard
+
 MAX_TURNS = 200
 """Turns that are kept; the oldest are forgotten."""
 
@@ -46,7 +48,8 @@ class Turn:
         number: Counts the turns of the conversation from 1.
         role: Who speaks.
         text: What the user said, or the answer of the model so far.
-        heard: The part of an answer that the user heard.
+        heard: The part of an answer that was played to the user.
+        skipped: What the voice skipped of it.
         is_settled: ``heard`` is final. A turn of the user always is.
     """
 
@@ -54,6 +57,7 @@ class Turn:
     role: Literal["user", "assistant"]
     text: str = ""
     heard: str = ""
+    skipped: tuple[Skipped, ...] = ()
     is_settled: bool = False
 
     @property
@@ -121,11 +125,15 @@ class UserTurn:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """An answer has ended; ``heard + unheard`` is all of its text. Without text there was no answer."""
+    """An answer has ended; ``heard + unheard`` is all of its text. Without text there was no answer.
+
+    ``skipped`` is what the voice skipped of ``heard``.
+    """
 
     answer: int
     heard: str
     unheard: str
+    skipped: tuple[Skipped, ...] = ()
 
 
 Effect = Ask | Speak | EndText | Hold | Release | Interrupt | UserTurn | Settled
@@ -201,7 +209,7 @@ class Conversation:
         """Return the history for the model. Of an answer it holds what was heard, and nothing of one not heard."""
         history = [{"role": "system", "content": self._system}] if self._system else []
         for turn in self.turns:
-            content = turn.text if turn.role == "user" else turn.heard.strip()
+            content = turn.text if turn.role == "user" else text_heard(turn.heard, turn.skipped).strip()
             if turn.is_settled and content:
                 history.append({"role": turn.role, "content": content})
         return tuple(history)
@@ -287,17 +295,17 @@ class Conversation:
         if answer is not None:
             answer.is_audible = True
 
-    def played(self, number: int) -> list[Effect]:
-        """All audio of the answer was played."""
+    def played(self, number: int, skipped: tuple[Skipped, ...] = ()) -> list[Effect]:
+        """All audio of the answer was played. ``skipped`` is what the voice could not speak."""
         answer = self._current(number)
-        return [] if answer is None else self._settle(answer, answer.turn.text)
+        return [] if answer is None else self._settle(answer, answer.turn.text, skipped)
 
-    def reported(self, number: int, heard: str) -> list[Effect]:
-        """The answer was stopped, or ended early; ``heard`` is the beginning of its text that was heard."""
+    def reported(self, number: int, heard: str, skipped: tuple[Skipped, ...] = ()) -> list[Effect]:
+        """The answer was stopped, or ended early; ``heard`` is the beginning of its text that was played."""
         answer = self._answer
         if answer is None or answer.number != number:
             return []
-        return self._settle(answer, answer.turn.text[: len(heard)])
+        return self._settle(answer, answer.turn.text[: len(heard)], skipped)
 
     # -- transitions --------------------------------------------------------------------------------------------------
 
@@ -347,14 +355,15 @@ class Conversation:
             effects.append(EndText(answer.number))
         return effects
 
-    def _settle(self, answer: _Answer, heard: str) -> list[Effect]:
+    def _settle(self, answer: _Answer, heard: str, skipped: tuple[Skipped, ...] = ()) -> list[Effect]:
         turn = answer.turn
         turn.heard = heard
+        turn.skipped = skipped_before(len(heard), skipped)
         turn.is_settled = True
         self._answer = None
         if not turn.text:
             self.turns = [other for other in self.turns if other is not turn]
-        return [Settled(turn.number, turn.heard, turn.unheard), *self._ask()]
+        return [Settled(turn.number, turn.heard, turn.unheard, turn.skipped), *self._ask()]
 
 
 def _words(text: str) -> list[str]:

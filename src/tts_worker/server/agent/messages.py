@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tts_worker.errors import ErrorInfo, InvalidRequest
 from tts_worker.protocol.messages import CloseMessage, Message, PingMessage, Samples, convert
-from tts_worker.types import Word
+from tts_worker.types import Skipped, Word
 
 MAX_TEXT_CHARS = 4_000
 
@@ -132,10 +132,11 @@ class SpeakingMessage(Message, tag="speaking"):
 
 
 class AgentWordsMessage(Message, tag="words"):
-    """Word timestamps, sent before the audio in which the words begin."""
+    """Word timestamps, sent before the audio in which the words begin, and what the voice skips before them."""
 
     turn: int
     words: tuple[Word, ...]
+    skipped: tuple[Skipped, ...] = ()
 
 
 class CutMessage(Message, tag="cut"):
@@ -151,12 +152,18 @@ class SentMessage(Message, tag="sent"):
 
 
 class SettledMessage(Message, tag="settled"):
-    """The turn has ended: the heard part of the answer, and the rest. ``reason`` is why it ended."""
+    """The turn has ended: the played part of the answer, and the rest.
+
+    Attributes:
+        skipped: What the voice skipped of the played part: it was not heard.
+        reason: Why it ended.
+    """
 
     turn: int
     heard: str
     unheard: str
     reason: str
+    skipped: tuple[Skipped, ...] = ()
 
 
 class ProblemMessage(Message, tag="problem"):

@@ -9,6 +9,7 @@ import json
 import re
 import zipfile
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, BinaryIO, Literal
@@ -145,6 +146,8 @@ def _record(batch: Batch, result: ItemResult) -> dict[str, Any]:
     record: dict[str, Any] = {"index": result.index, "id": batch.request.items[result.index].id}
     if result.error is not None:
         return {**record, "error": error_fields(result.error)}
+    if result.skipped:
+        record["skipped"] = [asdict(run) for run in result.skipped]
     return {**record, "duration_s": round(result.samples / batch.request.rate_hz, 3), "bytes": result.size}
 
 

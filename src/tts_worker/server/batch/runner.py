@@ -41,7 +41,7 @@ from tts_worker.server.compat.rendering import synthesize
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import BatchSettings
 from tts_worker.text.instruction import split_instruction
-from tts_worker.types import BYTES_PER_SAMPLE, PcmFrame
+from tts_worker.types import BYTES_PER_SAMPLE, Ended, PcmFrame
 
 log = logging.getLogger(__name__)
 
@@ -390,8 +390,10 @@ class BatchRunner:
         stream = await _open_audio(batch.folder, index)
         pending = bytearray()
         size = samples = 0
+        ended: list[Ended] = []
         try:
-            async with aclosing(synthesize(self._hub, replace(options, instruct=instruct), text)) as parts:
+            speech = synthesize(self._hub, replace(options, instruct=instruct), text, ended.append)
+            async with aclosing(speech) as parts:
                 async for part in parts:
                     if not isinstance(part, PcmFrame):
                         continue
@@ -409,7 +411,10 @@ class BatchRunner:
         finally:
             await _to_thread(stream.close)
         await self._make_room(size)
-        return ItemResult(index, size, samples)
+        start = len(item.input) - len(text)  # behind the instruction
+        runs = [run for each in ended for run in each.receipt.skipped]
+        skipped = tuple(replace(run, start=start + run.start, end=start + run.end) for run in runs)
+        return ItemResult(index, size, samples, skipped)
 
     # -- maintenance --------------------------------------------------------------------------------------------------
 

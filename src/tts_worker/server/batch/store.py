@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.server.batch.request import BatchRequest
+from tts_worker.types import Skipped
 
 try:
     import fcntl
@@ -61,12 +62,14 @@ class ItemResult:
         index: Number of the item, from 0.
         size: Bytes of its audio; 0 with an error.
         samples: Its length.
+        skipped: What the voice has skipped of its text.
         error: Why it has no audio.
     """
 
     index: int
     size: int = 0
     samples: int = 0
+    skipped: tuple[Skipped, ...] = ()
     error: ErrorInfo | None = None
 
 
@@ -160,7 +163,8 @@ class BatchFolder:
             error = record.pop("error")
             if error is not None:
                 error = ErrorInfo(**{**error, "code": ErrorCode(error["code"])})
-            return ItemResult(**record, error=error)
+            skipped = tuple(Skipped(**run) for run in record.pop("skipped", ()))  # absent in records of older workers
+            return ItemResult(**record, skipped=skipped, error=error)
         except (OSError, ValueError, TypeError, KeyError):
             return None  # not written, or damaged: then the item is synthesized again
 

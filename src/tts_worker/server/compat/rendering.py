@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
@@ -13,8 +13,12 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 
 
-async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> AsyncGenerator[PcmFrame | Words, None]:
+async def synthesize(
+    hub: SessionHub, options: SessionOptions, text: str, on_ended: Callable[[Ended], None] = lambda ended: None
+) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
+
+    ``on_ended`` is called with the end of an utterance that was spoken.
 
     Yields:
         Frames, and words before the frame in which they start.
@@ -33,6 +37,7 @@ async def synthesize(hub: SessionHub, options: SessionOptions, text: str) -> Asy
             elif isinstance(item, Ended):
                 session.close(item.receipt.reason)
                 check_spoken(item)
+                on_ended(item)
                 break
     finally:
         session.close("disconnected")

@@ -277,5 +277,6 @@ def _put_receipt(response: pb.ControlResponse, receipt: Receipt, stream_format: 
     response.spoken_text = receipt.text_spoken
     response.remaining_text = receipt.text_remaining
     response.words.extend(proto_codec.encode_words(receipt.words, stream_format.sample_rate_hz))
+    response.skipped.extend(proto_codec.encode_skipped(receipt.skipped))
     if receipt.samples_played is not None:
         response.played_samples = receipt.samples_played

@@ -269,11 +269,8 @@ class SynthesizeCall:
         timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
         split = min(split_spoken(text, timings, played, fully_played=False), len(receipt.text_spoken))
         return replace(
-            receipt,
+            receipt.split(split),
             reason=reason,
             samples_sent=self.emitted_samples,
             samples_played=None if reported_samples is None else played,
-            text_spoken=text[:split],
-            text_remaining=text[split:],
-            words=tuple(word for word in receipt.words if word.end_char <= split),
         )

@@ -114,7 +114,9 @@ function utteranceView(name, showStopParts) {
       if (utterance !== shownUtterance) return;
       textView.addWords(words, utterance.base);
       timeline.model.addWords(
-        words.map(({ start, end, startSample }) => ({ text: utterance.text.slice(start, end), startSample })),
+        words
+          .filter((word) => "startSample" in word)
+          .map(({ start, end, startSample }) => ({ text: utterance.text.slice(start, end), startSample })),
       );
     },
     heard(utterance) {
@@ -134,11 +136,11 @@ function utteranceView(name, showStopParts) {
       timeline.hear(utterance.playedSamples);
       timeline.end(outcome.kind !== "done");
       remember(utterance, name, outcome);
-      if (outcome.kind === "done") {
+      if (outcome.kind === "done" && !outcome.skipped.length) {
         textView.complete();
       } else {
-        liveInput.skip();
-        textView.showReport(utterance.base, outcome.spoken, outcome.remaining);
+        if (outcome.kind !== "done") liveInput.skip();
+        textView.showReport(utterance.base, outcome.spoken, outcome.remaining, outcome.skipped);
         if (outcome.speakable) offerRest({ text: outcome.remaining, base: utterance.base + outcome.spoken.length });
       }
       shownUtterance = null;

@@ -324,7 +324,9 @@ export class SpeechSession {
       case "words":
         // Sent just before the audio of the word, which does not pass through the page on a WebRTC track.
         if (utterance) utterance.times.firstFrameMs ??= Date.now();
-        if (utterance && !utterance.stop) this.#view.words(utterance, utterance.addWords(message.words));
+        if (utterance && !utterance.stop) {
+          this.#view.words(utterance, utterance.addWords(message.words, message.skipped));
+        }
         break;
       case "stopped":
         if (utterance) this.#onStopped(utterance, message);

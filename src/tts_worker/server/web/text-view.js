@@ -1,4 +1,21 @@
 /**
+ * Text as nodes, in which `skipped` is marked: what the voice cannot speak.
+ * @param {string} text @param {{start: number, end: number}[]} skipped in UTF-16 units
+ */
+export function markSkipped(text, skipped) {
+  const nodes = [];
+  let done = 0;
+  for (const { start, end } of skipped) {
+    const span = document.createElement("span");
+    span.className = "skipped";
+    span.append(text.slice(start, end));
+    nodes.push(text.slice(done, start), span);
+    done = end;
+  }
+  return [...nodes, text.slice(done)];
+}
+
+/**
  * The text field, and a mirror of its text behind it in which words light up as they are heard.
  *
  * The field's text is transparent; what is visible is the mirror, which wraps identically. So words light up where they
@@ -46,17 +63,20 @@ export class TextView {
     else this.showPlain();
   }
 
-  /** @param {{start: number, end: number}[]} words @param {number} base offset at which their utterance begins */
+  /**
+   * @param {{start: number, end: number, startSample?: number}[]} words and what the voice skips, without samples
+   * @param {number} base offset at which their utterance begins
+   */
   addWords(words, base) {
-    for (const { start, end } of words) {
+    for (const { start, end, startSample } of words) {
       const word = this.#rest.splitText(base + start - this.#restStart);
       this.#rest = word.splitText(end - start);
       this.#restStart = base + end;
       const span = document.createElement("span");
-      span.className = "word";
+      span.className = startSample === undefined ? "skipped" : "word";
       word.replaceWith(span);
       span.append(word);
-      this.#words.push(span);
+      if (startSample !== undefined) this.#words.push(span);
     }
   }
 
@@ -76,8 +96,8 @@ export class TextView {
     this.#mirror.dataset.shows = "done";
   }
 
-  /** The utterance that began at `base` was interrupted: show which text was spoken and which remains. */
-  showReport(base, spoken, remaining) {
+  /** The utterance that began at `base` has ended: show which text was spoken, skipped as unspeakable, and which remains. */
+  showReport(base, spoken, remaining, skipped) {
     this.#clear("report");
     const end = base + spoken.length + remaining.length;
     this.#mirror.append(this.text.slice(0, base));
@@ -87,7 +107,7 @@ export class TextView {
     ]) {
       const span = document.createElement("span");
       span.className = name;
-      span.append(this.text.slice(start, stop));
+      span.append(...markSkipped(this.text.slice(start, stop), name === "spoken" ? skipped : []));
       this.#mirror.append(span);
     }
     this.#mirror.append(this.text.slice(end));

@@ -8,6 +8,7 @@
 export class Utterance {
   number = null; // the server's, once it has started
   words = []; // {start, end, startSample, endSample}: UTF-16 units of `text`, samples of the utterance
+  skipped = []; // {start, end}: what the voice skips, as far as the server has told
   heardWords = 0;
   playedSamples = 0;
   firstAudioMs = null;
@@ -30,15 +31,22 @@ export class Utterance {
     this.times.askedMs = askedAtMs;
   }
 
-  /** Add word timestamps of the server; returns them with offsets in UTF-16 units. */
-  addWords(words) {
-    const added = words.map((word) => ({
-      start: this.#toUnits(word.start_char),
-      end: this.#toUnits(word.end_char),
-      startSample: word.start_sample,
-      endSample: word.end_sample,
-    }));
-    this.words.push(...added);
+  /**
+   * Add word timestamps of the server and what the voice skips before them.
+   * @returns {{start: number, end: number, startSample?: number}[]} both in the order of the text, with offsets in UTF-16
+   *   units; skipped text has no samples
+   */
+  addWords(words, skipped = []) {
+    const runs = [
+      ...words.map((word) => ({ ...word, start: word.start_char, end: word.end_char })),
+      ...skipped,
+    ].sort((one, other) => one.start - other.start);
+    const added = runs.map(({ start, end, start_sample, end_sample }) => {
+      const units = { start: this.#toUnits(start), end: this.#toUnits(end) };
+      return start_sample === undefined ? units : { ...units, startSample: start_sample, endSample: end_sample };
+    });
+    this.words.push(...added.filter(isWord));
+    this.skipped.push(...added.filter((run) => !isWord(run)));
     return added;
   }
 
@@ -60,17 +68,23 @@ export class Utterance {
   }
 
   /**
-   * How it ended: `kind`, the text that was spoken and that remains, whether the rest can be spoken, and a sentence.
-   * @returns {{kind: string, spoken: string, remaining: string, speakable: boolean, message: string}}
+   * How it ended: `kind`, the text that was spoken and that remains, what the voice skipped of the former, whether the
+   * rest can be spoken, and a sentence.
+   * @returns {{kind: string, spoken: string, remaining: string, skipped: {start: number, end: number}[],
+   *   speakable: boolean, message: string}}
    */
   outcome() {
     const { ending } = this;
     const complete = ending.type === "done" && !this.stop;
     if (complete && ending.reason === "nothing_to_speak") {
       const message = "There is nothing here that can be spoken.";
-      return { kind: "empty", spoken: "", remaining: this.text, speakable: false, message };
+      return { kind: "empty", spoken: "", remaining: this.text, skipped: [], speakable: false, message };
     }
-    if (complete) return { kind: "done", spoken: this.text, remaining: "", speakable: false, message: "Finished." };
+    if (complete) {
+      const skipped = toUnits(this.text, ending.skipped);
+      const message = `Finished.${explainSkipped(this.text, skipped)}`;
+      return { kind: "done", spoken: this.text, remaining: "", skipped, speakable: false, message };
+    }
     const report = this.#report();
     const error = this.rejection ?? (ending.type === "error" ? ending : null);
     return {
@@ -85,19 +99,21 @@ export class Utterance {
   #report() {
     const { ending } = this;
     if (!("text_spoken" in ending) || (ending.type !== "stopped" && this.stop)) {
-      return localReport(this.text, this.words, this.playedSamples);
+      const report = localReport(this.text, this.words, this.playedSamples);
+      return { ...report, skipped: this.skipped.filter(({ start }) => start < report.spoken.length) };
     }
     // Over WebRTC a report that is too long for one message holds the lengths of the texts instead of the texts.
     const spoken = ending.text_omitted
       ? [...this.text].slice(0, ending.spoken_chars).join("")
       : ending.text_spoken;
     const remaining = ending.text_omitted ? this.text.slice(spoken.length) : ending.text_remaining;
-    return { spoken, remaining };
+    return { spoken, remaining, skipped: toUnits(spoken, ending.skipped) };
   }
 
-  #explainEnd({ spoken, remaining }) {
+  #explainEnd({ spoken, remaining, skipped }) {
     const total = characters(spoken + remaining);
-    const heard = `${characters(spoken)} of ${total} characters were heard.`;
+    const count = characters(withoutSkipped(spoken, skipped));
+    const heard = `${count} of ${total} characters were heard.${explainSkipped(spoken, skipped)}`;
     switch (this.ending.type) {
       case "lost":
         return `Cut off. ${heard}`;
@@ -121,6 +137,27 @@ function characters(text) {
   let count = 0;
   for (const _ of text) count += 1;
   return count.toLocaleString("en");
+}
+
+const SHOWN_RUNS = 3; // in a sentence
+const isWord = (run) => "startSample" in run;
+
+/** Ranges of `text` that the server counts in characters, in UTF-16 units. */
+export function toUnits(text, runs = []) {
+  return new Utterance(0, { text }).addWords([], runs);
+}
+
+export function withoutSkipped(text, skipped) {
+  return skipped.reduceRight((rest, { start, end }) => rest.slice(0, start) + rest.slice(end), text);
+}
+
+/** What the voice has skipped of `text`, as a sentence after another one; empty if it has skipped nothing. */
+export function explainSkipped(text, skipped) {
+  if (!skipped.length) return "";
+  const shown = skipped.slice(0, SHOWN_RUNS).map(({ start, end }) => `“${text.slice(start, end)}”`);
+  const others = skipped.length - shown.length;
+  if (others) shown.push(`${others.toLocaleString("en")} more`);
+  return ` The voice cannot speak ${shown.join(", ")}: skipped.`;
 }
 
 /**

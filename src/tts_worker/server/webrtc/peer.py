@@ -309,13 +309,13 @@ def track_options(options: SessionOptions) -> SessionOptions:
 def _encode(message: WorkerMessage) -> str:
     """Encode a message; fit a playback report into a data channel message.
 
-    Drops the words first, which were already sent one by one, then replaces the texts by their lengths, which locate
-    the position in the client's own text.
+    Drops the words first, and what was skipped before them, which were already sent one by one, then replaces the texts
+    by their lengths, which locate the position in the client's own text.
     """
     encoded = dumps(message)
     if len(encoded.encode()) <= _MAX_MESSAGE_BYTES or not isinstance(message, ReportMessage):
         return encoded
-    fields = {**msgspec.to_builtins(message), "words": [], "words_omitted": True}
+    fields = {**msgspec.to_builtins(message), "words": [], "skipped": [], "words_omitted": True}
     encoded = dumps(fields)
     if len(encoded.encode()) <= _MAX_MESSAGE_BYTES:
         return encoded

@@ -13,14 +13,17 @@ from tts_worker.client import Session
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.types import Ended, Outcome, PcmFrame, State, Words
+from tts_worker.types import Ended, Outcome, PcmFrame, Skipped, State, Words, text_heard
 
 
 class Transcript:
-    """Splits the original text into timed strings that join to that text again.
+    """Splits the original text into timed strings that join to that text again, without what the voice skips.
 
     Each string is a word together with everything since the previous word (spaces, quotes, Markdown that is not
     spoken).
+
+    Attributes:
+        skipped: What the voice skips, as far as it is known: nobody hears it, so the agent's history must not have it.
     """
 
     def __init__(self, sample_rate_hz: int) -> None:
@@ -28,6 +31,7 @@ class Transcript:
         self._decoder = TextDecoder()
         self._text = ""
         self._emitted_chars = 0
+        self.skipped: tuple[Skipped, ...] = ()
 
     def write(self, text: str) -> None:
         self._text += self._decoder.feed(text)
@@ -36,9 +40,15 @@ class Transcript:
         """The text up to ``end_char`` and the punctuation that follows it."""
         while end_char < len(self._text) and not (self._text[end_char].isspace() or self._text[end_char].isalnum()):
             end_char += 1
-        text = self._text[self._emitted_chars : end_char]
+        text = self._heard(self._emitted_chars, end_char)
         self._emitted_chars = max(self._emitted_chars, end_char)
         return TimedString(text, start_time=start_sample / self._rate_hz, end_time=end_sample / self._rate_hz)
+
+    def _heard(self, start: int, end: int) -> str:
+        """What is heard of ``[start, end)``."""
+        first = max(0, start - 1)  # the character before it decides about spaces
+        runs = [Skipped(run.start - first, run.end - first) for run in self.skipped if start <= run.start < end]
+        return text_heard(self._text[first:end], runs)[start - first :]
 
     def rest(self, at_sample: int) -> TimedString | None:
         """The text after the last word, if any."""
@@ -69,6 +79,7 @@ async def run_utterance(
             if isinstance(item, PcmFrame):
                 emitter.push(item.pcm)
             elif isinstance(item, Words):
+                transcript.skipped = item.skipped
                 for word in item.words:
                     timed_word = transcript.timed_word(word.end_char, word.start_sample, word.end_sample)
                     emitter.push_timed_transcript(timed_word)
@@ -113,8 +124,9 @@ def _finish(
     if not sent:
         # The text was unspeakable (emoji, code). LiveKit treats a turn without audio as an error: send 10 ms.
         emitter.push(bytes(2 * (sample_rate_hz // 100)))
+    transcript.skipped = receipt.skipped
     rest = transcript.rest(receipt.samples_sent)
-    if rest is not None:
+    if rest:
         emitter.push_timed_transcript(rest)
 
 

@@ -7,7 +7,7 @@
 import { NOT_STARTED } from "../audio-output.js";
 import { Connection } from "../connection.js";
 import { Player } from "../player.js";
-import { Utterance } from "../utterance.js";
+import { toUnits, Utterance } from "../utterance.js";
 import { isPlayable } from "../wire.js";
 import { openAgentSocket } from "./socket.js";
 
@@ -214,7 +214,7 @@ export class AgentSession {
         break;
       case "words":
         if (this.#utterance?.turn === message.turn) {
-          this.#view.words(message.turn, this.#utterance.addWords(message.words));
+          this.#view.words(message.turn, this.#utterance.addWords(message.words, message.skipped));
         }
         break;
       case "sent":
@@ -225,7 +225,7 @@ export class AgentSession {
         break;
       case "settled":
         if (this.#utterance?.turn === message.turn) this.#utterance = null;
-        this.#view.settled(message.turn, message);
+        this.#view.settled(message.turn, { ...message, skipped: toUnits(message.heard, message.skipped) });
         break;
       case "problem":
         this.#view.problem(`${message.message.charAt(0).toUpperCase()}${message.message.slice(1)}.`);

@@ -3,6 +3,7 @@
  */
 import { ConnectionView } from "../connection-view.js";
 import { Microphone } from "../microphone.js";
+import { explainSkipped, withoutSkipped } from "../utterance.js";
 import { AgentSession } from "./agent-session.js";
 import { BrowserRecognition, browserRecognizes, NoRecognition, ServerRecognition } from "./recognition.js";
 import { TurnsView } from "./turns-view.js";
@@ -63,10 +64,11 @@ const session = new AgentSession({
   problem: showProblem,
 });
 
-function explain({ heard, unheard }) {
-  if (!unheard.trim()) return "";
+function explain({ heard, unheard, skipped }) {
+  if (!unheard.trim() && !skipped.length) return "";
   const words = (text) => text.split(/\s+/).filter(Boolean).length;
-  return `Heard: ${words(heard)} of ${words(heard) + words(unheard)} words. The others are not in its memory.`;
+  const count = `${words(withoutSkipped(heard, skipped))} of ${words(heard) + words(unheard)} words`;
+  return `Heard: ${count}. The others are not in its memory.${explainSkipped(heard, skipped)}`;
 }
 
 // -- the user ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
  * The turns of a conversation. Words of an answer turn from dim to normal as they are heard; what an interruption left
  * unheard is struck out. Text is inserted as text nodes, never as markup.
  */
+import { markSkipped } from "../text-view.js";
 
 const LABELS = { user: "You", assistant: "Agent" };
 
@@ -47,19 +48,19 @@ export class TurnsView {
     view.rest.data += text;
   }
 
-  /** @param {{start: number, end: number}[]} words offsets in the answer, in UTF-16 units */
+  /** @param {{start: number, end: number, startSample?: number}[]} words and skipped text, in UTF-16 units of the answer */
   words(turn, words) {
     const view = this.#turns.get(turn);
     if (!view?.rest) return;
-    for (const { start, end } of words) {
+    for (const { start, end, startSample } of words) {
       const word = view.rest.splitText(start - view.restStart);
       view.rest = word.splitText(end - start);
       view.restStart = end;
       const span = document.createElement("span");
-      span.className = "word";
+      span.className = startSample === undefined ? "skipped" : "word";
       word.replaceWith(span);
       span.append(word);
-      view.words.push(span);
+      if (startSample !== undefined) view.words.push(span);
     }
   }
 
@@ -74,7 +75,7 @@ export class TurnsView {
     if (count) this.#show(view.words[count - 1]);
   }
 
-  settled(turn, { heard, unheard }) {
+  settled(turn, { heard, unheard, skipped }) {
     const view = this.#turns.get(turn);
     if (!view) return;
     view.rest = null;
@@ -83,7 +84,7 @@ export class TurnsView {
     if (heard) {
       const span = document.createElement("span");
       span.className = "heard";
-      span.append(heard);
+      span.append(...markSkipped(heard, skipped));
       parts.push(span);
     }
     if (unheard.trim()) {
