@@ -1,6 +1,7 @@
 """Detects the language of a segment, which decides how numbers and dates are read.
 
-Evidence is the script and common words; text without either ("12:30") follows the utterance's context.
+Evidence is the script, common words and letters such as "ñ". Text without any ("12:30", "25 °C", a name in Latin
+letters between Korean sentences) follows the requested language, then the text before it, then the voice.
 """
 
 from __future__ import annotations
@@ -21,24 +22,40 @@ _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 
 _HAN_LANGUAGES = ("zh", "yue", "ja")
 _OTHER_SCRIPTS = frozenset({*_HAN_LANGUAGES, "ko", "ru", "uk", "bg", "el", "ar", "he", "hi", "th"})
+_CYRILLIC_LANGUAGES = ("ru", "uk", "bg", "be", "kk", "mk", "mn", "sr")
 _COMMON_WORDS: dict[str, frozenset[str]] = {
     language: frozenset(words.split())
     for language, words in {
-        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or",
-        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat",
-        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay",
-        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à",
-        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho",
-        "pt": "o que não uma os para com do da em um as se por mais você está dos na no",
+        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or me "
+        "he she they what can so if our no do as has had but an all up out about there their when how die am per come",
+        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat am "
+        "uhr haben sind einen oder bei nach aus noch wird danke bitte hallo ihr ihre kostet heute morgen ß ä ö ü",
+        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay al de mi "
+        "hola gracias cuesta tiene son hoy días años hasta sí ¿ ¡ ñ",
+        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à de en un "
+        "ou bonjour merci votre ans heures coûte aujourd'hui ç œ ê î û ë",
+        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho un al ha ore "
+        "anni ciao grazie costa oggi alla nel più",
+        "pt": "o que não uma os para com do da em um as se por mais você está dos na de é tem olá obrigado obrigada "
+        "custa hoje às anos ã õ ç",
         "nl": "de het een en van ik niet dat op te met voor zijn er maar om aan ook naar bij",
     }.items()
 }
+"""Words and letters that tell a language from the others in Latin letters."""
+_MARKS = re.compile("[¿¡ñßäöüãõçœêîûë]")
+_SYMBOLS = re.compile(
+    "(?:(?<=[0-9°]) ?|(?<=[0-9] °))(?:[kcm]?m[23²³]?|[km]?g|[mc]?l|t|h|min|m?s|[CF]|[kM]?Wh?|V|[kMG]?Hz|[kKMGT]B)"
+    "(?:/[hs])?(?![A-Za-z0-9])|(?:EUR|USD|GBP|JPY|CHF|KRW|RUB)(?![A-Za-z])"
+)
+"""Units and currencies, which no language owns: "25 °C"."""
+_FEW_WORDS = 3
+"""Latin words without a common one, up to which they are a name in a text of another script."""
 _RECENT_WORDS = 24
 _LANGUAGES_OF_SCRIPTS = (
     (_HAN, frozenset(_HAN_LANGUAGES)),
     (_KANA, frozenset({"ja"})),
     (_HANGUL, frozenset({"ko"})),
-    (_CYRILLIC, frozenset({"ru", "uk", "bg", "be", "kk", "mk", "mn", "sr"})),
+    (_CYRILLIC, frozenset(_CYRILLIC_LANGUAGES)),
     (_HEBREW, frozenset({"he", "yi"})),
     (_ARABIC, frozenset({"ar", "fa", "ur", "ps", "sd", "ug", "ckb"})),
     (_DEVANAGARI, frozenset({"hi", "mr", "ne", "sa"})),
@@ -91,7 +108,8 @@ def language_of(text: str, languages: Sequence[str]) -> str | None:
 class LanguageDetector:
     """Detects the language of each segment of one utterance, in order.
 
-    Chinese is never a default: it needs Han characters or an explicit request.
+    Chinese is never a default: it needs Han characters or an explicit request. Digits before any other text are read in
+    the only language of the voice; a voice of several reads them in English if it speaks that, else in its first.
 
     Args:
         languages: Languages of the voice; "mul" means any.
@@ -109,7 +127,7 @@ class LanguageDetector:
     def detect(self, text: str) -> str | None:
         """Return the primary tag for ``text``, the next segment of the utterance; None if unknown."""
         kana = len(_KANA.findall(text))
-        words = [word.lower() for word in _LATIN.findall(text)]
+        words = [word.lower() for word in _LATIN.findall(_SYMBOLS.sub(" ", text))]
         evidence = {
             "han": len(_HAN.findall(text)) + kana,
             "latin": len(words),
@@ -122,16 +140,25 @@ class LanguageDetector:
         if script == "han":
             self._last_language = self._han_language(kana > 0)
         elif script == "latin":
+            words += _MARKS.findall(text.lower())
             self._recent_words.extend(words)
-            self._last_language = self._latin_language()
+            around = self._last_language or self._explicit
+            self._last_language = around if _is_name(words, around) else self._latin_language()
         else:
-            self._last_language = "ko" if script == "hangul" else "ru"
+            self._last_language = "ko" if script == "hangul" else self._cyrillic_language()
         return self._last_language
+
+    def _cyrillic_language(self) -> str:
+        if self._explicit in _CYRILLIC_LANGUAGES:
+            return self._explicit
+        return next((language for language in self._languages if language in _CYRILLIC_LANGUAGES), "ru")
 
     def _default(self) -> str | None:
         if len(self._languages) == 1 and not self._speaks_any:
             return self._languages[0]
-        return "en" if self._speaks("en") else None
+        if self._speaks("en"):
+            return "en"
+        return next((language for language in self._languages[:1] if language not in ("zh", "yue")), None)
 
     def _speaks(self, language: str) -> bool:
         return self._speaks_any or language in self._languages
@@ -160,3 +187,9 @@ class LanguageDetector:
             return None
         best = max(scores, key=lambda language: scores[language])  # English on a tie
         return best
+
+
+def _is_name(words: Sequence[str], around: str | None) -> bool:
+    """Whether a few Latin words tell no language, in an utterance of a language of another script."""
+    is_short = len(words) <= _FEW_WORDS and around in _OTHER_SCRIPTS
+    return is_short and not any(word in common for word in words for common in _COMMON_WORDS.values())
