@@ -25,7 +25,9 @@ Read = Callable[[re.Match[str]], "str | None"]
 """Returns what is spoken for a match; None if it is something else."""
 
 _log = logging.getLogger(__name__)
-_NARROW = {**{wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)}, 0x3000: " ", 0xFFE5: "¥", 0xFFE6: "₩"}
+_NARROW = str.maketrans(
+    {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
+)
 _NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
@@ -352,7 +354,8 @@ class _Reader:
             return None if sign.isalpha() else words.currency(sign, Decimal(1))
         if sign in words.units:
             return words.unit_name(sign)
-        before, after = match.string[max(0, match.start() - 2) : match.start()], match.string[match.end() :][:24]
+        start, end = match.span()
+        before, after = match.string[max(0, start - 2) : start], match.string[end : end + 24]
         return self._dash(sign, before, after) if sign in "-–−~〜" else self._operator(sign, before, after)
 
     def _operator(self, sign: str, before: str, after: str) -> str | None:
