@@ -47,8 +47,10 @@ class Words:
 
         symbols = dict(tables.MORE_SYMBOLS)
         for name in tables.UNITS:
-            for locale, length in (("en", "short"), (self.language, "narrow"), (self.language, "short")):
-                symbol = re.sub(r"[\d\s.⋅]", "", format_unit(5, name, length, locale=locale))
+            locales = ("en", self.language)
+            written = [format_unit(5, name, "short", locale=locale) for locale in locales]
+            for symbol in (*written, format_unit(5, name, "narrow", locale=self.language)):
+                symbol = re.sub(r"[\d\s.⋅]", "", symbol)
                 if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in tables.NO_SYMBOLS:
                     for alias in (symbol, symbol.replace("μ", "µ"), symbol.replace("²", "2").replace("³", "3")):
                         symbols.setdefault(alias, name)
@@ -148,7 +150,7 @@ class Words:
     def measure(self, symbol: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
         """Return a number with the name of its unit."""
         formatted = self._formatted(symbol, _decimal(digits, decimals))
-        prefix = formatted[: _FORMATTED.search(formatted).start()]  # 時速
+        prefix = _FORMATTED.split(formatted, maxsplit=1)[0]  # 時速
         if prefix and before.rstrip().endswith(prefix):
             formatted = formatted[len(prefix) :]
         noun = re.search(r"\d\s?([^\W\d_]+)", formatted)
