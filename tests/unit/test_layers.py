@@ -53,6 +53,8 @@ EXTRAS = (
     "tokenizers",
     "onnx",
     "wetext",
+    "num2words",
+    "babel",
     "livekit",
     "pipecat",
     "aiortc",

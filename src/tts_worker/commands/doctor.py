@@ -51,6 +51,7 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "otel": (("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"), "OpenTelemetry traces"),
     "agent": (("httpx",), "tts-worker agent: speak with a language model"),
     "whisper": (("faster_whisper",), "speech recognition of tts-worker agent"),
+    "languages": (("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
     "normalise": (("wetext",), "text normalization: numbers and dates in words (setting text.normalise)"),
 }
 """Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""

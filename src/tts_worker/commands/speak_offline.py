@@ -282,7 +282,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
         by_word=args.interleave,
     )
     lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
-    verbalizer = Verbalizer((), args.language) if args.normalise else None
+    verbalizer = Verbalizer(speaker.config.languages, args.language) if args.normalise else None
     pipeline = TextPipeline(options, lexicon, verbalizer)
     segments = [*pipeline.feed(text), *pipeline.end()]
     if not any(char.isalnum() for segment in segments for char in segment.text):

@@ -1,6 +1,7 @@
 """Detects the language of a segment, which decides how numbers and dates are read.
 
-Evidence is the script and common words; text without either ("12:30") follows the utterance's context.
+Evidence is the script, common words and letters such as "ñ". Text without any ("12:30", "25 °C", a name in Latin
+letters between Korean sentences) follows the requested language, then the text before it, then the voice.
 """
 
 from __future__ import annotations
@@ -18,25 +19,41 @@ _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 
 _HAN_LANGUAGES = ("zh", "yue", "ja")
 _OTHER_SCRIPTS = frozenset({*_HAN_LANGUAGES, "ko", "ru", "uk", "bg", "el", "ar", "he", "hi", "th"})
+_CYRILLIC_LANGUAGES = ("ru", "uk", "bg", "be", "kk", "ky", "mk", "mn", "sr", "tg", "tt")
 _COMMON_WORDS: dict[str, frozenset[str]] = {
     language: frozenset(words.split())
     for language, words in {
-        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or",
-        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat",
-        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay",
-        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à",
-        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho",
-        "pt": "o que não uma os para com do da em um as se por mais você está dos na no",
+        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or me "
+        "he she they what can so if our no do as has had but an all up out about there their when how die am per come",
+        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat am "
+        "uhr haben sind einen oder bei nach aus noch wird danke bitte hallo ihr ihre kostet heute morgen ß ä ö ü",
+        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay al de mi "
+        "hola gracias cuesta tiene son hoy días años hasta sí ¿ ¡ ñ",
+        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à de en un "
+        "ou bonjour merci votre ans heures coûte aujourd'hui ç œ ê î û ë",
+        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho un al ha ore "
+        "anni ciao grazie costa oggi alla nel più",
+        "pt": "o que não uma os para com do da em um as se por mais você está dos na de é tem olá obrigado obrigada "
+        "custa hoje às anos ã õ ç",
         "nl": "de het een en van ik niet dat op te met voor zijn er maar om aan ook naar bij",
     }.items()
 }
+"""Words and letters that tell a language from the others in Latin letters."""
+_MARKS = re.compile("[¿¡ñßäöüãõçœêîûë]")
+_SYMBOLS = re.compile(
+    "(?:(?<=[0-9°]) ?|(?<=[0-9] °))(?:[kcm]?m[23²³]?|[km]?g|[mc]?l|t|h|min|m?s|[CF]|[kM]?Wh?|V|[kMG]?Hz|[kKMGT]B)"
+    "(?:/[hs])?(?![A-Za-z0-9])|(?:EUR|USD|GBP|JPY|CHF|KRW|RUB)(?![A-Za-z])"
+)
+"""Units and currencies, which no language owns: "25 °C"."""
+_FEW_WORDS = 3
+"""Latin words without a common one, up to which they are a name in a text of another script."""
 _RECENT_WORDS = 24
 _GREEK = "\u0370-\u037d\u037f-\u0386\u0388-\u03ff\u1f00-\u1fff"
 _SCRIPTS = (
     ("\u3005\u3007\u3105-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\u9fff\uf900-\uf9ff\U00020000-\U0003fffd", "zh yue ja"),
     ("\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f", "ja"),
     ("\u1100-\u11ff\u3131-\u318e\ua960-\ua97c\uac00-\ud7fb\uffa1-\uffdc", "ko"),
-    ("\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f", "ru uk bg be kk ky mk mn sr tg tt"),
+    ("\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f", " ".join(_CYRILLIC_LANGUAGES)),
     (_GREEK, "el"),
     ("\u0531-\u0556\u0561-\u0587", "hy"),
     ("\u0591-\u05bd\u05bf-\u05c2\u05c4-\u05f2\ufb1d-\ufb4f", "he yi"),
@@ -64,7 +81,7 @@ _SCRIPTS = (
 )
 """Letters and vowel signs of each script as ranges of a character class, and the languages written in it."""
 
-_SYMBOLS = re.compile(rf"[{_GREEK}](?:\s+[{_GREEK}])*")
+_GREEK_SYMBOLS = re.compile(rf"[{_GREEK}](?:\s+[{_GREEK}])*")
 """Single Greek letters are symbols, such as that of an angle; a word has more of them."""
 
 
@@ -90,7 +107,7 @@ def foreign_runs(text: str, languages: Sequence[str]) -> list[tuple[int, int]]:
     """
     if text.isascii() or (pattern := _foreign_pattern(tuple(languages))) is None:
         return []
-    return [run.span() for run in pattern.finditer(text) if not _SYMBOLS.fullmatch(run.group())]
+    return [run.span() for run in pattern.finditer(text) if not _GREEK_SYMBOLS.fullmatch(run.group())]
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +135,8 @@ def language_of(text: str, languages: Sequence[str]) -> str | None:
 class LanguageDetector:
     """Detects the language of each segment of one utterance, in order.
 
-    Chinese is never a default: it needs Han characters or an explicit request.
+    Chinese is never a default: it needs Han characters or an explicit request. Digits before any other text are read in
+    the only language of the voice; a voice of several reads them in English if it speaks that, else in its first.
 
     Args:
         languages: Languages of the voice; "mul" means any.
@@ -136,7 +154,7 @@ class LanguageDetector:
     def detect(self, text: str) -> str | None:
         """Return the primary tag for ``text``, the next segment of the utterance; None if unknown."""
         kana = len(_KANA.findall(text))
-        words = [word.lower() for word in _LATIN.findall(text)]
+        words = [word.lower() for word in _LATIN.findall(_SYMBOLS.sub(" ", text))]
         evidence = {
             "han": len(_HAN.findall(text)) + kana,
             "latin": len(words),
@@ -149,16 +167,25 @@ class LanguageDetector:
         if script == "han":
             self._last_language = self._han_language(kana > 0)
         elif script == "latin":
+            words += _MARKS.findall(text.lower())
             self._recent_words.extend(words)
-            self._last_language = self._latin_language()
+            around = self._last_language or self._explicit
+            self._last_language = around if _is_name(words, around) else self._latin_language()
         else:
-            self._last_language = "ko" if script == "hangul" else "ru"
+            self._last_language = "ko" if script == "hangul" else self._cyrillic_language()
         return self._last_language
+
+    def _cyrillic_language(self) -> str:
+        if self._explicit in _CYRILLIC_LANGUAGES:
+            return self._explicit
+        return next((language for language in self._languages if language in _CYRILLIC_LANGUAGES), "ru")
 
     def _default(self) -> str | None:
         if len(self._languages) == 1 and not self._speaks_any:
             return self._languages[0]
-        return "en" if self._speaks("en") else None
+        if self._speaks("en"):
+            return "en"
+        return next((language for language in self._languages[:1] if language not in ("zh", "yue")), None)
 
     def _speaks(self, language: str) -> bool:
         return self._speaks_any or language in self._languages
@@ -187,3 +214,9 @@ class LanguageDetector:
             return None
         best = max(scores, key=lambda language: scores[language])  # English on a tie
         return best
+
+
+def _is_name(words: Sequence[str], around: str | None) -> bool:
+    """Whether a few Latin words tell no language, in an utterance of a language of another script."""
+    is_short = len(words) <= _FEW_WORDS and around in _OTHER_SCRIPTS
+    return is_short and not any(word in common for word in words for common in _COMMON_WORDS.values())

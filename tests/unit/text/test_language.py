@@ -43,6 +43,32 @@ def test_neutral_text_follows_the_previous_segment() -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        (("Сегодня тепло.", "25 °C."), "ru"),
+        (("오늘은 덥습니다.", "25 °C."), "ko"),
+        (("Hoy hace calor.", "Hay 5 km.", "25 km/h"), "es"),
+        (("Купил телефон:", "iPhone 15."), "ru"),
+        (("今日は", "iPhone 15 Pro"), "ja"),
+        (("Я дома.", "I have 5 apples."), "en"),
+        (("¿Cuándo?", "12:30"), "es"),
+        (("Die Straße heißt so.", "Nummer 5"), "de"),
+        (("Das Taxi kostet", "5 EUR"), "de"),
+    ],
+)
+def test_text_without_evidence_follows_what_precedes(texts: tuple[str, ...], language: str) -> None:
+    detector = LanguageDetector(("mul",))
+    assert [detector.detect(text) for text in texts][-1] == language
+
+
+@pytest.mark.parametrize(
+    "text", ["No, 5 apples.", "Do 5 push-ups as fast.", "Die 5 times.", "25 °C", "Call me at 5.", "On all 5 sides"]
+)
+def test_english_is_not_taken_for_another_language(text: str) -> None:
+    assert LanguageDetector(("mul",)).detect(text) == "en"
+
+
+@pytest.mark.parametrize(
     ("languages", "explicit", "text", "language"),
     [
         (V2, "zh-CN", "10:30", "zh"),
@@ -57,6 +83,10 @@ def test_neutral_text_follows_the_previous_segment() -> None:
         (("de",), None, "10:30 am Bahnhof", "de"),
         (("en-us",), None, "5", "en"),
         (("mul",), None, "5", "en"),
+        (("mul",), "ru", "25 °C.", "ru"),
+        (("mul",), "ru", "iPhone 15", "ru"),
+        (("mul",), "uk", "Поїзд о 10:30", "uk"),
+        (("ja", "ko"), None, "25 °C", "ja"),
         ((), None, "", "en"),
     ],
 )

@@ -26,6 +26,9 @@ _CONTEXT_CHARS = 60
 _MODULES = {"en": english.__name__}
 """Module that reads a language, by primary tag. English is loaded at once, as it takes a quarter of a second."""
 
+_WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
+"""Languages of the module ``worldwide``."""
+
 _SPELLED_DASH = re.compile(r"[-–]\d")
 """Text between two characters that a tag spells: no range."""
 
@@ -33,6 +36,10 @@ _SPELLED_DASH = re.compile(r"[-–]\d")
 @cache
 def rewrites_of(language: str | None) -> Rewrites | None:
     """Return what reads a language (a primary tag); None if nothing does."""
+    if language in _WORLDWIDE:
+        from tts_worker.text.reading.worldwide import rewrites_in
+
+        return rewrites_in(language)
     module = _MODULES.get(language or "")
     if module is None:
         return None

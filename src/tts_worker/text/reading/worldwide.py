@@ -1,0 +1,392 @@
+"""Reads Spanish, French, German, Italian, Portuguese, Japanese, Korean and Russian, with the extra ``languages``.
+
+At each digit or sign the first rule that matches decides: dates, times, telephone numbers, codes, ordinals, amounts,
+then single signs. No digit is left, and no sign that has a name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import cache
+from importlib.util import find_spec
+
+from tts_worker.text.reading import worldwide_tables as tables
+from tts_worker.text.reading.worldwide_words import Words
+from tts_worker.text.span_rewriting import Rewrite
+
+LANGUAGES = frozenset(tables.SIGNS)
+"""Primary tags."""
+
+Read = Callable[[re.Match[str]], "str | None"]
+"""Returns what is spoken for a match; None if it is something else."""
+
+_log = logging.getLogger(__name__)
+_NARROW = str.maketrans(
+    {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
+)
+_NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
+_MARKS = re.compile(r"[.,'’ ]")
+_AFTER = re.compile(r" ?([^\W\d_]+)")
+_ORDINAL_BEFORE = re.compile(r"\b(?:(?P<n>ab|am|beim|dem|den|des|im|vom|zum|zur)|der|die|das) \Z", re.IGNORECASE)
+_GERMAN_YEAR = re.compile(
+    r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
+)
+_SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
+
+
+@cache
+def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
+    """Return what reads one of ``LANGUAGES``; None if the libraries are missing, with one warning."""
+    return _Reader(language).rewrites if _is_installed() else None
+
+
+@cache
+def _is_installed() -> bool:
+    installed = all(find_spec(name) for name in ("num2words", "babel"))
+    if not installed:
+        _log.warning("numbers are not read in languages other than English and Chinese: install tts-worker[languages]")
+    return installed
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return "(?:" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + ")"
+
+
+class _Reader:
+    def __init__(self, language: str) -> None:
+        self._language = language
+        self._words = words = Words(language)
+        self._signs = words.signs
+        self._wide = language in ("ja", "ko")
+        self._decimal_mark = "." if self._wide else ","
+        month, currency, unit = _one_of(words.months), _one_of(tables.CURRENCIES), _one_of(words.units)
+        no_letter = "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])"
+        unit += r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"
+        magnitudes = tables.MAGNITUDES[language]
+        big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
+        # "5 M" alone may be a code.
+        big = rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?"
+        word_start = "" if self._wide else r"(?<!\w)"
+        self._code_before = re.compile(
+            rf"{word_start}(?:{tables.CODE_WORDS[language]})(?: ?(?:{tables.CODE_LINKS})){{0,3}}"
+            r"[.:#]{0,2} ?[\"“«„]?\Z",
+            re.IGNORECASE,
+        )
+        self._start = re.compile(
+            r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
+            r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
+        )
+        self._rules = [
+            (re.compile(pattern), read)
+            for read, pattern in (
+                *self._dates(month),
+                (self._time, self._time_pattern()),
+                (self._phone, tables.PHONE + tables.PHONES.get(language, "")),
+                (self._code, rf"\d{{3,20}}(?:[ -]\d{{2,6}}){{0,4}}(?!\d|[.,:/]\d| ?(?:{currency}{no_letter}|{unit}))"),
+                (lambda match: words.spell(match[0]), r"(?<![\d.,])0\d+(?![.,]?\d)"),
+                *self._ordinals(month),
+                (
+                    self._fraction,
+                    r"(?<![\d.,/])(?:(?P<whole>\d{1,4})(?: (?=\d/\d(?!\d))| ?(?=[½⅓⅔¼¾])))?"
+                    r"(?:(?P<top>\d{1,3})/(?P<bottom>\d{1,3})(?![\d/]|[.,]\d)|(?P<sign>[½⅓⅔¼¾]))",
+                ),
+                (self._digits, r"(?<=[A-Za-z])\d{1,2}(?P<mark>)(?![.,]?\d)"),
+                (self._amount, rf"(?P<pre>{currency}) ?(?P<minus>[-−]?)(?P<n>{_NUMBER}){big}(?P<post>(?!\w)|(?=\D))"),
+                (
+                    self._amount,
+                    rf"(?P<pre>)(?P<minus>)(?P<n>{_NUMBER}){big}"
+                    rf"(?: ?(?P<post>{currency}){no_letter}| ?(?P<unit>{unit}))?",
+                ),
+                (self._digits, r"\d+(?P<mark>[.,](?=\d))?"),
+                (self._sign, rf"/ ?(?P<unit>{unit})|[nN]\.?[º°]|{currency}|[\s\S]"),
+            )
+        ]
+
+    def rewrites(self, text: str, first: int) -> list[Rewrite]:
+        """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""
+        found: list[Rewrite] = []
+        text = text.translate(_NARROW)
+        place = first
+        while start := self._start.search(text, place):
+            place = start.start()
+            for pattern, read in self._rules:
+                match = pattern.match(text, place)
+                spoken = read(match) if match else None
+                if match and spoken is not None:
+                    found.append((*match.span(), self._set_apart(match, spoken, found)))
+                    place = match.end()
+                    break
+            else:
+                place += 1
+        return found
+
+    def _set_apart(self, match: re.Match[str], spoken: str, found: list[Rewrite]) -> str:
+        """Put spaces between what is spoken and the letters next to it."""
+        if self._language == "ja" or not spoken.strip():
+            return spoken
+        start, end = match.span()
+        after_rewrite = bool(found) and found[-1][1] == start
+        before = found[-1][2][-1:] if after_rewrite else match.string[max(0, start - 1) : start]
+        after = match.string[end : end + 1]
+        is_korean = self._language == "ko"
+        if spoken == "—":
+            return f" {spoken} "
+        if spoken[0].isalnum() and spoken != "에서" and (before.isalnum() or before in ("%", ")")):
+            spoken = " " * (after_rewrite or not is_korean or before.isascii()) + spoken
+        return spoken + " " * (after.isalpha() and spoken[-1].isalnum() and (not is_korean or after.isascii()))
+
+    # -- dates and times ----------------------------------------------------------------------------------------------
+
+    def _dates(self, month: str) -> list[tuple[Read, str]]:
+        rules: list[tuple[Read, str]] = [
+            (self._date, r"(?<![\d.,/-])(?P<y>[12]\d{3})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?)(?![./-]?\d)"),
+        ]
+        if not self._wide:
+            year = r"(?P<y>\d{4}|(?<=\d\d.\d\d.)\d\d)"
+            rules.append((self._date, rf"(?<![\d.,/-])(?P<d>\d\d?)(?P<s>[./-])(?P<m>\d\d?)(?P=s){year}(?![./-]?\d)"))
+        if self._language == "de":
+            rules.append((self._date, r"(?<![\d.,])(?P<d>\d\d?)\.(?P<m>\d\d?)\.(?! ?\d)"))
+            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?)\. ?(?P<name>{month})(?: (?P<y>\d{{4}}))?(?!\w)"))
+        elif self._language == "ru":
+            year = r"(?: (?P<y>\d{4})(?: ?(?:года|г\.?))?)?"
+            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?) (?P<name>{month}){year}(?!\w)"))
+        return rules
+
+    def _date(self, match: re.Match[str]) -> str | None:
+        groups = match.groupdict()
+        day, name, year = int(match["d"]), groups.get("name"), groups.get("y")
+        month = self._words.months.index(name) + 1 if name else int(match["m"])
+        if not (1 <= month <= 12 and 1 <= day <= 31):
+            return None
+        if year and len(year) == 2:
+            year = ("20" if year < "50" else "19") + year
+        return self._date_words(day, month, year, match)
+
+    def _date_words(self, day: int, month: int, year: str | None, match: re.Match[str]) -> str:
+        words, name = self._words, self._words.months[month - 1]
+        if self._language == "ja":
+            return f"{words.cardinal(year or '')}年{words.cardinal(str(month))}月{words.cardinal(str(day))}日"
+        if self._language == "ko":
+            return f"{words.cardinal(year or '')} 년 {words.cardinal(str(month), '월')}월 {words.cardinal(str(day))} 일"
+        if self._language == "ru":
+            spoken = f"{words.library(day, 'ordinal', case='g', gender='n')} {name}"
+            return f"{spoken} {words.library(int(year), 'ordinal', case='g')} года" if year else spoken
+        if self._language == "de":
+            spoken = f"{self._german_ordinal(day, match, 'r')} {name}"
+            return f"{spoken} {words.library(int(year), 'year')}" if year else spoken
+        first = words.ordinal(1) if day == 1 else words.cardinal(str(day))
+        of = " de " if self._language in ("es", "pt") else " "
+        return of.join(filter(None, (first, name, year and words.cardinal(year))))
+
+    def _time_pattern(self) -> str:
+        mark = {"it": ":|h", "de": r":|\.(?=\d\d Uhr)", "ja": ":", "ko": ":", "ru": ":"}.get(self._language, ":| ?h ?")
+        after = r"(?: Uhr(?!\w)| ?h(?:rs?|oras|s)?(?!\w))?"
+        return rf"(?<![\d:.,])(?P<h>[01]?\d|2[0-4])(?:{mark})(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?{after}(?![:\d])"
+
+    def _time(self, match: re.Match[str]) -> str:
+        words, language = self._words, self._language
+        hour, minute, second = (part and str(int(part)) for part in (match["h"], match["m"], match["s"]))
+        noun = {"es": "hora", "pt": "hora", "fr": "heure", "it": "ora", "de": "Uhr", "ko": "시"}.get(language, "")
+        spoken_hour = words.cardinal(hour, noun if int(hour) < 20 or language != "es" else "horas").strip()
+        spoken_minute = words.cardinal(minute, "분" if language == "ko" else "")
+        if language == "ru":
+            zeros = {"0": "ноль ", "00": "ноль ноль"}
+            parts = [
+                words.cardinal(hour),
+                zeros["00"] if minute == "0" else "ноль " * (int(minute) < 10) + spoken_minute,
+            ]
+        else:
+            pattern = tables.TIMES[language][minute == "0"]
+            plural = "s" * (int(hour) > 1)
+            parts = [pattern.format(h=spoken_hour, m=spoken_minute.strip(), s=plural)]
+        if second:
+            parts.append(words.measure("s", second))
+        return words.gap.join(parts)
+
+    # -- telephone numbers and codes ----------------------------------------------------------------------------------
+
+    def _phone(self, match: re.Match[str]) -> str | None:
+        if not 7 <= sum(map(str.isdecimal, match[0])) <= 19:
+            return None
+        return (f"{self._signs['+']} " if match[0][0] == "+" else "") + self._words.spell(match[0])
+
+    def _code(self, match: re.Match[str]) -> str | None:
+        before = match.string[max(0, match.start() - 60) : match.start()]
+        is_part = before[-1:].isascii() and (before[-1:].isalpha() or re.search(r"[A-Z]-\Z", before))
+        return self._words.spell(match[0]) if is_part or self._code_before.search(before) else None
+
+    # -- ordinals -----------------------------------------------------------------------------------------------------
+
+    def _ordinals(self, month: str) -> list[tuple[Read, str]]:
+        if self._language == "de":
+            return [
+                (
+                    lambda match: self._german_ordinal(int(match["n"]), match),
+                    r"(?<![\d.,])(?P<n>\d{1,3})\.(?= [^\W\d_]|\Z)",
+                ),
+                (self._german_year, r"(?<![\d.,])1[1-9]\d\d(?![.,]?\d)"),
+            ]
+        if self._language == "ru":
+            return [
+                (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.)(?!\w)"),
+                (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(tables.RUSSIAN_ENDINGS)})(?!\w)"),
+            ]
+        if self._language not in tables.ORDINALS:
+            return []
+        return [
+            (self._ordinal, rf"(?P<n>1)(?P<end>er|°|º)?(?=(?: de)? {month}(?!\w))"),
+            (self._ordinal, rf"(?<![\d.,])(?P<n>\d{{1,4}})\.?(?P<end>[ºª]|{tables.ORDINALS[self._language]})(?!\w)"),
+        ]
+
+    def _ordinal(self, match: re.Match[str]) -> str | None:
+        number, end = int(match["n"]), match["end"] or ""
+        if number == 0:
+            return None
+        feminine = "a" if end == "ª" or (end[-1:] == "a" and self._language == "es") else ""
+        words = self._words.ordinal(number, "e" if end in ("re", "ère", "res", "ères") else feminine)
+        noun = _AFTER.match(match.string, match.end())
+        is_short = end == "er" or (end == "º" and noun and noun[1].lower() not in tables.NO_NOUN)
+        if self._language == "es" and is_short and words.endswith(("primero", "tercero")):
+            words = words[:-1]
+        return words
+
+    def _german_ordinal(self, number: int, match: re.Match[str], bare: str = "") -> str | None:
+        """Read "3." as "dritte", "am 3." as "dritten"; without such a word before it is an ordinal only in a date."""
+        before = _ORDINAL_BEFORE.search(match.string, max(0, match.start() - 10), match.start())
+        at_end = match.end() == len(match.string)
+        if (before is None and not bare) or (at_end and not bare and not (before and before["n"])) or not number:
+            return None
+        ending = bare if before is None else "n" if before["n"] else ""
+        return self._words.ordinal(number) + ending + "." * (at_end and not bare)
+
+    def _german_year(self, match: re.Match[str]) -> str | None:
+        if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
+            return self._words.library(int(match[0]), "year")
+        return None
+
+    def _russian_year(self, match: re.Match[str]) -> str | None:
+        name = match["name"]
+        if name == "г.":
+            before = match.string[max(0, match.start() - 4) : match.start()].split(" ")
+            name = (
+                "году"
+                if before[-2:-1] in (["в"], ["В"])
+                else "года"
+                if before[-2:-1] in (["с"], ["до"], ["от"])
+                else "год"
+            )
+        case = tables.RUSSIAN_YEARS.get(name)
+        return f"{self._words.library(int(match['y']), 'ordinal', case=case)} {name}" if case else None
+
+    def _russian_ordinal(self, match: re.Match[str]) -> str:
+        case, gender = tables.RUSSIAN_ENDINGS[match["end"]]
+        form: dict[str, str | bool] = {"plural": True} if gender == "p" else {"gender": gender}
+        return self._words.library(int(match["n"]), "ordinal", case=case, **form)
+
+    # -- amounts ------------------------------------------------------------------------------------------------------
+
+    def _parse(self, written: str) -> tuple[str, str, str] | None:
+        """Return the digits, the decimal mark and the decimals of a number; None if it is a list or a version."""
+        marks = _MARKS.findall(written)
+        groups = _MARKS.split(written)
+        if not marks:
+            return written, "", ""
+        grouped = len(groups[0]) <= 3 and groups[0][0] != "0" and all(len(group) == 3 for group in groups[1:-1])
+        last, thousands = marks[-1], "," if self._decimal_mark == "." else "."
+        if len(set(marks)) == 1:
+            is_mark = last in "'’ " or (last == thousands and self._language not in ("fr", "ru")) or len(marks) > 1
+            if grouped and len(groups[-1]) == 3 and is_mark:
+                return "".join(groups), "", ""
+            return (groups[0], last, groups[1]) if len(marks) == 1 and last in {self._decimal_mark, "."} else None
+        if grouped and len(set(marks[:-1])) == 1 and last in ",.":
+            return "".join(groups[:-1]), self._decimal_mark, groups[-1]
+        return None
+
+    def _amount(self, match: re.Match[str]) -> str | None:
+        parsed = self._parse(match["n"])
+        if parsed is None:
+            return None
+        words, text = self._words, match.string
+        before = text[max(0, match.start() - 20) : match.start()]
+        symbol, groups = match["pre"] or match["post"], match.groupdict()
+        minus = f"{self._signs['-']}{words.gap}" if match["minus"] else ""
+        if symbol:
+            return minus + words.money(symbol, *parsed, big=match["big"] or "", before=before)
+        if match["big"]:
+            return words.magnitude(match["big"], *parsed)
+        if groups["unit"]:
+            return words.measure(groups["unit"], *parsed, before=before)
+        noun = _AFTER.match(text, match.end())
+        return words.number(*parsed, noun=noun[1] if noun else "", before=before)
+
+    def _digits(self, match: re.Match[str]) -> str:
+        """Read the digits of a version, a list, or another form that is no number."""
+        digits = match[0].rstrip(".,")
+        mark = match["mark"]
+        after = f" {self._signs['.']}" if mark == "." else ", " if mark else ""
+        return (self._words.spell(digits) if digits[0] == "0" else self._words.cardinal(digits)) + after
+
+    def _fraction(self, match: re.Match[str]) -> str:
+        words, signs = self._words, self._signs
+        top, bottom, whole = match["top"], match["bottom"], match["whole"]
+        sign = match["sign"] or _SIMPLE_FRACTIONS.get(f"{top}/{bottom}")
+        if sign:
+            spoken = signs[sign]
+        elif self._wide:
+            spoken = f"{words.cardinal(bottom)}{signs['⁄']}{words.gap}{words.cardinal(top)}"
+        else:
+            spoken = f"{words.cardinal(top)} {signs['⁄']} {words.cardinal(bottom)}"
+        return words.gap.join((words.cardinal(whole), signs["_"], spoken)) if whole else spoken
+
+    # -- signs --------------------------------------------------------------------------------------------------------
+
+    def _sign(self, match: re.Match[str]) -> str | None:
+        """Read what stands alone: "/km", "€", "°", and the signs."""
+        sign, words = match[0], self._words
+        if match["unit"]:
+            name, per = words.unit_name(match["unit"]), self._signs["/"]
+            return name + per if self._wide else f" {per} {name}"
+        if sign in tables.CURRENCIES:
+            return None if sign.isalpha() else words.currency(sign, Decimal(1))
+        if sign in words.units:
+            return words.unit_name(sign)
+        start, end = match.span()
+        before, after = match.string[max(0, start - 2) : start], match.string[end : end + 24]
+        return self._dash(sign, before, after) if sign in "-–−~〜" else self._operator(sign, before, after)
+
+    def _operator(self, sign: str, before: str, after: str) -> str | None:
+        number_before, number_after = before.rstrip()[-1:].isdecimal(), after.lstrip()[:1].isdecimal()
+        if sign in "x*" and not (number_before and number_after):
+            return None if sign == "x" else ""
+        if sign in "/:":
+            if before[-1:].isdecimal() and after[:1].isdecimal():
+                return self._signs["⁄" if sign == "/" else ":"]
+            if sign == "/" and before[-1:] in tuple("€$£¥₽₩%"):
+                return f" {self._signs['/']} " * (not self._wide)
+            return " " if sign == "/" and before[-1:].isalnum() else None  # no closing tag
+        if sign in "<>#" and not (number_after and (sign == "#" or not before[-1:].isalnum())):
+            return "" if sign == "#" else None  # may be a tag
+        sign = "#" if len(sign) > 1 or sign == "№" else "×" if sign in "x*" else sign
+        plain = unicodedata.normalize("NFKC", sign)
+        return self._signs.get(sign) or (self._words.cardinal(plain) if plain.isdecimal() else "")
+
+    def _dash(self, sign: str, before: str, after: str) -> str | None:
+        """Tell a minus from a range: "-5", "3 - 2 = 1", "3-5"; other dashes stay."""
+        follows = re.match(r" ?(?:[$€£¥₽₩]|US\$|R\$)?\d", after)
+        if follows is None:
+            return None
+        if sign in "~〜" and not before.rstrip()[-1:].isalnum():
+            return self._signs["≈"]
+        is_spaced = before[-1:] in ("", " ") or (self._wide and not re.search(r"[\d%℃]|\d.\Z", before))
+        if sign == "−" or (is_spaced and after[0] != " ") or before[-1:] in tuple("(=+*×/:<>≈~"):
+            return self._signs["-"]
+        if is_spaced and not before.rstrip()[-1:].isdecimal():
+            return None
+        if is_spaced and re.match(r" [\d.,]{1,15} ?=", after):
+            return self._signs["-"]
+        is_amount = before[-1:].isdecimal() or is_spaced or before[-1:] in "%°€$£¥₽₩"
+        return self._signs["–"] if is_amount or (len(before) > 1 and before[-2].isdecimal()) else None

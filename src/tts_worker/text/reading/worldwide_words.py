@@ -1,0 +1,246 @@
+"""Numbers, measures, money and ordinals of eight languages in words.
+
+num2words gives the words of whole numbers, CLDR (Babel) the names of units, currencies and months in the right plural.
+A number agrees in gender with its noun where the form of the noun tells it.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from tts_worker.text.reading import worldwide_tables as tables
+
+_LABEL = re.compile(rf"\b(?:{tables.LABELS}) \Z", re.IGNORECASE)
+_DATIVE = re.compile(r"\b(?:aus|bei|in|mit|nach|seit|von|vor|zu) \Z", re.IGNORECASE)
+_OF = {"es": "de ", "pt": "de ", "it": "di ", "fr": "de "}
+_MILLIONS = re.compile(r"(?:ill[oó]n(?:es)?|ilh(?:ão|ões)|ilion[ei]|iliard[oi]|illi(?:on|ard)s?)\Z")
+_FORMATTED = re.compile(r"\s?\d(?:[\d.,\s’]*\d)?\s?")
+_LONGEST = 15
+"""Digits of the longest number that is not read digit by digit."""
+_MENDED = {
+    **{"décimoprimero": "undécimo", "décimosegundo": "duodécimo", "quadra": "cuadra"},
+    **{"vingtsième": "vingtième", "centsième": "centième"},
+    "dicotto": "diciotto",
+}
+"""Faults of num2words 0.5.14."""
+_ES_ONE = {"veintiuno": "veintiún", "uno": "un"}
+
+
+class Words:
+    """The words of one language; a number is given by its digits and, with decimals, its decimal mark."""
+
+    def __init__(self, language: str) -> None:
+        from babel.dates import get_month_names
+
+        self.language = language
+        self.gap = "" if language == "ja" else " "
+        """Stands between words."""
+        self.signs = tables.SIGNS[language]
+        self.months = list(get_month_names("wide", locale=language).values())
+        self.units = self._symbols()
+        self._feminine = re.compile(tables.FEMININE.get(language, "(?!)"), re.IGNORECASE)
+
+    def _symbols(self) -> dict[str, str]:
+        """Return CLDR's names of the units by symbol."""
+        from babel.units import format_unit
+
+        symbols = dict(tables.MORE_SYMBOLS)
+        for name in tables.UNITS:
+            locales = ("en", self.language)
+            written = [format_unit(5, name, "short", locale=locale) for locale in locales]
+            for symbol in (*written, format_unit(5, name, "narrow", locale=self.language)):
+                symbol = re.sub(r"[\d\s.⋅]", "", symbol)
+                if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in tables.NO_SYMBOLS:
+                    for alias in (symbol, symbol.replace("μ", "µ"), symbol.replace("²", "2").replace("³", "3")):
+                        symbols.setdefault(alias, name)
+        return symbols
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def library(self, number: int, kind: str = "cardinal", **form: str | bool) -> str:
+        """Return the words of num2words, mended."""
+        from num2words import num2words
+
+        words: str = num2words(number, lang="pt_BR" if self.language == "pt" else self.language, to=kind, **form)
+        if self.language == "es":
+            words = re.sub(r"\b(?:veinti)?uno(?= mil)", lambda one: _ES_ONE[one[0]], words)
+        for wrong, right in _MENDED.items():
+            words = words.replace(wrong, right)
+        return words.replace(",", "")
+
+    def spell(self, digits: str) -> str:
+        """Return digits one by one; other characters and every three or four digits make a pause."""
+        groups = []
+        for group in re.findall(r"\d+|[^\W\d_]+", digits):
+            size = {8: 4, 10: 5}.get(len(group), len(group) if len(group) < 6 else 3)
+            parts = re.findall(f".{{{size}}}(?:.$)?|.+", group) if group.isdecimal() else [group]
+            groups += [self.gap.join(map(self._digit, part)) for part in parts]
+        return ("、" if self.language == "ja" else ", ").join(groups)
+
+    def _digit(self, char: str) -> str:
+        if char == "0" and self.language in ("ja", "ko"):
+            return {"ja": "ゼロ", "ko": "공"}[self.language]
+        return self.library(int(char)) if char.isdecimal() else char
+
+    def cardinal(self, digits: str, noun: str = "", before: str = "") -> str:
+        """Return a whole number in words.
+
+        Args:
+            digits: The digits.
+            noun: The word after the number.
+            before: The text before it.
+        """
+        if len(digits) > _LONGEST:
+            return self.spell(digits)
+        number = int(digits)
+        words = self.library(number)
+        if not noun or noun.lower() in tables.NO_NOUN or _LABEL.search(before):
+            return words
+        feminine = self._feminine.fullmatch(noun) is not None
+        if self.language == "es" and feminine:
+            words = re.sub(r"(?<=ient)os\b", "as", re.sub("uno$", "una", words))
+        elif self.language == "es" and (number == 1 or noun[-1] == "s"):
+            words = re.sub(r"\b(?:veinti)?uno$", lambda one: _ES_ONE[one[0]], words)
+        elif self.language == "pt" and feminine:
+            words = re.sub(r"(?<=ent)os\b", "as", words.replace("dois", "duas") if number % 10 == 2 else words)
+            words = re.sub(r"\bum$", "uma", words)
+        elif self.language == "it" and number == 1:
+            one = "un'" if re.match("[aeiou]", noun) else "una"
+            words = one if feminine else "uno" if re.match("[sS][^aeiouhAEIOUH]|[zZ]", noun) else "un"
+        elif self.language == "fr" and feminine:
+            words = re.sub(r"\bun$", "une", words)
+        elif self.language == "de" and number == 1 and noun[0].isupper():
+            endings = ("er", "em") if _DATIVE.search(before) and noun not in tables.NO_DATIVE else ("e", "")
+            words = "ein" + endings[not feminine]
+        elif self.language == "ru":
+            words = self._russian_gender(words, noun, feminine)
+        elif self.language == "ko":
+            words = _korean(number, words, noun)
+        return words
+
+    @staticmethod
+    def _russian_gender(words: str, noun: str, feminine: bool) -> str:
+        if feminine:
+            one, two = (r"один$", "одна"), (r"\bдва$", "две")
+            return re.sub(*(one if noun[-1] in "ая" else two), words)
+        return re.sub("один$", "одно", words) if noun[-1] in "оеё" and len(noun) > 2 else words
+
+    def number(self, digits: str, mark: str = "", decimals: str = "", noun: str = "", before: str = "") -> str:
+        """Return a number in words; every decimal is spoken, zeros too."""
+        if not decimals:
+            return self.cardinal(digits, noun, before)
+        if self.language == "ru" and mark == "," and len(digits) < 6 and len(decimals) < 4:
+            from num2words import num2words
+
+            return str(num2words(Decimal(f"{digits}.{decimals}"), lang="ru"))
+        as_number = len(decimals) == 2 and decimals[0] != "0" and self.language in _OF
+        spoken = self.cardinal(decimals) if as_number else self.gap.join(map(self.library, map(int, decimals)))
+        return self.gap.join((self.cardinal(digits), self.signs[mark], spoken))
+
+    def ordinal(self, number: int, ending: str = "") -> str:
+        """Return an ordinal: feminine with the ending "a" (Spanish, Italian, Portuguese), "e" (French)."""
+        words = self.library(number, "ordinal")
+        if ending == "a":
+            return re.sub(r"o\b", "a", words)
+        return "première" if words == "premier" and ending == "e" else words
+
+    # -- what is counted ----------------------------------------------------------------------------------------------
+
+    def measure(self, symbol: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
+        """Return a number with the name of its unit."""
+        formatted = self._formatted(symbol, _decimal(digits, decimals))
+        prefix = _FORMATTED.split(formatted, maxsplit=1)[0]  # 時速
+        if prefix and before.rstrip().endswith(prefix):
+            formatted = formatted[len(prefix) :]
+        noun = re.search(r"\d\s?([^\W\d_]+)", formatted)
+        words = self.number(digits, mark, decimals, noun[1] if noun else "", before)
+        if self.language == "ja":
+            return _FORMATTED.sub(words, formatted, count=1)
+        return _FORMATTED.sub(f" {words.strip()} ", formatted, count=1).strip()
+
+    def unit_name(self, symbol: str) -> str:
+        return _FORMATTED.sub("", self._formatted(symbol, Decimal(1)), count=1)
+
+    def _formatted(self, symbol: str, value: Decimal) -> str:
+        from babel.units import format_unit
+
+        formatted = format_unit(value, self.units[symbol], "long", "#,##0.###", locale=self.language)
+        for written, spoken in {"%": "퍼센트", "‰": "퍼밀", "percento": "per cento", "\xa0": " "}.items():
+            formatted = formatted.replace(written, spoken)
+        return formatted
+
+    def money(
+        self, symbol: str, digits: str, mark: str = "", decimals: str = "", big: str = "", before: str = ""
+    ) -> str:
+        """Return an amount of money, with its minor unit if that has two decimals."""
+        code = tables.CURRENCIES[symbol]
+        if big:
+            return self.join(self.magnitude(big, digits, mark, decimals), self.currency(symbol, Decimal(5)))
+        link, minor = tables.MINOR_UNITS[self.language]
+        if len(decimals) != 2 or code not in minor:
+            name = self.currency(symbol, _decimal(digits, decimals))
+            return self.join(self.number(digits, mark, decimals, name.split()[0], before), name)
+        name = self.currency(symbol, Decimal(digits))
+        whole = self.join(self.cardinal(digits, name.split()[0], before), name)
+        if decimals == "00":
+            return whole
+        minor_name = self._plural(minor[code].split(), decimals, "")
+        cents = self.cardinal(decimals, minor_name).strip()
+        if decimals[0] == "0" or int(digits) == 0 or self.language not in (*_OF, "de"):
+            cents += self.gap + minor_name
+        return cents if int(digits) == 0 else self.gap.join(filter(None, (whole, link, cents)))
+
+    def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "") -> str:
+        """Return a number of thousands, millions or the like, as they are abbreviated or written."""
+        names = tables.MAGNITUDES[self.language]
+        forms = names.get(big) or names.get(f"{big}.")
+        name = self._plural(forms.split(), digits, decimals) if forms else big
+        return self.number(digits, mark, decimals, name) + self.gap * (self.language != "ko") + name
+
+    def _plural(self, forms: list[str], digits: str, decimals: str) -> str:
+        """Return the form for a value of: one, (few,) other."""
+        from babel import Locale
+
+        category = Locale(self.language).plural_form(_decimal(digits, decimals))
+        return (
+            forms[0]
+            if category == "one"
+            else forms[1]
+            if category in ("few", "other") and len(forms) > 2
+            else forms[-1]
+        )
+
+    def currency(self, symbol: str, count: Decimal) -> str:
+        """Return the name of a currency in the plural for ``count``; without its country if a sign stands for it."""
+        from babel.numbers import get_currency_name
+
+        name: str = get_currency_name(tables.CURRENCIES[symbol], count, locale=self.language)
+        if symbol == tables.CURRENCIES[symbol]:
+            return name
+        words = re.split("[ -]", name)
+        if self.language == "ru":
+            return words[re.search("(?:ий|ая|их|ие|о[йг]о?)$", words[0]) is not None]
+        return words[0].lower() if self.language in _OF else re.sub("^[米英国中人民韓]+", "", words[-1])
+
+    def join(self, words: str, noun: str) -> str:
+        """Return a number before its noun: "cinco millones de euros"."""
+        of = _OF.get(self.language, "") if _MILLIONS.search(words) else ""
+        of = "d'" if of and self.language == "fr" and noun[0].lower() in "aeéiou" else of
+        return words.rstrip() + (self.gap + of) + noun
+
+
+def _decimal(digits: str, decimals: str) -> Decimal:
+    return Decimal(f"{digits}.{decimals}" if decimals else digits)
+
+
+def _korean(number: int, words: str, noun: str) -> str:
+    """Return the native number before a counter, and a space before what is counted."""
+    native = re.match(tables.KOREAN_NATIVE, noun)
+    if native and 0 < number < (13 if native[0] == "시" else 100):
+        tens, ones = divmod(number, 10)
+        words = tables.KOREAN_NUMBERS[1][tens] + tables.KOREAN_NUMBERS[0][ones]
+        words = "스무" if number == 20 else "첫" if native[0] == "번째" and number == 1 else words
+    elif noun[0] == "월":
+        return {6: "유", 10: "시"}.get(number, words)
+    return words + " " * (native is not None or re.match(tables.KOREAN_UNITS, noun) is not None)
