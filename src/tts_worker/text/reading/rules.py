@@ -50,6 +50,7 @@ _SIGN = re.compile(r"[^A-Za-z\s]")
 _DIGIT = re.compile(r"\d")
 _BEGINS_WITH_PART = re.compile(r"(?:\(\?<[!=](?:[^()]|\\[()])*\)|\\b)*\(\?P<part>")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
+_ENDS = frozenset(("", *" .,;:!?)…\n"))
 _AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§±=~<>&@√]")
 
 
@@ -185,7 +186,7 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
         before = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
         is_followed = _AFTER_WORDS.match(text, end) is not None
         if not spoken:
-            spoken = " " if is_followed and before[-1:].isalnum() else ""
+            spoken = " " if before[-1:].isalnum() and text[end : end + 1] not in _ENDS else ""
         else:
             space_before = " " if spoken[0].isalnum() and _BEFORE_WORDS.search(before) else ""
             spoken = space_before + spoken + " " * (is_followed and spoken[-1] != "“")

@@ -11,6 +11,11 @@ star  *  \b<press hit then dial enter>(?: the)? «\*»(?![\w*])
 star  *  (?<=[Dd]ial )\*(?=\d)
 pound  #  (?<!\w)#(?= (?:for|to|key|when|sign|after|or)\b)
 number  #  (?<!\w)#(?= ?of\b)
+number  no  (?<=\w )no\.(?= is\b)
+number  #  (?<!\w)#(?=[A-Z]{1,3}-?\d)|(?<=[A-Za-z])#(?= ?[A-Z\d])
+pound  #  (?<=\d)#
+floor  fl  (?<=\d(?:st|nd|rd|th)) fl\b\.?
+minute  min  (?<=\d(?:st|nd|rd|th)) min\b
 number  no
     \b<case order account invoice reference ref serial model part policy flight claim ticket item confirmation>[ ]
     «no\.»(?= [a-z])
@@ -23,7 +28,7 @@ edition  ed  (?<=\d(?:st|nd|rd|th)) «ed\.?»(?![\w])
 <TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Supt|Cpl|Maj|Adm|Msgr
     |Atty|Insp)\.»(?= ?[A-Z])
 <TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof)»(?= [A-Z])
-<TITLES>  st mt ft ste  \b«(?:St|Mt|Ft|Ste)\.?»(?= [A-Z][a-z])
+<TITLES>  st mt ft ste pt  \b«(?:St|Mt|Ft|Ste|Pt)\.?»(?= [A-Z][a-z])
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])<SHORT_WORDS_ANY>\.(?=,| [a-z\d$#(&\"“]|[ ](?:[A-Z]\b|<SHORT_WORDS_ANY>))
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])«<SHORT_WORDS_ANY>»(?=\.)
 <BEFORE_WORD>  <BEFORE_WORD>  (?<![\w.@/$-])(?<!\d )<BEFORE_WORD_ANY>\.(?= [a-z])

@@ -39,6 +39,10 @@ def _date(match: re.Match[str]) -> Iterator[Rewrite]:
         yield *match.span("last"), spoken
 
 
+def _month_of_year(match: re.Match[str]) -> Iterator[Rewrite]:
+    yield *match.span(), f"{_MONTH_NAMES[int(match['m']) - 1]} {year(match['y'])}"
+
+
 def _day_of_month(month: int, day: int) -> str | None:
     if month > 12:
         month, day = day, month
@@ -82,12 +86,18 @@ def _calendar(match: re.Match[str]) -> Iterator[Rewrite]:
         written = name.group().rstrip(".").lower()
         if written in ("and", "or", "to", "through"):
             continue
-        yield *name.span(), tables.DAYS.get(written) or tables.MONTHS.get(written[:3], "to")
+        mark = "," if "/" in written else "to"
+        yield *name.span(), tables.DAYS.get(written) or tables.MONTHS.get(written[:3], mark)
 
 
 def _decade(written: str) -> str:
     digits = written.lstrip("'’")[:-1].rstrip("'’")
     return plural(year(digits) if len(digits) == 4 else year(f"19{digits}").removeprefix("nineteen "))
+
+
+def _between(match: re.Match[str]) -> Iterator[Rewrite]:
+    for part in ("first", "last"):
+        yield *match.span(part), year(match[part])
 
 
 def _years(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -104,7 +114,11 @@ def _years(match: re.Match[str]) -> Iterator[Rewrite]:
 
 RULES = GRAMMAR.rules(
     r"""
-@date  /  (?<![\w/.-])«(?P<m>\d{1,2})/(?P<d>\d{1,2})/(?P<y>\d{4}|\d\d)»(?![\w/])
+@date  /  (?:(?<![\w/.-])|(?<=/\d\d-)|(?<=\d{4}-))«(?P<m>\d{1,2})/(?P<d>\d{1,2})/(?P<y>\d{4}|\d\d)»(?![\w/])
+@date  /  (?<![\w/.-])«(?P<y>[12]\d{3})/(?P<m>\d\d)/(?P<d>\d\d)»(?![\w/])
+to  - –  \d{1,2}/\d{1,2}/\d{2,4}« ?[-–] ?»(?=\d{1,2}/)
+to  - –  \d/\d{1,2}« ?[-–] ?»(?=<DAY>|[A-Z][a-z]{2,5}day)
+@month of year  /  (?<![\w/.,-])(?P<m>0?[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\w/]|[.,]\d)
 @date  -  (?<![\w/.-])«(?P<y>[12]\d{3})-(?P<m>\d\d)-(?P<d>\d\d)»(?:(?=T\d)|(?![\w/]|-\d))
 @date  -  (?<![\w/.-])«(?P<m>0\d|1[0-2])-(?P<d>\d\d)-(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  -  (?<![\w/.-])«(?P<d>\d\d)-(?P<m>0\d|1[0-2])-(?P<y>[12]\d{3})»(?![\w/]|-\d)
@@ -112,8 +126,12 @@ RULES = GRAMMAR.rules(
 @date  /  \b(?:<DATED>|<by from since before after and to for>(?! (?:[1-7]/[2348]|\d{1,2}/16)(?!\d|\.?\W*\Z)))[ ]
     «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?:[-–](?P<last>(?P<m2>\d{1,2})/(?P<d2>\d{1,2})))?(?![\d/%]|\.\d| ?(?:of|cup
     |inch|tea|table|is|equals?|<UNITS>)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
-@date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<m>\d{1,2})/(?P<d>\d{1,2})(?= (?:through|meeting|deadline
-    |at (?:\d|noon))|[-–]\d{1,2}/\d{1,2}(?![\d/]))
+@date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<m>\d{1,2})/(?P<d>\d{1,2})
+    (?=[ ](?:through|meeting|deadline|at (?:\d|noon)))
+@date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<part>(?P<m>\d{1,2})/(?P<d>\d{1,2}))[-–]
+    (?P<last>(?P<m2>\d{1,2})/(?P<d2>\d{1,2}))(?![\d/]| ?(?:cup|inch|mile|<UNITS>))
+@date  /  \b(?:is|are|was|[Ii]t['’]s)(?: on)? «(?P<m>0?[1-9]|1[0-2])/(?P<d>1[3-57-9]|2\d|3[01])»(?![\d/%]|\.\d| ?[=+−–-])
+@date  /  \b(?:birthday|deadline|anniversary|hers|his|mine)[^\d.!?]{0,24} «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?![\d/%]|\.\d)
 @date  /  (?<=\d/\d\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])
 @date  /  (?<![\w/.,$])(?<!exp )(?<!exp\. )(?<!expires )«(?P<m>0\d|\d{1,2}(?=/0))/(?P<d>\d\d)»(?![\w/%])
 to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))
@@ -121,7 +139,7 @@ to  - –  (?<![\w/])\d{1,2}/\d{1,2}« ?[-–] ?»(?=\d{1,2}/\d{1,2}(?![\w/]))
 Monday, Wednesday, Friday  /  (?<![\w/])M/W/F(?![\w/])
 Tuesday, Thursday  /  (?<![\w/])Tu?/Th(?![\w/])
 Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
-@calendar  <DAYS>  \b<DAY>\.(?=,)
+@calendar  <DAYS>  \b(?:<DAY>\.|Mon)(?=,)
 @calendar  <DAYS>  \b(?:Tues?|Thu(?:rs?)?|Fri|Wed|TUES?|THU(?:RS?)?|FRI|WED)\b(?:\.(?=[,;:]|\W*\w))?
 @calendar  <DAYS>  \b(?:on|next|last|this|every|until|till|by|from|since|before|after)[ ]
     «(?!(?:SAT|SUN|MON|Sat|Sun)\b(?!<AFTER_DAY>))<DAY>(?:\.(?=[,;:]|\W*\w))?»
@@ -155,6 +173,11 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca
     |[Cc]a\.|back in) (?:in )?
     «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b| [a-z]{2,}s\b)
+@between  4+  \b[Bb]etween (?P<first>(?:1[5-9]|20)\d\d) and (?P<last>(?:1[5-9]|20)\d\d)\b(?! [a-z]{2,}s\b)
+@year  4+  (?<=\()(?:1[5-9]|20)\d\d(?=\))
+@year  4+  \b(?:[Cc]\.|[Ee]st\.) «(?:1\d|20)\d\d»\b
+@year  4+  \b(?:in|year|AD) «1[0-2]\d\d»(?=[.,;:!?)](?!\d)|$| (?:and|the|when|was)\b)
+@year  4+  \b[A-Z][a-z]+ «(?:19|20)\d\d»(?=[.,;!?)](?!\d)|$)
 @year  4+  \A(?:19|20)\d\d(?=[.!?]?\Z)
 @pairs  4+  \A(?:1[1-9]|2\d)\d\d(?=[.!?]?\Z)
 @year  4+  (?<![\w.,$€£#/:-])(?:19|20)\d\d(?= (?:was|will|is|has|had|saw|marked|election|season|budget|model|census
@@ -164,6 +187,8 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 """,
     {
         "date": _date,
+        "month of year": _month_of_year,
+        "between": _between,
         "month day": _month_day,
         "day month": _day_month,
         "month year": _month_year,

@@ -74,11 +74,13 @@ RULES = GRAMMAR.rules(
 @code  5+  \b<STATE_NAMES>,? «\d{5}(?:-\d{4})?»\b
 @code  <CODE_WORD>  (?<![\w.,$])«\d{4,8}»\b(?= is (?:your|the|my) [^.!?\n]{0,30}<CODE_WORD>\b)
 @code  <ORDER_WORD> id pnr rma sku po
-    \b(?:<ORDER_WORD>(?: <NUMBERED><IS>|s?<IS>(?=#|[A-Z]|\d{5}))|(?:ID|PNR|RMA|SKU|PO)<IS>)
+    \b(?:<ORDER_WORD>(?: <NUMBERED><IS>|s?<IS>(?=#|[A-Z]|\d{5}|\d{2,4}-\d{3}))|(?:ID|PNR|RMA|SKU|PO)(?:[ ]?#| <NUMBERED>)?<IS>)
     «#?[A-Z]{0,4}-?\d[\dA-Z]*(?:-[\dA-Z]+){0,5}»\b(?![.,]\d|%)
 @code  extension ext ssn  \b(?:<extension ext>\.?|SSN) (?:is )?«\d{3,8}»\b(?![.,]\d|%)
+@units  -  \b(?:<unit room suite apt apartment>|(?:Rm|Ste|Apt)\.?) «\d{1,4}-\d{1,4}»(?![\w-])
+@pairs  4+  (?<![\w.,:])«(?:[01]\d|2[0-3])00»(?= hours\b)
 @pairs  3+  (?<=§ )[1-9]\d{2,3}\b(?![.,:/]\d)
-@pairs  3+  \b(?:<room flight suite apartment apt unit bus train highway route interstate gate channel extension>
+@pairs  3+  \b(?:<room flight suite apartment apt unit bus train highway route interstate gate channel extension port>
     |(?:Ste|Rm|Apt|Hwy|Rte)\.?|(?!<CURRENCY_CODES>)[A-Z]{2,4}|<section form>|iPhone|Boeing|Airbus
     |Model)[ -]«[1-9]\d{2,3}»\b(?![.,:/]\d|[%°]|-\d)
     (?! (?:people|users|times|items|points|meters|<UNITS>)\b)
@@ -94,6 +96,7 @@ RULES = GRAMMAR.rules(
         "words": word_by_word,
         "spelled": reads_part(spell),
         "pairs": reads_part(pairs),
+        "units": reads_part(lambda written: ", ".join(pairs(part) for part in written.split("-"))),
     },
     ("short numbers",),
 )

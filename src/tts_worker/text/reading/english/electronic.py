@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import spell, year
+from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 _MARK_NAMES = {
     **{"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon", "#": "hash"},
-    **{"?": "question mark", "=": "equals", "&": "and", "%": "percent", "~": "tilde"},
+    **{"?": "question mark", "=": "equals", "&": "and", "%": "percent", "~": "tilde", "\\": "backslash"},
 }
 _SAID_DOMAINS = frozenset(
     ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
@@ -52,7 +53,9 @@ RULES = GRAMMAR.rules(
     (?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?
 @address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)
     (?:\?[\w=&%.+-]*[\w=])?
-@file  <FILE>  (?<![\w./@-])[\w-]{1,40}\.<FILE>\b(?!\.\w|[@/])
+@file  ~ / \ .  (?<![\w/.])(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/(?=[a-z]{2,12}/))[\w.~\\/-]{0,100}\w
+@file  <FILE>  (?<![\w./@-])[\w-]{1,40}(?:\.[\w-]{1,20}){0,3}\.(?i:<FILE>)\b(?!\.\w|[@/])
+@dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)
 """,
-    {"address": _address, "file": _file},
+    {"address": _address, "file": _file, "dot": reads_part(lambda _: "dot")},
 )

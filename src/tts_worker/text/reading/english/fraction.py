@@ -19,7 +19,7 @@ _NAMED_TENS = (30, 32, 40, 50, 60, 64, 100, 1000, 10000)
 
 def fraction(above: int, below: int) -> str:
     """Return "one half", "two thirds", "five over seventy-three"."""
-    if not (2 <= below <= _NAMED_UP_TO or below in _NAMED_TENS) or above == 0:
+    if not (2 <= below <= _NAMED_UP_TO or below in _NAMED_TENS) or above == 0 or above > 100 > below:
         return f"{cardinal(str(above))} over {cardinal(str(below))}"
     name = _NAMED.get(below) or ordinal(below)
     several = "halves" if below == 2 else f"{name}s"

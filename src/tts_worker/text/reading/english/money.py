@@ -17,7 +17,7 @@ _DETERMINER = re.compile(
 _NOUN = re.compile(
     r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or"
     r"|over|per|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
-    r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)[a-z]"
+    r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)(?:[a-z]|[A-Z]{2,}\b)|-[a-z]"
 )
 """What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""
 
@@ -66,8 +66,8 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
             words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
         yield *match.span(), sign + words
         return
-    is_plain = not first_big and not re.search("[.,]", first + last)
-    if is_plain:
+    has_one_unit = not first_big and (magnitude or not re.search("[.,]", first + last))
+    if has_one_unit:
         words = f"{number(first)} to {_amount(last, name, magnitude)}"
     else:
         words = f"{_amount(first, name, first_big)} to {_amount(last, name, magnitude)}"

@@ -15,6 +15,10 @@ RULES = GRAMMAR.rules(
     «<STREETS>\b(?:\.(?=,| [a-z\d#]))?»(?!(?<=Dr)\.? [A-Z])
 <STREETS>  <STREETS>  (?:[A-Z][a-z]+|\d(?:st|nd|rd|th)) «(?:Ave|Blvd|Hwy|Pkwy|Rd|Ln|Expy)\b(?:\.(?=,| [a-z\d#]))?»
 <STREETS>  dr  \b(?:on|at|to|near|of|off|down|along) [A-Z][a-z]+ «Dr\b\.?»(?=,| [a-z])
+<STREETS>  st  \b[A-Z][a-z]+ «St\.»(?=,)
+<DIRECTIONS>  n s e w  (?<=°)[ ]?(?P<name>[NSEW])\b
+<DIRECTIONS>  <DIRECTIONS>  (?<![\w.])«(?:[NS][EW]|[NSEW])\.?»(?= \d{1,3}(?:st|nd|rd|th) <STREET>\b)
+<DIRECTIONS>  <DIRECTIONS>  (?<![\w.])«(?:[NS][EW]|[NSEW])\.»(?= (?:[A-Z][a-z]+ ){1,2}<STREET>\b)
 <STREETS>  hwy expy  \b«hwy|Expy»(?=[,.]| [A-Z\d])
 <STREETS>  st  (?:\b(?:on|at|to|near|of|off|down|along|and|from|onto) (?:[NSEW]\.? )?[A-Z][a-z]+|\d(?:st|nd|rd|th))[ ]
     «St\b(?:\.(?=,| [a-z\d#]))?»(?! [A-Z])

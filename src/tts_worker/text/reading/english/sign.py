@@ -36,7 +36,7 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _slash(match: re.Match[str]) -> Iterator[Rewrite]:
     around = match.string[match.start() - 1], match.string[match.end()]
-    yield *match.span(), " " if all(map(str.isupper, around)) else " slash "
+    yield *match.span(), " " if all(char.isupper() or char.isdigit() for char in around) else " slash "
 
 
 RULES = GRAMMAR.rules(

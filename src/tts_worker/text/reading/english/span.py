@@ -18,7 +18,7 @@ def _range(match: re.Match[str]) -> Iterator[Rewrite]:
     is_phone = len(first) == 3 and len(last) == 4 and match.end("last") == match.end()
     is_airplane = first[0] == first[2:] == "7" and len(last) == 3
     if not (is_month or is_phone or is_airplane) and (
-        int(first) < 200 or len(last) == 2 < len(first) or int(first) < int(last)
+        match["part"] == "–" or int(first) < 200 or len(last) == 2 < len(first) or int(first) < int(last)
     ):
         yield *part_span(match), "to"
 
@@ -31,7 +31,7 @@ def _spaced_range(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _serial(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "747-400" in pairs, "01-02" and "1-2-3" with pauses."""
-    groups = match.group().split("-")
+    groups = re.split("[-–]", match.group())
     is_airplane = len(groups) == 2 and groups[0][:1] == groups[0][2:3] == "7"
     read = pairs if is_airplane else spell if any(group[0] == "0" for group in groups) else short_number
     yield *match.span(), (" " if is_airplane else ", ").join(map(read, groups))
@@ -61,9 +61,11 @@ to  …  (?<=\d)«…»(?=\d)
 @spaced  - – −  (?<![\w.,/:$€£-])(?P<first>\d{1,6}(?:,\d{3}){0,3}(?:\.\d{1,4})?)(?P<part> [-–] )(?P<last>\d{1,6}
     (?:,\d{3}){0,3}(?:\.\d{1,4})?)
     (?![\w/:]|[.,]\d| [-–+*/=×÷] )(?<![+*/=×÷] \d )
-@serial  -  (?<![\w.,/+-])(?:7\d7-\d{3}|\d{1,6}(?:-\d{1,6}){2,6}|0\d{0,5}-\d{1,6}|\d{1,6}-0\d{0,5}|\d{3}-\d{4})
+@serial  -  (?<![\w.,/+-])(?:7\d7-\d{3}|\d{1,6}(?:[-–]\d{1,6}){2,6}|0\d{0,5}-\d{1,6}|\d{1,6}-0\d{0,5}|\d{3}-\d{4})
     (?![\w/-]|[.,]\d)
 to  –  (?<=[a-z])«–»(?=[A-Z])
+to  –  (?:(?<=\b[A-Z])|(?<=\b[A-Z]\d))–(?=[A-Z]?\d{0,2}\b)
+to  -  (?<=\b[QH]\d)-(?=[QH]\d\b)|(?<=\bK)-(?=\d{1,2}\b)|(?<=\bA)-(?=Z\b)
 """,
     {"range": _range, "spaced": _spaced_range, "list": _list, "serial": _serial},
 )
