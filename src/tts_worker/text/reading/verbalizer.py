@@ -74,9 +74,12 @@ class Verbalizer:
         return segment if self._shape is None else self._shape(segment, language)
 
     def _language(self, text: str) -> str | None:
-        """Return the language of a segment; one with English and Chinese words is Chinese."""
+        """Return the language of a segment; English and Chinese words, or "5kg" after the latter, are Chinese."""
         language = self._only or self._detector.detect(text)
-        return "zh" if language == "en" and self._speaks_chinese and contains_chinese(text) else language
+        if language != "en" or not self._speaks_chinese:
+            return language
+        follows_chinese = contains_chinese(self._before[-2:]) and not text.lstrip()[:1].isalpha()
+        return "zh" if follows_chinese or contains_chinese(text) else language
 
     def _read(self, segment: Segment, language: str | None) -> Segment:
         text = segment.text
