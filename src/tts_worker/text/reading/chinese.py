@@ -205,11 +205,14 @@ def _ratio(match: re.Match[str]) -> str | None:
 
 # -- fractions, percentages and measures ------------------------------------------------------------------------------
 
-_FRACTION = re.compile(r"(?:(?P<whole>\d+)\s(?=\d+/))?(?P<upper>\d+)\s?/\s?(?P<lower>\d+)(?![\d.]|\s?/)")
+_FRACTION = re.compile(
+    r"(?:(?P<whole>\d+)\s(?=\d+/))?(?P<upper>\d+)\s?/\s?(?P<lower>\d+)(?![\d.]|\s?/)(?P<unit>\s?mmHg)?"
+)
 _PERCENT = re.compile(rf"(?:({_NUM}){_TO}(-?))?({_NUM})\s?([%‰‱])")
 _PERCENTS = {"%": "百", "‰": "千", "‱": "万"}
 _DEGREES = re.compile(r"(\d+)°(\d+)[′'](?:(\d+)[″\"])?")
 _UNITS = _table(
+    "KB=KB MB=MB GB=GB TB=TB "
     "km=公里 m=米 dm=分米 cm=厘米 mm=毫米 μm=微米 um=微米 nm=纳米 kg=公斤 g=克 mg=毫克 μg=微克 ug=微克 t=吨 lb=磅 "
     "lbs=磅 oz=盎司 L=升 l=升 ml=毫升 mL=毫升 dL=分升 dl=分升 ha=公顷 mol=摩尔 ℃=摄氏度 °C=摄氏度 ℉=华氏度 °F=华氏度 "
     "°=度 h=小时 hr=小时 hrs=小时 min=分钟 mins=分钟 s=秒 sec=秒 ms=毫秒 μs=微秒 us=微秒 ns=纳秒 Hz=赫兹 kHz=千赫 "
@@ -230,7 +233,7 @@ def _fraction(match: re.Match[str]) -> str | None:
     if not lower.strip("0") or before.endswith("/"):
         return None
     if before.rstrip().endswith(("血压", "BP", "血压是", "血压为")):
-        return f"{_number(upper)}，{_number(lower)}"
+        return f"{_number(upper)}，{_number(lower)}" + ("毫米汞柱" if match["unit"] else "")
     if not whole and (_DATE_BEFORE.search(before) or _DATE_AFTER.match(text[match.end() : match.end() + 6])):
         words = _month_day(int(upper), int(lower)) if len(upper + lower) <= 4 else None
         if words is not None:
@@ -284,7 +287,7 @@ _TELEPHONE = re.compile(
 _FOREIGN_TELEPHONE = re.compile(r"(?<!\w)\+\d{1,3}(?:[- ]?\(?\d{2,5}\)?){1,5}(?!\d|\.\d)")
 _CARD = re.compile(r"\d{4}(?: \d{4}){2,4}(?!\d)")
 _ROOM = re.compile(
-    r"\d{3,4}(?=室|房|号房)|(?:985|211|996|315|911|618)(?=高校|工程|院校|大学|工作制|晚会|事件|大促|购物节)"
+    r"\d{3,4}(?=室|房|号房)|[05-9]0(?=后(?![来面]))|(?:985|211|996|315|911|618)(?=高校|工程|院校|大学|工作制|晚会|事件|大促|购物节)"
 )
 _CODE_BEFORE = re.compile(
     "(?:验证码|校验码|密码|口令|编号|编码|尾号|末四位|后四位|单号|订单号?|卡号|[账帐]号|学号|工号|车牌|邮编|邮政编码|房间号?|房号|代码|序列号|身份证|"
@@ -426,10 +429,14 @@ def _joins(match: re.Match[str]) -> bool:
 
 
 def _slash(match: re.Match[str]) -> str:
-    before, after = match.string[max(0, match.start() - 12) : match.start()], match.string[match.end() :][:1]
+    before, after = (
+        match.string[max(0, match.start() - 12) : match.start()],
+        match.string[match.end() : match.end() + 2],
+    )
     if not (re.search(r"[\w%)]\Z", before) and re.match(r"[\w(]", after)):
         return ""
-    if not after.isdigit() and not before[-1].isdigit() and _AFTER_QUANTITY.search(before):
+    of_unit = before[-1].isdigit() and re.match("[年月日天周次人斤个件]|小时|分钟", after)
+    if of_unit or (not (after[0].isdigit() or before[-1].isdigit()) and _AFTER_QUANTITY.search(before)):
         return "每"
     return "斜杠" if re.search(r"\.[A-Za-z]{2}[/.\w-]*\Z", before) else "、"
 
