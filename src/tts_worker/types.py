@@ -634,8 +634,7 @@ class EngineInfo:
         max_utterances: Utterances it can hold at the same time.
         sample_rate_hz: Rate of its audio.
         text_by_word: It wants segments word by word, while the text is being written.
-        reads_numbers: It expands numbers and dates itself, so text need not be normalized.
-        front_end: Its text follows the rules of CosyVoice's front end (``text.front_end``).
+        front_end: Its text follows the rules of CosyVoice's front end (``text.front_end``), in whole segments.
         speed_range: Supported ``SynthesisParams.speed``.
         device: Device it runs on.
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.
@@ -654,7 +653,6 @@ class EngineInfo:
     max_utterances: int
     sample_rate_hz: int = SAMPLE_RATE_HZ
     text_by_word: bool = False
-    reads_numbers: bool = False
     front_end: bool = False
     speed_range: tuple[float, float] = (0.5, 2.0)
     device: str = "cpu"

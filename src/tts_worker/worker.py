@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -30,7 +31,7 @@ from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.models.voice_store import VoiceStore
 from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.keys import KeyFileWatch, KeyRing
-from tts_worker.session.factory import HubConfig
+from tts_worker.session.factory import HubConfig, Reading
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
@@ -50,6 +51,8 @@ from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voicepack.voice_pack import InstalledPack, read_voicepacks
 from tts_worker.voices import VoiceCatalog
+
+log = logging.getLogger(__name__)
 
 _RETIRE_S = 600.0
 """Time limit for utterances on an engine that was replaced."""
@@ -338,8 +341,8 @@ def _hub_config(settings: Settings) -> HubConfig:
         loudness_lufs=session.loudness,
         text=TextOptions(markdown=text.markdown, urls=text.urls),
         lexicon=_server_lexicon(text),
-        normalise=text.normalise,
-        normalizer=_normalizer(text.normalise),
+        reading=text.reading,
+        normalizer=_normalizer(text.reading),
         route_by_language=settings.voices.route_by_language,
         traces=open_traces(settings.tracing),
     )
@@ -357,15 +360,14 @@ def _quotas(settings: Settings) -> Quotas:
     return RedisQuotas(store, settings.quotas.prefix or settings.registry.prefix)
 
 
-def _normalizer(enabled: bool | None) -> SegmentNormalizer | None:
-    """The normalizer; None if disabled, or if optional and not installed. Raises MissingExtra."""
-    if enabled is False:
+def _normalizer(reading: Reading) -> SegmentNormalizer | None:
+    """The normalizer of the reference's front end; None without that, or without wetext."""
+    if reading != "reference":
         return None
     try:
         return SegmentNormalizer(load_normalizer())
-    except MissingExtra:
-        if enabled:
-            raise
+    except MissingExtra as error:
+        log.warning("text.reading: reference has only its own rules: %s", error)
         return None
 
 

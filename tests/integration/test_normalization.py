@@ -5,89 +5,99 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.conftest import tone_settings
 from tests.integration.test_session import say
-from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.errors import ConfigError, MissingExtra
 from tts_worker.metrics import Metrics
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
-from tts_worker.text.normalizer import load_normalizer
-from tts_worker.types import Alignment, Command, EngineInfo, Event, Outcome, SessionOptions, Text
+from tts_worker.settings import load_settings
+from tts_worker.text.normalizer import Normalize, load_normalizer
+from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
 from tts_worker.voices import VoiceCatalog
 from tts_worker.worker import Worker, running_worker
 
 ASKED = SessionOptions(realtime=False, normalise=True)
 
 
-async def test_disabled_normalization_cannot_be_requested() -> None:
-    async with running_worker(tone_settings(text={"normalise": False})) as worker:
-        with pytest.raises(InvalidRequest, match="normalization is disabled"):
-            worker.hub.open(ASKED)
-        assert worker.hub.live_sessions == 0
-
-
 async def test_missing_wetext_is_named_to_who_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
-    async with running_worker(tone_settings()) as worker:
+    async with running_worker(tone_settings(text={"reading": "reference"})) as worker:
+        worker.hub.open(SessionOptions(realtime=False)).close()  # starts without it
         with pytest.raises(MissingExtra, match=r"pip install .*\[normalise\]"):
             worker.hub.open(ASKED)
 
 
+async def test_own_reading_needs_no_wetext(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wetext", None)
+    async with running_worker(tone_settings()) as worker:
+        worker.hub.open(ASKED).close()
+        assert worker.hub.config.normalizer is None  # and no thread
+
+
+def test_removed_setting_names_its_replacement() -> None:
+    with pytest.raises(ConfigError, match=r"text.normalise: removed: .*text.reading \(own or reference\)"):
+        load_settings(flags={"text": {"normalise": False}})
+
+
 async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker) -> None:
-    pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    plain, _ = await say(worker, "I paid $100.")
-    written, _ = await say(worker, "I paid one hundred dollars.")
-    normalized, ended = await say(worker, "I paid $100.", ASKED)
-    assert len(normalized) == len(written) > len(plain)
-    assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "I paid $100.")
-    assert {word.text for word in ended.receipt.words} == {"I", "paid", "$100."}
+    plain, _ = await say(worker, "我有100元。", SessionOptions(realtime=False, normalise=False))
+    written, _ = await say(worker, "我有一百元。")
+    normalized, ended = await say(worker, "我有100元。", ASKED)
+    assert len(normalized) == len(written) != len(plain)
+    assert (ended.outcome, ended.receipt.text_spoken) == (Outcome.DONE, "我有100元。")
+    assert [word.text for word in ended.receipt.words] == ["我", "有", "100元。"]
 
 
 class RecordingEngine:
-    """An engine with the languages of CosyVoice that records its text."""
+    """An engine with the languages of CosyVoice, or others, that records its text."""
 
-    def __init__(self, *, reads_numbers: bool = False, front_end: bool = False) -> None:
+    def __init__(self, *languages: str, front_end: bool = True) -> None:
         self.ready = True
         self.lost = False
         self.stats = SimpleNamespace(busy_s=0.0, audio_s=0.0)
-        languages = ("zh", "en", "ja", "ko", "yue")
-        self.info = EngineInfo(
-            "cosyvoice", ("v",), languages, Alignment.ESTIMATED, 4, reads_numbers=reads_numbers, front_end=front_end
-        )
+        spoken = languages or ("zh", "en", "ja", "ko", "yue")
+        self.info = EngineInfo("cosyvoice", ("v",), spoken, Alignment.ESTIMATED, 4, front_end=front_end)
         self.texts: asyncio.Queue[str] = asyncio.Queue()
 
     def post(self, command: Command) -> None:
         if isinstance(command, Text):
             self.texts.put_nowait(command.segment.text)
+        if isinstance(command, EndText):
+            self.texts.put_nowait("")
 
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None: ...
 
     def unsubscribe(self, session: str) -> None: ...
 
 
-async def first_text_of(
-    engine: RecordingEngine,
-    normalizer: SegmentNormalizer | None,
-    text: str,
-    language: str | None = None,
-    normalise: bool | None = None,
-) -> str:
-    hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig(normalizer=normalizer))
+async def text_for(engine: RecordingEngine, text: str, config: HubConfig | None = None, **options: Any) -> str:
+    """The text that reaches an engine, all segments together."""
+    hub = SessionHub(VoiceCatalog(), Metrics(), config or HubConfig())
     hub.add_engine("cosy", "cosyvoice", engine)
-    session = hub.open(SessionOptions(language=language, normalise=normalise))
+    session = hub.open(SessionOptions(**options))
     try:
         session.speak(text)
         session.end_text()
-        return await engine.texts.get()
+        found = ""
+        while segment := await engine.texts.get():
+            found += segment
+        return found
     finally:
         session.close()
-        if normalizer is not None:
-            normalizer.close()
+        if hub.config.normalizer is not None:
+            hub.config.normalizer.close()
+
+
+def by_reference(normalize: Normalize | None = None) -> HubConfig:
+    return HubConfig(reading="reference", normalizer=None if normalize is None else SegmentNormalizer(normalize))
 
 
 @pytest.mark.parametrize(
@@ -99,30 +109,51 @@ async def first_text_of(
         ("zh", "10:30。", "十点三十分。"),
     ],
 )
-async def test_numbers_are_expanded_in_the_text_language(language: str | None, text: str, expected: str) -> None:
+async def test_wetext_reads_in_the_text_language(language: str | None, text: str, expected: str) -> None:
     pytest.importorskip("wetext", reason='needs the extra "normalise"')
-    assert await first_text_of(RecordingEngine(), SegmentNormalizer(load_normalizer()), text, language) == expected
-
-
-async def test_engine_that_reads_numbers_gets_unnormalized_text() -> None:
-    normalizer = SegmentNormalizer(lambda text, language: "rewritten")
-    assert await first_text_of(RecordingEngine(reads_numbers=True), normalizer, "I paid $100.") == "I paid $100."
+    assert await text_for(RecordingEngine(), text, by_reference(load_normalizer()), language=language) == expected
 
 
 @pytest.mark.parametrize(
-    ("normalise", "text", "expected"),
+    ("config", "normalise", "text", "expected"),
     [
-        (None, "I have 3 apples", "I have three apples."),
-        (None, "我 喜欢（很）m².", "我喜欢很m平方。"),
-        (False, "I have 3 apples", "I have 3 apples"),
+        (HubConfig(), None, "我 喜欢（很）3m².", "我喜欢很三平方米。"),
+        (HubConfig(), True, "价格是￥12.50", "价格是十二元五角。"),
+        (HubConfig(), False, "我有 3 个", "我有 3 个"),
+        (by_reference(), None, "I have 3 kg", "I have three kg."),
+        (by_reference(), None, "我有 3m²", "我有3m平方。"),
+        (by_reference(), False, "I have 3 apples", "I have 3 apples"),
+        (
+            by_reference(lambda text, language: text.replace("$5.50", "5 dollars 50")),
+            None,
+            "It is $5.50",
+            "It is five dollars fifty.",
+        ),
     ],
 )
-async def test_front_end_rules_need_no_wetext(normalise: bool | None, text: str, expected: str) -> None:
-    engine = RecordingEngine(front_end=True)
-    assert await first_text_of(engine, None, text, normalise=normalise) == expected
+async def test_setting_and_option_say_who_reads(
+    config: HubConfig, normalise: bool | None, text: str, expected: str
+) -> None:
+    assert await text_for(RecordingEngine(), text, config, normalise=normalise) == expected
 
 
-async def test_front_end_rules_follow_normalization() -> None:
-    normalizer = SegmentNormalizer(lambda text, language: text.replace("$5.50", "5 dollars 50"))
-    engine = RecordingEngine(front_end=True)
-    assert await first_text_of(engine, normalizer, "It is $5.50", "en") == "It is five dollars fifty."
+SENTENCES = (
+    "It costs $5.50, about 20% off on 12/25/2024 at 10:30 am.",
+    "Your code is 482913. Call 555-1234 by Dec. 15th",
+    "The answer is no.",
+    "We need 5 kg of flour, 2 l of milk & 3 eggs; add .5 mg.",
+    "World War II ended in 1945!",
+    "See https://acme.io/docs, **now**: 3/4 of 60 is 45",
+)
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+async def test_cosyvoice_reads_english_as_the_cpu_voice(text: str) -> None:
+    cpu = await text_for(RecordingEngine("en", front_end=False), text)
+    assert await text_for(RecordingEngine(), text) == (cpu if cpu[-1] in ".!?" else f"{cpu}.")
+
+
+async def test_engine_by_word_gets_words() -> None:
+    engine = RecordingEngine(front_end=False)
+    engine.info = replace(engine.info, text_by_word=True)
+    assert await text_for(engine, "我有 3m² 和 5 apples ") == "我有 三平方米 和 五 apples"

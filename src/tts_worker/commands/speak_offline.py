@@ -26,7 +26,7 @@ from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, UnspeakableText
 from tts_worker.settings import read_yaml
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd
+from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
@@ -88,7 +88,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--graphs", type=Path, metavar="DIR", help="directory written by `export onnx` (default: BUNDLE/onnx)"
     )
     group.add_argument("--rl", action="store_true", help="speak with llm.rl.pt (CosyVoice3)")
-    group.add_argument("--normalise", action="store_true", help="spell out numbers and dates with wetext")
+    group.add_argument(
+        "--reading",
+        choices=["own", "reference"],
+        help="write out numbers as a worker does (own, default), or by CosyVoice's own front end",
+    )
+    group.add_argument(
+        "--normalise", action="store_true", help="CosyVoice's front end with wetext (--reading reference)"
+    )
     group.add_argument("--allow-special", action="store_true", help="interpret every special token in the text")
 
 
@@ -282,16 +289,19 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
         by_word=args.interleave,
     )
     lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
-    verbalizer = Verbalizer(speaker.config.languages, args.language) if args.normalise else None
+    by_reference = args.normalise or args.reading == "reference"
+    verbalizer = None
+    if not (by_reference or args.allow_special):
+        verbalizer = Verbalizer(speaker.config.languages, args.language, shape=None if args.interleave else shape)
     pipeline = TextPipeline(options, lexicon, verbalizer)
     segments = [*pipeline.feed(text), *pipeline.end()]
     if not any(char.isalnum() for segment in segments for char in segment.text):
         raise UnspeakableText("there is nothing in this text that can be spoken")
-    return _rewritten(args, segments, speaker)
+    return _rewritten(args, segments, speaker) if by_reference else segments
 
 
 def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
-    """Apply the rules of the front end, after those of wetext with ``--normalise``."""
+    """Apply the rules of the reference's front end, after those of wetext with ``--normalise``."""
     normalize = load_normalizer() if args.normalise else None
     languages = speaker.config.languages
     front_end = None if args.interleave or args.allow_special else FrontEnd(languages, args.language)

@@ -191,7 +191,6 @@ class ToneEngine(EngineShell[_NoteSequence]):
             languages=("mul",),
             alignment=Alignment.MEASURED,
             max_utterances=self._settings.max_utterances,
-            reads_numbers=True,
             speed_range=(0.25, 4.0),
             test_signal=True,
         )

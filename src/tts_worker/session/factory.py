@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
@@ -22,8 +23,7 @@ from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.session.traces import UtteranceTraces
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd
-from tts_worker.text.language import LanguageDetector
+from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
@@ -37,6 +37,12 @@ _WINDOW_MARGIN_MS = 60
 """Beyond two frames, the smallest credit of an utterance: resampler and limiter look ahead by less than 10 ms, and an
 engine emits no chunk below 100 ms while a larger one is on its way."""
 
+Reading = Literal["own", "reference"]
+"""How CosyVoice's Chinese and English text becomes words, see ``settings.TextSettings``."""
+
+_READ_BY_REFERENCE = ("en", "zh", "yue")
+"""Languages that the reference's front end reads."""
+
 _READ_CHARS = 16
 """Text read between two looks at the clock. A character takes 2 to 10 us, with a hostile lexicon 100."""
 
@@ -45,7 +51,8 @@ _READ_CHARS = 16
 class HubConfig:
     """Defaults and bounds of all sessions, and what they share. See ``settings.SessionSettings``.
 
-    Milliseconds, characters and LUFS. ``traces`` exports ended utterances; None exports none.
+    Milliseconds, characters and LUFS. ``normalizer`` is the wetext of the reference's reading; None has none.
+    ``traces`` exports ended utterances; None exports none.
     """
 
     max_sessions: int = 64
@@ -61,7 +68,7 @@ class HubConfig:
     loudness_lufs: float | None = None
     text: TextOptions = field(default_factory=TextOptions)
     lexicon: Lexicon = field(default_factory=Lexicon)
-    normalise: bool | None = None
+    reading: Reading = "own"
     normalizer: SegmentNormalizer | None = None
     route_by_language: bool = True
     traces: UtteranceTraces | None = None
@@ -110,7 +117,7 @@ class SessionPlan:
         voice: Their voice.
         delivery: How its audio is sent.
         timeouts: Its time limits.
-        port: Carries commands to the engine of ``voice``, with text normalization and loudness on the way.
+        port: Carries commands to the engine of ``voice``, with the reference's front end and loudness on the way.
         make_text: Builds the text pipeline of an utterance.
         make_output: Builds the output stage of an utterance; None sends the audio of the engine as it is.
     """
@@ -168,6 +175,8 @@ class SessionFactory:
             InvalidRequest: A value is out of range.
             MissingExtra: Text normalization or the encoding needs a library that is not installed.
         """
+        if options.normalise and self._config.reading == "reference" and self._config.normalizer is None:
+            raise MissingExtra("text normalization", "normalise")
         voice = self._voices.get(params.voice)
         engine = self._engines[voice.engine]
         delivery = Delivery.of(options, self._config)
@@ -288,7 +297,7 @@ class SessionFactory:
         """Return what builds the text pipeline of an utterance."""
         defaults = self._config.text
         lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
-        rewrites = (self._config.normalise if options.normalise is None else options.normalise) is not False
+        reads = options.normalise is not False
 
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self._voices.get_in_use(params.voice)
@@ -307,10 +316,17 @@ class SessionFactory:
                 control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
                 alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
-            verbalizer = Verbalizer(voice.languages, params.language) if rewrites else None
-            return TextPipeline(text, lexicons[voice.name], verbalizer)
+            return TextPipeline(text, lexicons[voice.name], self._verbalizer(voice, params) if reads else None)
 
         return make_text
+
+    def _verbalizer(self, voice: Voice, params: SynthesisParams) -> Verbalizer:
+        """Return what reads the segments of an utterance; the reference's front end, if that reads them, follows."""
+        if not voice.info.front_end:
+            return Verbalizer(voice.languages, params.language)
+        if self._config.reading == "reference":
+            return Verbalizer(voice.languages, params.language, unread=_READ_BY_REFERENCE)
+        return Verbalizer(voice.languages, params.language, shape=shape)
 
     def _segments(self, params: SynthesisParams, text: str) -> Sequence[Segment]:
         """Return the segments of a whole text."""
@@ -337,35 +353,24 @@ class SessionFactory:
 
         return port_of
 
-    def _port(self, name: str, engine: EnginePort, requested: bool | None) -> CommandPort:
-        """Return the port to an engine, through text normalization if requested. Raises InvalidRequest, MissingExtra.
+    def _port(self, name: str, engine: EnginePort, normalise: bool | None) -> CommandPort:
+        """Return the port to an engine, through the reference's front end if that reads its text.
 
         Args:
             name: Name of the engine.
             engine: The engine.
-            requested: Whether the client wants text normalization; None leaves it to the settings and the engine.
+            normalise: Option of the session; False leaves text as written.
         """
-        enabled = self._config.normalise if requested is None else requested
-        normalizer = self._config.normalizer
-        if normalizer is None and enabled:
-            if self._config.normalise is False:
-                raise InvalidRequest("text normalization is disabled (setting text.normalise)")
-            raise MissingExtra("text normalization", "normalise")
         port: CommandPort = engine
         if self.loudness is not None and not engine.info.test_signal:
             port = LoudnessPort(name, engine, self.loudness)
-        if enabled is False or (normalizer is None and not engine.info.front_end):
+        if self._config.reading != "reference" or not engine.info.front_end or normalise is False:
             return port
 
-        def detector_of(params: SynthesisParams) -> LanguageDetector | FrontEnd | None:
-            voice = self._voices.get_in_use(params.voice)
-            if voice.info.front_end:
-                return FrontEnd(voice.languages, params.language)
-            if enabled is None and voice.info.reads_numbers:
-                return None
-            return LanguageDetector(voice.languages, params.language)
+        def front_end_of(params: SynthesisParams) -> FrontEnd:
+            return FrontEnd(self._voices.get_in_use(params.voice).languages, params.language)
 
-        return NormalizingPort(port, normalizer, detector_of)
+        return NormalizingPort(port, self._config.normalizer, front_end_of)
 
     # -- output -------------------------------------------------------------------------------------------------------
 

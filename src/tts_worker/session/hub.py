@@ -174,7 +174,7 @@ class SessionHub:
         if enrolment is None:  # it has the tokenizer of a conversion
             info = replace(info, capabilities=tuple(each for each in info.capabilities if each != SPEECH_TOKENS))
         self.voices.add(name, family, info)
-        if self.config.normalizer is not None and not engine.info.reads_numbers:
+        if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
         self._engines[name] = engine
         self.slots.slots = self._count_slots()

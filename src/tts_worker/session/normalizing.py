@@ -1,8 +1,8 @@
-"""Text normalization between a session and its engine, with wetext on a thread.
+"""CosyVoice's own front end between a session and its engine (setting ``text.reading: reference``).
 
-wetext takes about 0.1 ms per character. The thread takes one segment of a session at a time, so a long text does not
-delay other sessions. Segments keep their order; STOP overtakes and drops them. The rules of CosyVoice's front
-end follow.
+wetext takes about 0.1 ms per character, so it has a thread. That takes one segment of a session at a time, so a long
+text does not delay other sessions. Segments keep their order; STOP overtakes and drops them. The rules of
+``text.front_end`` follow, also without wetext.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import partial
 
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.front_end import FrontEnd
-from tts_worker.text.language import LanguageDetector
 from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import (
     Cancel,
@@ -69,7 +68,7 @@ class NormalizingPort:
     Args:
         engine: Receives the commands.
         normalizer: The normalization thread; None without wetext.
-        detector_of: Returns the language detector or the front end of an utterance, None to leave its text unchanged.
+        front_end_of: Returns the front end of an utterance.
         time_limit_s: Time limit per segment.
     """
 
@@ -77,14 +76,14 @@ class NormalizingPort:
         self,
         engine: CommandPort,
         normalizer: SegmentNormalizer | None,
-        detector_of: Callable[[SynthesisParams], LanguageDetector | FrontEnd | None],
+        front_end_of: Callable[[SynthesisParams], FrontEnd],
         time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
         self._engine = engine
         self._normalizer = normalizer
-        self._detector_of = detector_of
+        self._front_end_of = front_end_of
         self._time_limit_s = time_limit_s
-        self._detectors: dict[UtteranceKey, LanguageDetector | FrontEnd] = {}
+        self._front_ends: dict[UtteranceKey, FrontEnd] = {}
         self._queue: deque[Text | EndText] = deque()
         self._pending: asyncio.Future[Segment] | None = None  # of the segment at the head of the queue
         self._language: str | None = None  # of that segment
@@ -93,11 +92,9 @@ class NormalizingPort:
     def post(self, command: Command) -> None:
         match command:
             case Open():
-                detector = self._detector_of(command.params)
-                if detector is not None:
-                    self._detectors[command.key] = detector
+                self._front_ends[command.key] = self._front_end_of(command.params)
                 self._engine.post(command)
-            case Text() | EndText() if command.key in self._detectors:
+            case Text() | EndText() if command.key in self._front_ends:
                 self._queue.append(command)
                 self._advance()
             case Cancel():
@@ -116,7 +113,7 @@ class NormalizingPort:
 
     def unsubscribe(self, session: str) -> None:
         self._queue.clear()
-        self._detectors.clear()
+        self._front_ends.clear()
         self._drop_pending()
         self._engine.unsubscribe(session)
 
@@ -125,11 +122,11 @@ class NormalizingPort:
         while self._queue and self._pending is None:
             head = self._queue[0]
             if isinstance(head, EndText):
-                del self._detectors[head.key]
+                del self._front_ends[head.key]
                 self._forward(head)
                 continue
             text = head.segment.text
-            self._language = language = self._detectors[head.key].detect(text)
+            self._language = language = self._front_ends[head.key].detect(text)
             if self._normalizer is None or language not in LANGUAGES or not needs_rewriting(text, language):
                 self._forward_segment(head.key, head.segment)
                 continue
@@ -142,10 +139,7 @@ class NormalizingPort:
         self._engine.post(command)
 
     def _forward_segment(self, key: UtteranceKey, segment: Segment) -> None:
-        rules = self._detectors[key]
-        if isinstance(rules, FrontEnd):
-            segment = rules.apply(segment, self._language)
-        self._forward(Text(key, segment))
+        self._forward(Text(key, self._front_ends[key].apply(segment, self._language)))
 
     def _on_normalized(self, head: Text, result: asyncio.Future[Segment]) -> None:
         if result is not self._pending:
@@ -166,7 +160,7 @@ class NormalizingPort:
 
     def _drop_utterance(self, key: UtteranceKey) -> None:
         """Drop the queued text of an utterance."""
-        if self._detectors.pop(key, None) is None:
+        if self._front_ends.pop(key, None) is None:
             return
         if self._queue and self._queue[0].key == key:
             self._drop_pending()

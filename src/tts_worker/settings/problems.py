@@ -13,6 +13,12 @@ from pydantic import BaseModel, ValidationError
 from tts_worker.errors import ConfigError
 from tts_worker.settings.engines import ENGINE_KINDS
 
+_REMOVED = {
+    "text.normalise": "removed: numbers are always read, and text.reading (own or reference) says by which rules; "
+    "a session leaves its text as written with normalise: false",
+}
+"""Settings of earlier versions, and what to do instead."""
+
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
@@ -53,6 +59,8 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
         kind = str(path[2])  # pydantic inserts the kind of an engine
         path = (*path[:2], *path[3:])
     match details["type"]:
+        case "extra_forbidden" if (removed := _REMOVED.get(".".join(map(str, path)))) is not None:
+            return SettingProblem(path, removed)
         case "extra_forbidden":
             similar = difflib.get_close_matches(str(path[-1]), _names(root, path[:-1], kind), n=1)
             return SettingProblem(path, "unknown setting" + (f", did you mean {similar[0]}?" if similar else ""))

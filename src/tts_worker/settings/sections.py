@@ -378,14 +378,14 @@ class TextSettings(Section):
     """Defaults of text processing; sessions may override them.
 
     Attributes:
-        normalise: Expand numbers and dates before synthesis; None enables it if the extra "normalise" is installed and
-            the engine does not do it itself.
+        reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
+            CosyVoice's own front end, with wetext where the extra "normalise" is installed.
         lexicon: Word -> spelling or /phonemes/.
     """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    normalise: bool | None = None
+    reading: Literal["own", "reference"] = "own"
     lexicon: dict[str, Any] = Field(default_factory=dict)
     lexicon_file: Path | None = None
 

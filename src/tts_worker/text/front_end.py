@@ -1,8 +1,9 @@
 """The text rules of CosyVoice's own front end for Chinese and English, on the segments of a stream.
 
-They follow wetext, or stand alone where it is not installed. Chinese: spaces are dropped except between two ASCII
-characters, full stops and "²" become Chinese, brackets and backquotes are dropped, " - " and "——" become pauses.
-English: the digits that are left become words. The end of the text gets a full stop.
+``shape`` has those that follow any reading. Chinese: spaces are dropped except between two ASCII characters, full stops
+and "²" become Chinese, brackets and backquotes are dropped, " - " and "——" become pauses. The end of the text gets a
+full stop. ``FrontEnd`` is the reference's front end (setting ``text.reading: reference``): it follows wetext, or stands
+alone where that is not installed, and the digits that are left become English words.
 
 A segment is Chinese if it contains a Chinese character, so the result does not depend on how the stream was split. The
 reference decides this for the whole text, which a stream does not know.
@@ -15,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tts_worker.text.english_numbers import spell_out_number
-from tts_worker.text.language import LanguageDetector
+from tts_worker.text.language import LanguageDetector, contains_chinese
 from tts_worker.text.span_rewriting import Rewrite, rewrite_spans
 from tts_worker.types import Boundary, Segment, Span
 
-_CHINESE = re.compile("[\u4e00-\u9fff]")
 _STOPS = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 
 _CHINESE_MARKS = {"²": "平方", "³": "立方", ".": "。", "——": " ", " - ": "，"}
@@ -28,12 +28,13 @@ _LAST_COMMAS = re.compile("[，,、]+$")
 _ENGLISH_NUMBER = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)|\d+(?!\d|(?:st|nd|rd|th|s)\b)")
 
 
-def contains_chinese(text: str) -> bool:
-    return bool(_CHINESE.search(text))
+def shape(segment: Segment, language: str | None) -> Segment:
+    """Return ``segment``, whose numbers are words, with the rules of ``language``, if it is English or Chinese."""
+    return _with_rules(segment, "zh" if language == "yue" else language, spell_digits=False)
 
 
 class FrontEnd:
-    """Applies the rules to the segments of one utterance, in order.
+    """Applies the rules of the reference to the segments of one utterance, in order.
 
     Args:
         languages: Languages of the voice; empty or "mul" means any.
@@ -52,15 +53,19 @@ class FrontEnd:
 
     def apply(self, segment: Segment, language: str | None) -> Segment:
         """Return ``segment`` with the rules of ``language`` applied; there are none except for "en" and "zh"."""
-        if language not in _STOPS or not segment.spans:
-            return segment
-        found = _chinese(segment.text) if language == "zh" else _english(segment.text)
-        spans = rewrite_spans(segment.spans, found)
-        if segment.boundary is Boundary.END:
-            spans = _ended(spans, language)
-        if not any(char.isalnum() for span in spans for char in span.text):
-            return segment
-        return replace(segment, spans=tuple(spans))
+        return _with_rules(segment, language, spell_digits=True)
+
+
+def _with_rules(segment: Segment, language: str | None, *, spell_digits: bool) -> Segment:
+    if language not in _STOPS or not segment.spans:
+        return segment
+    found = _chinese(segment.text) if language == "zh" else _english(segment.text) if spell_digits else ()
+    spans = rewrite_spans(segment.spans, found)
+    if segment.boundary is Boundary.END:
+        spans = _ended(spans, language)
+    if not any(char.isalnum() for span in spans for char in span.text):
+        return segment
+    return replace(segment, spans=tuple(spans))
 
 
 def _chinese(text: str) -> Iterator[Rewrite]:

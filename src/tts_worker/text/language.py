@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd]")
+_CHINESE = re.compile("[\u4e00-\u9fff]")
 _KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d]")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3]+")
 _CYRILLIC = re.compile("[\u0400-\u052f]+")
@@ -88,6 +89,11 @@ _GREEK_SYMBOLS = re.compile(rf"[{_GREEK}](?:\s+[{_GREEK}])*")
 def primary_tag(language: str) -> str:
     """Return the primary subtag: ``"en"`` for ``"en-US"``."""
     return language.replace("_", "-").split("-")[0].lower()
+
+
+def contains_chinese(text: str) -> bool:
+    """Whether a text has a Chinese character, by the range that CosyVoice's front end goes by."""
+    return _CHINESE.search(text) is not None
 
 
 def is_written_in_latin(language: str) -> bool:

@@ -138,7 +138,12 @@ def test_engine_names_its_tags() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "spoken"),
-    [([], ["他有3m平方。"]), (["--allow-special"], ["他 有3m²"]), (["--interleave"], ["他", " 有", "3m²"])],
+    [
+        ([], ["他有三平方米。"]),
+        (["--reading", "reference"], ["他有3m平方。"]),
+        (["--allow-special"], ["他 有3m²"]),
+        (["--interleave"], ["他", " 有", "三平方米"]),
+    ],
 )
 def test_say_applies_the_rules(flags: list[str], spoken: list[str]) -> None:
     parser = argparse.ArgumentParser()

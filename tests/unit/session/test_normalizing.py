@@ -15,7 +15,7 @@ from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import RecordingEngine, virtual
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
-from tts_worker.text.language import LanguageDetector
+from tts_worker.text.front_end import FrontEnd
 from tts_worker.types import (
     Boundary,
     Cancel,
@@ -61,18 +61,17 @@ class ManualExecutor(Executor):
 def spell(text: str, language: str | None) -> str:
     if "boom" in text:
         raise RuntimeError("boom")
-    return text.replace("5", {"en": "five", "zh": "五"}.get(language or "", "5"))
+    return text.replace("5", {"en": "Five", "zh": "五"}.get(language or "", "5"))
 
 
 def text_of(key: UtteranceKey, text: str, index: int = 0) -> Text:
     return Text(key, Segment(index, (Span(text, 0, len(text)),), 0, len(text), Boundary.FLUSH))
 
 
-def begin(normalized: bool = True) -> tuple[NormalizingPort, RecordingEngine, ManualExecutor]:
+def begin() -> tuple[NormalizingPort, RecordingEngine, ManualExecutor]:
     engine = RecordingEngine()
     executor = ManualExecutor()
-    detector_of = lambda params: LanguageDetector(("zh", "en")) if normalized else None  # noqa: E731
-    port = NormalizingPort(engine, SegmentNormalizer(spell, executor), detector_of)
+    port = NormalizingPort(engine, SegmentNormalizer(spell, executor), lambda params: FrontEnd(("zh", "en")))
     port.subscribe("s", lambda event: None)
     port.post(Open(KEY, PARAMS, 1))
     return port, engine, executor
@@ -88,7 +87,7 @@ async def test_segments_are_normalized_in_their_language() -> None:
     for text in ("take 5", "我有5元"):
         port.post(text_of(KEY, text))
         await executor.work()
-    assert texts(engine.commands) == ["take five", "我有五元"]
+    assert texts(engine.commands) == ["take Five", "我有五元"]
 
 
 @virtual
@@ -104,7 +103,7 @@ async def test_segments_keep_their_order_before_end_of_text() -> None:
         port.post(command)
     assert texts(engine.commands) == []
     await executor.work()
-    assert texts(engine.commands) == ["take five", "plain", "next"]
+    assert texts(engine.commands) == ["take Five", "plain", "next"]
     assert engine.commands.index(EndText(KEY)) == len(engine.commands) - 2
 
 
@@ -150,30 +149,22 @@ async def test_failed_utterance_drops_queued_segments() -> None:
 
 
 @virtual
-async def test_segment_over_the_time_limit_is_unnormalized() -> None:
+async def test_segment_over_the_time_limit_goes_without_wetext() -> None:
     port, engine, executor = begin()
     port.post(text_of(KEY, "take 5"))
     port.post(text_of(KEY, "then"))
     await asyncio.sleep(1.01)
-    assert texts(engine.commands) == ["take 5", "then"]
+    assert texts(engine.commands) == ["take five", "then"]
     await executor.work()
-    assert texts(engine.commands) == ["take 5", "then"]
+    assert texts(engine.commands) == ["take five", "then"]
 
 
 @virtual
-async def test_normalizer_error_leaves_the_text_unchanged() -> None:
+async def test_normalizer_error_leaves_the_other_rules() -> None:
     port, engine, executor = begin()
     port.post(text_of(KEY, "boom 5"))
     await executor.work()
-    assert texts(engine.commands) == ["boom 5"]
-
-
-@virtual
-async def test_engine_that_reads_numbers_gets_raw_text() -> None:
-    port, engine, executor = begin(normalized=False)
-    port.post(text_of(KEY, "take 5"))
-    assert texts(engine.commands) == ["take 5"]
-    assert executor.waiting == []
+    assert texts(engine.commands) == ["boom five"]
 
 
 @virtual
@@ -194,7 +185,7 @@ def test_text_is_never_lost_or_reordered(steps: list[str]) -> None:
         engine = RecordingEngine()
         executor = ManualExecutor()
         port = NormalizingPort(
-            engine, SegmentNormalizer(spell, executor), lambda params: LanguageDetector(("en",)), time_limit_s=0.5
+            engine, SegmentNormalizer(spell, executor), lambda params: FrontEnd(("en",)), time_limit_s=0.5
         )
         generation = 1
         number = 0

