@@ -56,7 +56,9 @@ RULES = RuleSet(
         *sign.RULES,
     )
 )
-_SIGNS = re.compile(r"[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|[A-Za-z]\.[A-Za-z]")
+_SIGNS = re.compile(
+    r"[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|[A-Za-z]\.[A-Za-z]|(?<![\w.!?…])\.[A-Za-z]"
+)
 _WORD = re.compile("[A-Za-z]+")
 _NUMERALS = frozenset("IVXLC")
 _NUMBERED = frozenset(

@@ -115,7 +115,8 @@ minutes  m  \b<LASTING>(?: about| only| just| another| under)? [1-9]\d?« ?m»\b
     (?!['’/²³]|,? (?:turn|take|keep|bear|merge|exit|make|go|continue|you|of|x|high|tall|deep|long|wide|away)\b)
 minutes  m  (?<![\w.,$€£¥/-])\d{1,3}« ?m»(?= (?:ago|left|later|remaining|timer|timeout|delay|break)\b)
 seconds  s  (?<![\w.,/])\d{1,3}[-–]\d{1,3}« ?s»\b(?!['’])
-seconds  s  \b(?:<LASTING>|<for rest hold plank pause after last lasts lasted by>|of|than)(?: about| only| just| another| under)?[ ]
+seconds  s  \b(?:<LASTING>|<for rest hold plank pause after last lasts lasted by>|of|than)(?: about| only| just
+    | another| under)?[ ]
     \d{1,3}(?:\.\d{1,3})?« ?s»\b(?!['’/²]| (?:style|music|fashion|movies|pop|rock)\b)
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
 seconds  s  (?<![\w.,$€£¥/-])\d{1,3}« s»(?![\w'’/])

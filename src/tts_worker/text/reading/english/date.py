@@ -130,7 +130,8 @@ to  - –  \d/\d{1,2}« ?[-–] ?»(?=<DAY>|[A-Z][a-z]{2,5}day)
     (?=[ ](?:through|meeting|deadline|at (?:\d|noon)))
 @date  /  (?<![\w/.,$])(?![1-7]/(?:[2348]|16)(?!\d))(?P<part>(?P<m>\d{1,2})/(?P<d>\d{1,2}))[-–]
     (?P<last>(?P<m2>\d{1,2})/(?P<d2>\d{1,2}))(?![\d/]| ?(?:cup|inch|mile|<UNITS>))
-@date  /  \b(?:is|are|was|[Ii]t['’]s)(?: on)? «(?P<m>0?[1-9]|1[0-2])/(?P<d>1[3-57-9]|2\d|3[01])»(?![\d/%]|\.\d| ?[=+−–-])
+@date  /  \b(?:is|are|was|[Ii]t['’]s)(?: on)? «(?P<m>0?[1-9]|1[0-2])/(?P<d>1[3-57-9]|2\d|3[01])»(?![\d/%]|\.\d
+    | ?[=+−–-])
 @date  /  \b(?:birthday|deadline|anniversary|hers|his|mine)[^\d.!?]{0,24} «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?![\d/%]|\.\d)
 @date  /  (?<=\d/\d\d[-–])(?P<m>\d{1,2})/(?P<d>\d{1,2})(?![\d/])
 @date  /  (?<![\w/.,$])(?<!exp )(?<!exp\. )(?<!expires )«(?P<m>0\d|\d{1,2}(?=/0))/(?P<d>\d\d)»(?![\w/%])
@@ -149,9 +150,11 @@ Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
     (?:(?P<gap>,? |-)(?P<y>[12]\d{3})\b(?! ?(?:<UNITS>|people|units)\b))?(?![:%°]|[.,]\d|-\d|/\d| ?(?:<UNITS>|am|pm)\b)
 @month day  may mar  \b(?:on|by|until|since|due|from|before|after) (?P<month>may|mar) (?P<d>\d{1,2}(?:st|nd|rd|th)?)\b
     (?:(?P<dash> ?[-–] ?)(?P<last>\d{1,2})\b)?(?:(?P<gap>,? )(?P<y>[12]\d{3})\b)?(?![:%°]|[.,]\d)
-@day month  <MONTH_WORDS>  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2}(?:st|nd|rd|th)?) (?:of )?(?P<month><MONTHS_WRITTEN>)
+@day month  <MONTH_WORDS>  (?<![\w.,$/:-])(?P<the>\b[Tt]he )?(?P<d>\d{1,2}(?:st|nd|rd|th)?) (?:of )?(?P<month>
+    <MONTHS_WRITTEN>)
     (?:,? (?P<y>[12]\d{3})\b)?(?! \d{1,2}\b(?![:.]))
-@month year  <MONTH_WORDS>  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people|units)\b)
+@month year  <MONTH_WORDS>  \b(?P<month><MONTHS_WRITTEN>),? (?:of )?(?P<y>[12]\d{3})\b(?![.,]\d| ?(?:<UNITS>|people
+    |units)\b)
 @month  <MONTHS> sept  \b<MONTH>(?:\.(?=[ ,]))?(?= \d{1,2}\b)
 @calendar  - –  \b<MONTH>\.? ?[-–] ?<MONTH>(?:\.(?=[,;:]|\W*\w))?
 @month  <MONTHS> sept  \b<in since until early late mid last next this>[ -]
@@ -177,7 +180,7 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @year  4+  (?<=\()(?:1[5-9]|20)\d\d(?=\))
 @year  4+  \b(?:[Cc]\.|[Ee]st\.) «(?:1\d|20)\d\d»\b
 @year  4+  \b(?:in|year|AD) «1[0-2]\d\d»(?=[.,;:!?)](?!\d)|$| (?:and|the|when|was)\b)
-@year  4+  \b[A-Z][a-z]+ «(?:19|20)\d\d»(?=[.,;!?)](?!\d)|$)
+@year  4+  \b[A-Z][a-z]+ «(?:19|20)\d\d»(?=[.,;!?)\"”](?!\d)|$)
 @year  4+  \A(?:19|20)\d\d(?=[.!?]?\Z)
 @pairs  4+  \A(?:1[1-9]|2\d)\d\d(?=[.!?]?\Z)
 @year  4+  (?<![\w.,$€£#/:-])(?:19|20)\d\d(?= (?:was|will|is|has|had|saw|marked|election|season|budget|model|census

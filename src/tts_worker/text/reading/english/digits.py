@@ -51,6 +51,7 @@ ACCOUNTS = GRAMMAR.rules(
 RULES = GRAMMAR.rules(
     r"""
 @short numbers  3+  \b<call dial text>(?:ed|ing|s)?\b(?=[^.!?\n$]{0,60}\b\d{3}\b)[^.!?\n$]{0,64}
+@code  #  (?<![\w#])#[A-Z]{1,3}-?\d{2,8}\b(?!-)
 @code  3+  \b«911»(?= (?:call|operator|dispatch|emergency))
 @code  5+  \b<dial text>(?:ed|ing|s)?(?: [\w\"“”]+ to)? «\d{5,6}»\b
     (?=[.;:!?]|,(?!\d)|$| (?:or|and|to|for|if|now|from)\b)
@@ -74,7 +75,8 @@ RULES = GRAMMAR.rules(
 @code  5+  \b<STATE_NAMES>,? «\d{5}(?:-\d{4})?»\b
 @code  <CODE_WORD>  (?<![\w.,$])«\d{4,8}»\b(?= is (?:your|the|my) [^.!?\n]{0,30}<CODE_WORD>\b)
 @code  <ORDER_WORD> id pnr rma sku po
-    \b(?:<ORDER_WORD>(?: <NUMBERED><IS>|s?<IS>(?=#|[A-Z]|\d{5}|\d{2,4}-\d{3}))|(?:ID|PNR|RMA|SKU|PO)(?:[ ]?#| <NUMBERED>)?<IS>)
+    \b(?:<ORDER_WORD>(?: <NUMBERED><IS>|s?<IS>(?=#|[A-Z]|\d{5}|\d{2,4}-\d{3}))|(?:ID|PNR|RMA|SKU|PO)(?:[ ]?#
+    | <NUMBERED>)?<IS>)
     «#?[A-Z]{0,4}-?\d[\dA-Z]*(?:-[\dA-Z]+){0,5}»\b(?![.,]\d|%)
 @code  extension ext ssn  \b(?:<extension ext>\.?|SSN) (?:is )?«\d{3,8}»\b(?![.,]\d|%)
 @units  -  \b(?:<unit room suite apt apartment>|(?:Rm|Ste|Apt)\.?) «\d{1,4}-\d{1,4}»(?![\w-])

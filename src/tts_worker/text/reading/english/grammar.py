@@ -13,7 +13,8 @@ HOSTS = (?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}
 TOP_LEVEL = (?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|online|site|ly|gg|fm|sh|co|uk|us
     |de|fr|eu|nl|ca|au|ch|jp|nz|ie|za|se|pl|me|it|es|in|br|COM|ORG|NET|IO|AI|DEV|APP)
 FILE = (?:py|js|jsx|ts|tsx|md|txt|pdf|json|csv|html|css|xml|yaml|yml|toml|zip|png|jpg|jpeg|gif|mp[34]|wav|doc|docx|xls
-    |xlsx|ppt|pptx|exe|cpp|sql|log|ini|tsx|gz|tar|tgz|env|rs|go|java|rb|sh|bat|conf|lock|svg|webp|mov|mkv|flac|ogg|onnx|pt)
+    |xlsx|ppt|pptx|exe|cpp|sql|log|ini|tsx|gz|tar|tgz|env|rs|go|java|rb|sh|bat|conf|lock|svg|webp|mov|mkv|flac|ogg
+    |onnx|pt)
 CODE_WORD = (?:<code pin otp passcode passkey password zip>|CODE|PIN|OTP|ZIP)
 ORDER_WORD = (?:<order claim confirmation tracking account invoice ticket reference case booking reservation customer>
     |<acct membership policy serial routing card parcel transaction>)\.?
@@ -22,7 +23,8 @@ IS = (?: is| was|:| -| =)?\s*
 MAGNITUDE = (?:[ ]?(?:k|K|m|M|mm|MM|mn|b|B|bn|t|T|tn)(?![\w-])(?<!\d m)
     |[ ](?:mn|bn|tn|hundred|thousand|million|billion|trillion)(?![\w-]))
 COMPOUND = (?P<compound>(?= (?:bag|bar|battery|bottle|box|break|bulb|cable|call|can|charger|dash|delay|drive|fence|file
-    |filet|fillet|jar|jug|lens|meeting|pack|pole|race|ride|rope|run|screen|sprint|steak|tank|timer|walk|GPU|HDD|MacBook
+    |filet|fillet|jack|jar|jug|lens|meeting|pack|pole|race|ride|rope|run|screen|sprint|steak|tank|pool|circuit
+    |outlet|timer|walk|GPU|HDD|MacBook
     |M\d|SSD|iPad|iPhone)\b))?
 LASTING = (?:<in taking takes take took wait waits waited waiting every within>(?: for)?)
 ROMAN = «(?=[IVXLC])C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})»(?<=[IVXLC])

@@ -11,9 +11,11 @@ from tts_worker.text.reading.english.words import number
 from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
 
+_OPENING_QUOTE = re.compile(r"(?:^|[\s(—])[\"“]")
+_CLOSING_QUOTE = re.compile(r"[^\s(\d][\"”](?=[\s.,;:!?)—]|$)|\d[.,!?][\"”]")
 _ARTICLE = re.compile(r"\b[Aa]n? \Z")
 _NOUN = re.compile(
-    r"\.? (?!(?:of|in|on|at|and|or|per|from|to|for|away|ago|a|the|than|when|while|if|with|before|after)\b)[a-z]+(?<!s)\b"
+    r"\.? (?!(?:of|in|on|at|and|or|per|from|to|for|away|ago|a|the|than|when|while|if|with|before)\b)[a-z]+(?<!s)\b"
 )
 
 
@@ -38,8 +40,8 @@ def _power_unit(match: re.Match[str]) -> Iterator[Rewrite]:
 
 def _inches(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read 27" as inches, unless the mark closes a quotation."""
-    before, mark = match.string[: match.start()], match["mark"]
-    if (mark == '"' and before.count(mark) % 2) or (mark == "”" and before.count("“") > before.count(mark)):
+    before = match.string[: match.start()]
+    if len(_OPENING_QUOTE.findall(before)) > len(_CLOSING_QUOTE.findall(before)):
         return
     amount = match["amount"]
     is_plural = amount[-1].isdecimal() and "/" not in amount and amount != "1" and not match["side"]
@@ -60,7 +62,8 @@ RATES = GRAMMAR.rules(
     r"""
 per  /  \d ?<UNITS>« ?/ ?»(?=\d+(?:\.\d+)? ?(?:km|mL|ml|m|kg|g|L|h|hr|min|s|mi|lb)\b)
 ,  /  \d ?(?:V|W|kW|A)« ?/ ?»(?=\d)
-per <RATES>  /  (?:\d ?[€£%¢$]?|\d ?(?!(?:day|night|week|month|year|hour|minute|am|pm)\b)[A-Za-zµ°]{1,9}[²³]?)
+per <RATES>  /  (?:[\d⁰¹²³⁴⁵⁶⁷⁸⁹] ?[€£%¢$]?|[\d⁰¹²³⁴⁵⁶⁷⁸⁹] ?(?!(?:day|night|week|month|year|hour|minute|am
+    |pm)\b)[A-Za-zµ°]{1,9}[²³]?)
     « ?/ ?(?P<name><RATES>)(?:\.(?= [a-z]))?»(?![\w²³^])
 per  /  (?:[$€£]\d[\d.,]{0,12}|(?<![\w/.])\d{1,5})«/»(?=(?!\w+/)[a-z]{3,12}\b)(?<!\b1/)
 per <RATES>  /  (?:(?<=/kg)|(?<=/user)|(?<=/seat)|(?<=/person))«/(?P<name>yr|mo|year|month|week|day|hr|min)»\b
@@ -91,7 +94,8 @@ inches  in  (?<![\w.,$])\d{1,3}(?:\.\d{1,2})?« in\.»(?= [a-z])
 inches  in  (?:ft\.?|feet|foot|\d['′’]) ?\d{1,2}(?:\.\d)?« ?in»\b
 inch  in " ″ ”  (?<![\w.,'′’])(?<!['′’] )\d{1,3}(?:\.\d)?« ?-?(?:in\b\.?|[\"″”])»
     (?= (?:wide|long|tall|deep|thick|TV|screen|monitor|display|pipe|pizza|drill|bolt|nail|wheel))
-@inches  " ″ ”  (?<![\w.,'′’])(?P<amount>\d{1,3}(?:\.\d{1,2})?|\d/\d{1,2}|<FRACTION_SIGNS>)(?P<mark>[\"″”])(?P<side> [WHDL]\b)?
+@inches  " ″ ”  (?<![\w.,'′’])(?P<amount>\d{1,3}(?:\.\d{1,2})?|\d/\d{1,2}|<FRACTION_SIGNS>)(?P<mark>[\"″”])
+    (?P<side> [WHDL]\b)?
     (?=[ ]?(?:[a-z]|x|×|\d|[.,;:!?)]|$))
 by  x  (?<=[\"″”WHDL]) x (?=\d)
 by  x  (?<![\w.,])\d{1,3}«['′’] ?x ?»(?=\d{1,3}['′’])
@@ -102,7 +106,8 @@ degrees Fahrenheit  f  (?:(?<!\w)[-−]\d{1,3}|\b\d{2,3}\.\d)« ?F»\b(?![\w-])
 amps  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?=[.,;)]|$)(?<=V/\d\dA|.V/\dA)
 amp  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?= (?:circuit|breaker|fuse|charger|outlet|service|current|adapter)\b)
 count  ct  (?<=\d)-ct\b\.?
-@power unit  <UNITS> μ  (?:10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4}|10\^[-−]?\d{1,3}|\de[-+]?\d{1,3})« ?(?P<unit><UNITS>)»(?![\w°²³^]|['’]\w)
+@power unit  <UNITS> μ  (?:10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4}|10\^[-−]?\d{1,3}|\de[-+]?\d{1,3})« ?(?P<unit><UNITS>)»(?![\w°²³^]
+    |['’]\w)
 degrees Celsius  c  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?C»\b
 degrees Fahrenheit  f  \b<bake baked oven heat preheat temperature temp cook roast>\b[^\n.!?]{0,40}?\b\d{2,3}« ?F»\b
 by  x ×  (?:(?<![\w.,/])(?!0x)|(?<=\dx))\d{1,5}(?:\.\d)?«x| x |×»(?!86|10[\^⁰¹²³⁴⁵⁶⁷⁸⁹])(?=[1-9]\d{0,4}(?:\.\d)?

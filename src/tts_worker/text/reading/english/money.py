@@ -61,7 +61,8 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
     sign = "minus " if match["sign"] else ""
     if not last:
         words = _amount(first, name, magnitude)
-        if _DETERMINER.search(match.string, 0, match.start()) and _NOUN.match(match.string, match.end()):
+        is_adjective = _DETERMINER.search(match.string, 0, match.start()) and _NOUN.match(match.string, match.end())
+        if is_adjective or re.match("-[a-z]", match.string[match.end() :]):
             several = tables.plural(name)
             words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
         yield *match.span(), sign + words

@@ -43,14 +43,14 @@ UNITS = {
         "MΩ=megaohm, µF=microfarad, dB=decibel, kcal=kilocalorie, cal=calorie, kJ=kilojoule, °=degree,"
         "°C=degree Celsius, °F=degree Fahrenheit, Hz=hertz, kHz=kilohertz, MHz=megahertz, GHz=gigahertz,"
         "THz=terahertz, hp=horsepower, kn=knot, mph=mile per hour, kph=kilometer per hour, kmh=kilometer per hour,"
-        "bpm=beat per minute, rpm=revolution per minute, fps=frame per second, kbps=kilobit per second,"
-        "mbps=megabit per second, Mbps=megabit per second, Gbps=gigabit per second, dpi=dot per inch,"
-        "ppm=part per million, mmHg=millimeter of mercury, psi=P S I, bps=basis point, bp=basis point, pp=percentage point, pts=point, kt=knot, nmi=nautical mile,"
-        "inHg=inch of mercury, ct=count, Pa=pascal, hPa=hectopascal, kPa=kilopascal,"
-        "mbar=millibar, Nm=newton meter, kN=kilonewton, mol=mole, mmol=millimole, IU=international unit,"
-        "mEq=milliequivalent, lx=lux, lm=lumen, ℃=degree Celsius, ℉=degree Fahrenheit, ㎏=kilogram, ㎎=milligram,"
-        "㎜=millimeter, ㎝=centimeter, ㎞=kilometer, ㎡=square meter, ㎥=cubic meter, ㎖=milliliter, ℓ=liter, ㎐=hertz,"
-        "㎒=megahertz, ㏈=decibel, sqft=square foot, pct=percent"
+        "bpm=beat per minute, BPM=beat per minute, req=request, rpm=revolution per minute, fps=frame per second,"
+        "kbps=kilobit per second, mbps=megabit per second, Mbps=megabit per second, Gbps=gigabit per second,"
+        "dpi=dot per inch, ppm=part per million, mmHg=millimeter of mercury, psi=P S I, bps=basis point,"
+        "bp=basis point, pp=percentage point, pts=point, kt=knot, nmi=nautical mile, inHg=inch of mercury,"
+        "ct=count, Pa=pascal, hPa=hectopascal, kPa=kilopascal, mbar=millibar, Nm=newton meter, kN=kilonewton,"
+        "mol=mole, mmol=millimole, IU=international unit, mEq=milliequivalent, lx=lux, lm=lumen, ℃=degree Celsius,"
+        "℉=degree Fahrenheit, ㎏=kilogram, ㎎=milligram, ㎜=millimeter, ㎝=centimeter, ㎞=kilometer, ㎡=square meter,"
+        "㎥=cubic meter, ㎖=milliliter, ℓ=liter, ㎐=hertz, ㎒=megahertz, ㏈=decibel, sqft=square foot, pct=percent"
     ),
     **{
         written.format(unit): f"{power} {name}" for written, power in _POWERS.items() for unit, name in _LENGTHS.items()
@@ -143,7 +143,8 @@ SHORT_WORDS = _table(
     "blvd=boulevard, pkwy=parkway, ave=avenue, tel=telephone, tbsp=tablespoon, tsp=teaspoon, viz=namely,"
     "cf=compare, resp=respectively, ext=extension, tues=Tuesday, thurs=Thursday, sept=September, aug=August,"
     "oct=October, nov=November, feb=February, est=estimated, lg=large, etc=et cetera, lbs=pounds, oz=ounces,"
-    "hrs=hours, mins=minutes, secs=seconds, yrs=years, mos=months, wks=weeks, vol=volume, para=paragraph, esp=especially"
+    "hrs=hours, mins=minutes, secs=seconds, yrs=years, mos=months, wks=weeks, vol=volume, para=paragraph,"
+    "esp=especially"
 )
 """Words that exist only as abbreviations, with a period: "appt." is never the end of a word."""
 BEFORE_WORD = _table(
@@ -159,10 +160,11 @@ WORDS = _table(
     "AKA=also known as, Ctrl=control, CTRL=control, Del=delete, Esc=escape, and/or=and or, he/she=he or she,"
     "his/her=his or her, him/her=him or her, s/he=she or he, she/he=she or he, C++=C plus plus, C#=C sharp,"
     "F#=F sharp, Q&A=Q and A, R&D=R and D, AT&T=A T and T, Wi-Fi=Wi-Fi, CUDA=Kooda, JSON=Jason, YAML=Yammel,"
-    "nginx=engine X, NGINX=engine X, AAA=triple A, YoY=year over year, QoQ=quarter over quarter, MoM=month over month, req=request, either/or=either or, IEEE=I triple E, IPv4=I P V four, IPv6=I P V six,"
-    "WWI=World War One, WWII=World War Two, 401(k)=four oh one K, 401k=four oh one K, 403(b)=four oh three B,"
-    "W-2=W two, W-9=W nine, 1099=ten ninety-nine, WW1=World War One, WW2=World War Two, NaCl=N A, C L, NaOH=N A, "
-    "O H, HCl=H C L, KCl=K C L, pH=P H, Ph.D.=P H D, M.D.=M D, e-mail=e-mail, U.S.C.=U S C"
+    "nginx=engine X, NGINX=engine X, AAA=triple A, YoY=year over year, QoQ=quarter over quarter,"
+    "MoM=month over month, either/or=either or, over/under=over under, IEEE=I triple E, IPv4=I P V four,"
+    "IPv6=I P V six, WWI=World War One, WWII=World War Two, 401(k)=four oh one K, 401k=four oh one K,"
+    "403(b)=four oh three B, W-2=W two, W-9=W nine, 1099=ten ninety-nine, WW1=World War One, WW2=World War Two,"
+    "NaCl=N A, C L, NaOH=N A, O H, HCl=H C L, KCl=K C L, pH=P H, Ph.D.=P H D, M.D.=M D, e-mail=e-mail, U.S.C.=U S C"
 )
 """Words that are not read as they are spelled; they may follow a space or a bracket."""
 GREEK = _table(
