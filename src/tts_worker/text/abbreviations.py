@@ -74,7 +74,8 @@ _TITLES_BY_LANGUAGE: dict[str, frozenset[str]] = {
 _DOTTED_NEVER_END = _words("e.g i.e z.b d.h u.a p.ex p.ej b.v m.a.w a.k.a")
 _DOTTED_MAY_END = _words("a.m p.m a.d b.c u.s.w")
 _NUMBERED = _words(
-    "order item part model serial invoice account flight ref reference tracking ticket claim case policy the total routing rma acct sku po phone fax passport license card"
+    "order item part model serial invoice account flight ref reference tracking ticket claim case policy the total "
+    "routing rma acct sku po phone fax passport license card"
 )
 """What has a number: "order no. A-1", "the total no. of"."""
 _ORDINAL_STOPS = _words("de da nb nn no fi cs sk pl hu hr sl sr tr et lv")
