@@ -75,6 +75,7 @@ class PhonemizedText:
         ("Résumé, jalapeño", {"Résumé,": "ɹˈɛzəmˌA", "jalapeño": "hˌɑləpˈAnjO"}),
         ("José: décor, divorcé", {"José:": "hOzˈA", "décor,": "dAkˈɔɹ", "divorcé": "dᵻvɔɹsˈA"}),
         ("José’s, Noël's", {"José’s,": "hOzˈAz", "Noël's": "nOˈɛlz"}),
+        ('"ninety-nine" ways', {'"ninety-nine"': "nˈIndinˌIn", "ways": "wˈAz"}),
         ("don't stop", {"don't": "dˈOnt", "stop": "stˈɑp"}),
         ("Now (she) – said", {"Now": "nˈW", "(she)": "ʃi", "said": "sˈɛd"}),
         ("Hello 你好 world", {"Hello": "həlˈO", "world": "wˈɜɹld"}),
