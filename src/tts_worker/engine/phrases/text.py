@@ -39,8 +39,8 @@ _SILENT_CHARS = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
 _MARKS = str.maketrans("’‒―", "'-—")
 """Marks that the G2P knows under another character."""
-_QUOTE = re.compile("[\"“](?=[A-Za-z]+-[A-Za-z])")
-"""A quote with which the G2P reads a word with a hyphen in parts: "ninety-nine" as nine, ity, nine."""
+_QUOTES = re.compile("[\"“”]")
+"""They are silent, and next to one the G2P reads a word with a hyphen in parts: "ninety-nine" as nine, ity, nine."""
 
 
 # Loan words that the G2P reads by English spelling rules.
@@ -248,7 +248,7 @@ class Phonemizer:
                 ranges = [(run.start, run.start + len(run.text))]
                 joins_previous = is_joined
             else:
-                normalized = " ".join(_bounded(_QUOTE.sub("", run.text.translate(_MARKS))).split())
+                normalized = " ".join(_bounded(_QUOTES.sub("", run.text.translate(_MARKS))).split())
                 pairs = _with_possessives(self.g2p.tokenizer(normalized))
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 new_tokens = [
