@@ -339,7 +339,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         max_queued_utterances=session.max_queued_utterances,
         timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
         loudness_lufs=session.loudness,
-        text=TextOptions(markdown=text.markdown, urls=text.urls),
+        text=TextOptions(markdown=text.markdown, urls=text.urls, drop_reasoning=text.drop_reasoning),
         lexicon=_server_lexicon(text),
         reading=text.reading,
         normalizer=_normalizer(text.reading),

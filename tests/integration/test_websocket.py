@@ -212,6 +212,21 @@ async def test_start_configures_the_session() -> None:
         await client.until("done")
 
 
+@pytest.mark.parametrize(("drops", "words"), [(True, ["Hi."]), (False, ["secret", "plan", "Hi."])])
+async def test_reasoning_is_not_spoken_but_counts_in_the_report(drops: bool, words: list[str]) -> None:
+    text = "<think>secret plan</think> Hi."
+    async with (
+        serving(text={"drop_reasoning": drops}) as address,
+        dial(address, "/v1/stream?realtime=false") as client,
+    ):
+        for part in (text[:4], text[4:20], text[20:]):
+            await client.send(type="text", text=part)
+        await client.send(type="end")
+        done = await client.until("done")
+    assert [word["text"] for word in done["words"]] == words
+    assert done["text_spoken"] + done["text_remaining"] == text
+
+
 async def test_start_while_speaking_applies_to_next_utterance() -> None:
     async with serving() as address, dial(address, "/v1/stream?realtime=false") as client:
         await client.send(type="text", text=TEXT)

@@ -282,6 +282,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
     known = phonemes(speaker.config.tokenizer_version)
     options = TextOptions(
         markdown=not (args.plain or args.allow_special),
+        drop_reasoning=not args.allow_special,
         language=args.language,
         languages=speaker.config.languages,
         control_tags=None if args.allow_special else control_tags(CONTROL_TAGS, known),

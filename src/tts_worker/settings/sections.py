@@ -378,6 +378,7 @@ class TextSettings(Section):
     """Defaults of text processing; sessions may override them.
 
     Attributes:
+        drop_reasoning: Skip reasoning and tool text of language models: ``<think>``, ``<tool_call>`` and the like.
         reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
             CosyVoice's own front end, with wetext where the extra "normalise" is installed.
         lexicon: Word -> spelling or /phonemes/.
@@ -385,6 +386,7 @@ class TextSettings(Section):
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
+    drop_reasoning: bool = True
     reading: Literal["own", "reference"] = "own"
     lexicon: dict[str, Any] = Field(default_factory=dict)
     lexicon_file: Path | None = None

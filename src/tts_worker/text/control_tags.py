@@ -23,6 +23,9 @@ class ControlTags:
         self._tags = frozenset(tags)
         self._beginnings = {tag[:length] for tag in self._tags for length in range(1, len(tag))}
 
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._tags
+
     def length_at(self, text: str, at: int, *, is_final: bool) -> int:
         """Return the length of the tag at ``at``, 0 if there is none, ``UNDECIDED`` if its rest may follow."""
         found = _TAG.match(text, at)

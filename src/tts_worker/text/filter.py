@@ -1,4 +1,4 @@
-"""Removes text that is not read aloud: Markdown, tags, URLs, emoji and invisible characters.
+"""Removes text that is not read aloud: Markdown, tags, reasoning, URLs, emoji and invisible characters.
 
 The scanner for Markdown and URLs reads what ``CharacterFilter`` leaves. It appends plain text to ``ReadableText`` in
 runs, up to the next mark that one regular expression finds, and decides a mark when the text that decides it has
@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from tts_worker.text import markup
+from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.control_tags import UNDECIDED, ControlTags
+from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
 from tts_worker.text.readable import ReadableText
@@ -23,6 +24,7 @@ _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
 """Characters that an unclosed ``<spell>`` spells."""
 
+_CODE_LINE = re.compile("\n")
 _INDENT = f" >{SOFT_SPACE}"
 _ENDED_BLOCKS = ("heading", "row")
 """Blocks that end with their line."""
@@ -46,6 +48,8 @@ class TextFilter:
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
         control_tags: Tags that the engine acts on, passed on as units; also without Markdown, but not in code.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows.
+        drop_reasoning: Drop reasoning and tool text of language models; also without Markdown, but not in code.
+        language: BCP-47 tag; formulas are read in words if it is English or None.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class TextFilter:
         pauses: dict[int, int] | None = None,
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
+        drop_reasoning: bool = True,
+        language: str | None = None,
     ) -> None:
         self._source = MappedText()
         self._source.append(" ", -1)
@@ -70,14 +76,22 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
-        self._opaque_modes: tuple[Callable[[int], int], ...] = (self._spelled, self._fenced, self._fenced_line)
-        self._line_mode: Callable[[int], int] | None = self._line_start if markdown else None
+        self._drop_reasoning = drop_reasoning
+        self._in_english = language is None or primary_tag(language) == "en"
+        self._opaque_modes: tuple[Callable[[int], int], ...] = (
+            *(self._spelled, self._fenced, self._fenced_line, self._skip_block),
+        )
+        self._line_mode: Callable[[int], int] | None = (
+            self._line_start if markdown else self._plain_line if drop_reasoning else None
+        )
         self._mode: Callable[[int], int] | None = self._line_mode  # None within a line
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
         self._fence = ""  # the marks that opened fenced code
+        self._skipped: reasoning.Block | reasoning.JsonValue | None = None  # with the mode ``_skip_block``
+        self._skipped_at = 0  # its original offset
         # within the line
         self._code = 0  # backticks that opened the current code span
         self._open: set[str] = set()  # open emphasis marks
@@ -86,7 +100,8 @@ class TextFilter:
         self._depth = 0  # open parentheses of a URL or a long link target
         self._in_angle_brackets = False  # whether the URL is in angle brackets
         has_urls = urls is not UrlMode.KEEP
-        chars = markup.TEXT_MARKS if markdown else r"<\[" if control_tags is not None else "<" * has_urls
+        has_tags = drop_reasoning or control_tags is not None
+        chars = markup.TEXT_MARKS if markdown else r"<\[" if has_tags else "<" * has_urls
         self._text_marks = markup.marks(markup.LINE_MARKS + chars, urls=has_urls)
         self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
@@ -99,6 +114,8 @@ class TextFilter:
             "&": self._entity,
             "[": self._bracket,
             "<": self._angle,
+            "$": self._dollar,
+            "^": self._caret,
             "|": self._pipe,
             "#": self._closing_hashes,
             "`": self._ticks,
@@ -111,9 +128,16 @@ class TextFilter:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     @property
-    def skips_line(self) -> bool:
-        """Whether the rest of the line is not read."""
-        return self._mode == self._fenced_line
+    def skips_to(self) -> re.Pattern[str] | None:
+        """The characters up to which the text is not read; None if it is."""
+        if self._mode == self._fenced_line:
+            return _CODE_LINE
+        return reasoning.MARKS if self._mode == self._skip_block else None
+
+    @property
+    def unclosed_at(self) -> int | None:
+        """Original offset of the reasoning or tool text that is open; None if there is none."""
+        return self._skipped_at if self._mode == self._skip_block else None
 
     @property
     def undecided(self) -> str | None:
@@ -121,7 +145,7 @@ class TextFilter:
         blank = self._out.undecided
         if blank is None or self._mode in self._opaque_modes:
             return None
-        return self._text[1:] + blank + self._characters.held
+        return blank + self._text[1:] + self._characters.held
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
@@ -229,6 +253,17 @@ class TextFilter:
         self._out.unit(Span(spoken, self._offset(first), self._offset(last - 1) + 1, phonemes))
         return last
 
+    def _drop(self, first: int, last: int) -> int:
+        """Pass on a space instead of the text from ``first`` to ``last``, and return ``last``."""
+        if not self._at_line_start:
+            self._write(" ", first)
+        return last
+
+    def _pause(self, pause_ms: int, place: int) -> None:
+        """Pass on a silence instead of the character at ``place``."""
+        self._pauses[self._offset(place)] = pause_ms
+        self._break(BREAK, place)
+
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
         if self._code:
@@ -254,6 +289,8 @@ class TextFilter:
             return at
         if char == "\n":
             return self._end_line(PARAGRAPH, at)
+        if char in "{[" and self._begins_call(at):
+            return at
         if char in _INDENT:
             indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
             if indent:
@@ -273,6 +310,12 @@ class TextFilter:
             return end
         self._mode = None
         return end if kind is not None and self._begin_block(kind, at) else at
+
+    def _plain_line(self, at: int) -> int:
+        """Begin a line without Markdown."""
+        if self._text[at] not in "{[" or not self._begins_call(at):
+            self._mode = None
+        return at
 
     def _begin_block(self, kind: str, at: int) -> bool:
         """Begin the text of a heading, item or row; return whether its mark is dropped."""
@@ -310,6 +353,47 @@ class TextFilter:
             return at
         return end
 
+    # -- reasoning and tool text --------------------------------------------------------------------------------------
+
+    def _hidden(self, at: int) -> int | None:
+        """Read the beginning of reasoning or tool text, or a stray end of it; None if there is none at ``at``."""
+        text = self._text
+        if not self._drop_reasoning or self._code or (text[at - 1] == "`" and not self._markdown):
+            return None
+        block, end = reasoning.begin(text, at, is_final=self._is_final)
+        if end == UNDECIDED:
+            raise _UndecidedError
+        if block is not None:
+            return self._skip(block, at, end)
+        return self._drop(at, end) if end else None
+
+    def _begins_call(self, at: int) -> bool:
+        """Begin to skip a call in JSON at the start of a line; return whether there is one."""
+        begins = reasoning.begins_call(self._text, at) if self._drop_reasoning else 0
+        if begins == UNDECIDED and not self._is_final:
+            raise _UndecidedError
+        if begins == 1:
+            self._skip(reasoning.JsonValue(), at, at)
+        return begins == 1
+
+    def _skip(self, block: reasoning.Block | reasoning.JsonValue, at: int, first: int) -> int:
+        self._skipped = block
+        self._skipped_at = self._offset(at)
+        self._mode = self._skip_block
+        self._drop(at, first)
+        return first
+
+    def _skip_block(self, at: int) -> int:
+        block = self._skipped
+        assert block is not None
+        end = block.skip(self._text, at)
+        if block.is_done:
+            self._skipped = None
+            self._mode = self._line_mode if self._at_line_start else None
+        elif end == at:
+            raise _UndecidedError
+        return end
+
     # -- within a line ------------------------------------------------------------------------------------------------
 
     def _line_end(self, at: int) -> int:
@@ -317,9 +401,49 @@ class TextFilter:
 
     def _escape(self, at: int) -> int:
         self._wait_for(at + 1)
+        if (end := self._formula(at)) is not None:
+            return end
         if self._text[at + 1 : at + 2] in markup.ESCAPABLE:
             return self._plain(at + 1)
         return self._plain(at)
+
+    def _dollar(self, at: int) -> int:
+        end = self._formula(at)
+        return self._plain(at) if end is None else end
+
+    def _formula(self, at: int) -> int | None:
+        """Read a formula in LaTeX; None if there is none at ``at``."""
+        text = self._text
+        end, width = latex.extent(text, at, is_final=self._is_final)
+        if end == UNDECIDED:
+            raise _UndecidedError
+        if not end:
+            return None
+        self._wait_for(end)
+        formula = text[at + width : end - width]
+        if not self._in_english:
+            for char, place in latex.symbols(formula):
+                self._write(char, at + width + place)
+            return end
+        words = latex.spoken(formula)
+        if not words:
+            return self._drop(at, end)
+        return self._speak(" " * text[at - 1].isalnum() + words + " " * text[end : end + 1].isalnum(), at, end)
+
+    def _caret(self, at: int) -> int:
+        """Read ``^^``, which stresses the word between two of them."""
+        self._wait_for(at + 2)
+        before, marks, following = self._text[at - 1], self._text[at : at + 2], self._text[at + 2 : at + 3]
+        is_open = marks in self._open
+        if marks != "^^" or "^" in (before, following) or (following if is_open else before).isalnum():
+            return self._plain(at)
+        if is_open:
+            self._open.discard(marks)
+        elif following.isalnum():
+            self._open.add(marks)
+        else:
+            return self._plain(at)
+        return at + 2
 
     def _entity(self, at: int) -> int:
         entity = markup.ENTITY.match(self._text, at)
@@ -401,6 +525,8 @@ class TextFilter:
 
     def _emphasis(self, at: int) -> int:
         text = self._text
+        if text[at] == "*" and text[at - 1] in SPACES and self._out.ends_sentence and (end := self._action(at)):
+            return end
         pair = self._pair(at)
         if pair is not None and pair[1] not in self._open:
             return self._keep(*pair.span(2)) + len(pair[1])
@@ -426,6 +552,50 @@ class TextFilter:
             self._open.add(kind)
         return False
 
+    # -- stage directions ---------------------------------------------------------------------------------------------
+
+    def _direction(self, content: str, first: int, last: int) -> int | None:
+        """Read a direction from ``first`` to ``last``; None if ``content`` is none."""
+        if (pause_ms := directions.pause_ms(content)) is not None:
+            self._pause(pause_ms, last - 1)
+            return last
+        tag = directions.direction(content)
+        if tag is None:
+            return None
+        if tag and self._control_tags is not None and tag in self._control_tags:
+            return self._speak(tag, first, last, tag)
+        return self._drop(first, last)
+
+    def _action(self, at: int) -> int | None:
+        """Read ``*laughs*`` at the beginning of a sentence."""
+        action = directions.ACTION.match(self._text, at)
+        if not action:
+            return None
+        if action["end"]:
+            self._wait_for(action.end())
+            is_action = directions.is_action(action["content"])
+            return self._direction(action["content"], at, action.end()) if is_action else None
+        if self._text[action.end() :] in ("", " ") and directions.may_be_action(action["content"]):
+            self._wait_for(len(self._text))
+        return None
+
+    def _style(self, at: int) -> int | None:
+        """Read ``<<warm>>``, ``<<slow: text>>`` or ``<clears throat>``."""
+        style = directions.STYLE.match(self._text, at)
+        if not style:
+            self._end_of(directions.CUT_STYLE, at)
+        if not style or (style["colon"] and directions.direction(style["style"]) is None):
+            return None
+        if not style["colon"]:
+            done = self._direction(style["style"] or style["sound"], at, style.end())
+            return self._keep(at, style.end()) if done is None and style["style"] else done
+        text = directions.STYLED.match(self._text, style.end())
+        if not text or not text["whole"]:
+            self._wait_for(text.end() if text else style.end())
+            return None
+        self._scan_content(style.end(), text.end("text"))
+        return text.end()
+
     # -- brackets -----------------------------------------------------------------------------------------------------
 
     def _image(self, at: int) -> int:
@@ -450,8 +620,8 @@ class TextFilter:
         return self._speak(self._text[at : at + length], at, at + length, self._text[at : at + length])
 
     def _bracket(self, at: int) -> int:
-        """Read a control tag, link, image, footnote or plain bracket."""
-        if (end := self._control_tag(at)) is not None:
+        """Read a control tag, link, image, footnote, direction or plain bracket."""
+        if (end := self._control_tag(at)) is not None or (end := self._hidden(at)) is not None:
             return end
         if not self._markdown:
             return self._plain(at)
@@ -471,7 +641,10 @@ class TextFilter:
         if end == close and is_footnote and not is_image:
             return close + (text[close : close + 1] == ":" and self._at_line_start)
         if end == close:
-            return self._keep(at, begin)
+            if is_image:
+                return self._plain(at)
+            done = self._direction(bracket["content"].strip("[]"), at, close)
+            return self._keep(at, begin) if done is None else done
         if not (is_image or is_footnote):
             self._scan_content(begin, close - 1)
         return end
@@ -515,7 +688,7 @@ class TextFilter:
 
     def _angle(self, at: int) -> int:
         """Read a control tag, URL, tag, comment or mail address in angle brackets."""
-        if (end := self._control_tag(at)) is not None:
+        if (end := self._control_tag(at)) is not None or (end := self._hidden(at)) is not None:
             return end
         text = self._text
         if self._urls is not UrlMode.KEEP:
@@ -525,6 +698,8 @@ class TextFilter:
         if self._code or not self._markdown:
             self._wait_for_url(at + 1)
             return self._plain(at)
+        if (end := self._style(at)) is not None:
+            return end
         tag = markup.TAG.match(text, at, at + markup.TAG_LIMIT)
         if tag:
             return self._tag(tag)
@@ -545,8 +720,7 @@ class TextFilter:
         if tag["comment"]:
             return self._comment(end)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
-            self._pauses[self._offset(end - 1)] = pause_ms
-            self._break(BREAK, end - 1)
+            self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:
             return self._replaced(end, name, phonemes=phonemes)
         elif name == "sub" and (alias := markup.alias_of(values)) is not None:
@@ -557,6 +731,8 @@ class TextFilter:
             self._mode = self._spelled
         elif name in markup.BREAKING_TAGS or markup.ends_sentence(tag):
             self._break(PARAGRAPH, end - 1)
+        elif not tag["closed"] and (words := directions.words_of(name, values)) is not None:
+            return self._direction(words, tag.start(), end) or self._drop(tag.start(), end)
         elif name in markup.SPACED_TAGS:
             self._write(" ", end - 1)
         return end

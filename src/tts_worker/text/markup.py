@@ -94,7 +94,7 @@ def marks(chars: str, *, urls: bool) -> re.Pattern[str]:
 CLOSE_UP = ".,;:!?)。，；：！？、"
 """Marks that follow a word without a space."""
 LINE_MARKS = rf"\n{SOFT_SPACE}"
-TEXT_MARKS = r"\\\[<|*_~`!&#"
+TEXT_MARKS = r"\\\[<|*_~`!&#$^"
 CODE_MARKS = r"<|`"
 
 # -- within a line ----------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _closing(name: str) -> str:
     return "(?:" + "(?:".join(map(re.escape, tag)) + r" {0,8}(?P<whole>>)?" + ")?" * len(tag)
 
 
-CLOSING_SPELLED = {name: re.compile(_closing(name), re.IGNORECASE) for name in ("spell", "say-as")}
+CLOSING_SPELLED = {name: re.compile(_closing(name), re.IGNORECASE) for name in ("spell", "say-as", "expr")}
 REPLACED = {
     name: re.compile(r"(?P<content>[^<\n]{1,100})" + _closing(name), re.IGNORECASE) for name in ("phoneme", "sub")
 }
@@ -212,6 +212,8 @@ def ends_sentence(tag: re.Match[str]) -> bool:
 
 def is_spelled(name: str, values: Mapping[str, str]) -> bool:
     """Return whether the content of an opening tag is read character by character."""
+    if name == "expr":
+        return values.get("type") == "spell"
     return name == "spell" or (name == "say-as" and values.get("interpret-as", "").lower() in _SPELLED_AS)
 
 

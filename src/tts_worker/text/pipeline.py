@@ -6,6 +6,7 @@ the text and on where it was flushed, never on how the stream was split; time an
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from typing import NoReturn
@@ -23,6 +24,8 @@ from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spo
 from tts_worker.text.skipping import skip_foreign
 from tts_worker.types import Boundary, Segment, UrlMode
 
+log = logging.getLogger(__name__)
+
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
 _BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
@@ -32,7 +35,7 @@ _BLOCK_CHARS = 1024
 _CLAUSE_MARKS = ",;:|-"
 _LETTERS = "A-EGI-LN-VX-Za-egi-ln-vx-z0-9"  # A mark before them is part of a word; the others may begin a URL.
 _STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
-_INSIDE = r"A-Za-z0-9#*_`~()\[\]'\"/$%@=+{}^\\<\u00c0-\u024f"
+_INSIDE = r"A-Za-z0-9#*_`~()\['\"/%@=+{}^<\u00c0-\u024f"
 _WIDE = "\u4e00-\u9fff"
 _PLAIN = f" {_INSIDE}{_WIDE}"
 _ENDING = re.compile(
@@ -41,12 +44,13 @@ _ENDING = re.compile(
 )
 _ENDING_START = re.compile(f"[^{_PLAIN}](?:(?<=[^{_PLAIN}.!?,;:|])|(?![{_LETTERS}]))")
 _ENDING_REST = re.compile(f"[^{_INSIDE}.!?&,:|]")  # the last characters of ``_ENDING``
-_MARK = re.compile("[^A-Za-z0-9 #*_`~()\\[\\]]")
+_FORMULA_MARKS = "$\\"
+_MARK = re.compile(r"[^A-Za-z0-9 #*_`~()\[]|\*[A-Za-z]")
 _WORD_END = re.compile("[^A-Za-z0-9]")
 _SPEECH = re.compile(r"[^\W_]")
-_LINE_END = re.compile(f"[{LINE_BREAKS}]")
 _LINK_TEXT_END = re.compile(rf"[{LINE_BREAKS}\]]")
 _LINK_TARGET_END = re.compile(rf"[{LINE_BREAKS} <\[\])]")
+_OPEN_TARGET = re.compile(r"\]\([^ ]*\Z")
 _TABLE_MARKS = re.compile("[-|: ]+")
 
 
@@ -57,7 +61,8 @@ class TextOptions(SegmenterOptions):
     Attributes:
         markdown: Whether Markdown and tags are removed.
         urls: How bare URLs are read.
-        language: BCP-47 tag, for abbreviations; None means English rules.
+        drop_reasoning: Whether reasoning and tool text of language models is removed.
+        language: BCP-47 tag, for abbreviations and formulas; None means English rules.
         languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
         control_tags: Tags that the engine acts on.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
@@ -68,6 +73,7 @@ class TextOptions(SegmenterOptions):
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
+    drop_reasoning: bool = True
     language: str | None = None
     languages: tuple[str, ...] = ()
     control_tags: ControlTags | None = None
@@ -110,6 +116,8 @@ class TextPipeline:
             pauses=pauses,
             control_tags=options.control_tags,
             alphabets=options.alphabets,
+            drop_reasoning=options.drop_reasoning,
+            language=options.language,
         )
         self._verbalizer = verbalizer
         self._languages = options.languages
@@ -201,6 +209,11 @@ class TextPipeline:
         self._ended = True
         self._fitting = -1
         self._filter.settle()
+        if (start := self._filter.unclosed_at) is not None:
+            log.warning(
+                "the text ends in reasoning or a tool call that is not closed; %d characters are not spoken",
+                self._length - start,
+            )
         return self._finish(Boundary.END)
 
     def skip(self, delta: str | bytes) -> None:
@@ -247,6 +260,8 @@ class TextPipeline:
         place = self._searched
         while ending := search(unread, place):
             place, end = ending.span()
+            if unread[place] in _FORMULA_MARKS:  # its words may be longer
+                return True
             if unread[place] not in _CLAUSE_MARKS or self._ends_clause(unread[:end]):
                 self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
                 if self._has_speech:
@@ -269,10 +284,10 @@ class TextPipeline:
         self._fitting = self._max_fitting = self._searched = 0
         undecided = self._filter.undecided
         if undecided is None or (self._lexicon is not None and self._lexicon.is_matching):
-            if self._filter.skips_line:
+            if (marks := self._filter.skips_to) is not None:
                 self._fitting = self._max_fitting = _BLOCK_CHARS
                 self._has_speech = True
-                self._ending = self._watched = _LINE_END
+                self._ending = self._watched = marks
             return
         self._has_speech, self._size_left, self._clause_size_left = self._segmenter.size_left()
         self._max_fitting = _BLOCK_CHARS
@@ -302,8 +317,8 @@ class TextPipeline:
         elif _TABLE_MARKS.fullmatch(undecided):
             if "|" in undecided:
                 self._size_left = self._clause_size_left
-        elif undecided[0] == "[" and undecided[-1] != "]":
-            self._ending = self._watched = _LINK_TARGET_END if "](" in undecided else _LINK_TEXT_END
+        elif undecided.lstrip()[0] == "[" and ("]" not in undecided or _OPEN_TARGET.search(undecided)):
+            self._ending = self._watched = _LINK_TARGET_END if "]" in undecided else _LINK_TEXT_END
             self._max_fitting = BRACKET_LIMIT - 1 - len(undecided)
             self._has_speech = True  # other text follows the link
         else:

@@ -51,6 +51,11 @@ class ReadableText(MappedText):
             return None
         return "" if blank == SOFT_SPACE else blank
 
+    @property
+    def ends_sentence(self) -> bool:
+        """Whether a sentence or a line ends here."""
+        return self._last_char == "\n" or self._last_char in _STOPS
+
     def run(self, text: str, start: int) -> None:
         """Take ``text`` of adjacent characters."""
         if "  " in text:

@@ -173,6 +173,20 @@ HOSTILE = [
         "https://a.b((",
         "www.a.",
     ),
+    *(
+        "<think>",
+        "<think",
+        "<think>a</thin",
+        "</think>",
+        "<tool_call a=",
+        "<|channel|>a",
+        "<|channel|>",
+        "<|a",
+        "<|im_start|>",
+    ),
+    *("[TOOL_CALLS]", '{"name":', '{"name": "a", "arguments": ["', '\n{"id":"a",', "[THINK", "<details type="),
+    *("$", "$x+", "$$x ", "$5 + ", "\\(x", "\\frac{", "\\sqrt[", "\\alpha_", "$\\text{a", "\\a", "{", "$x$"),
+    *("<<", "<<warm: ", "<<warm", "^^", "^^a", "*laughs ", ". *la", "[pause 1s]", "[laughs", "[[laugh]]"),
     *("h", "👨‍👩‍👧", "\u200b", "a\u0301", " ", "\n", "a\n", "!"),
 ]
 

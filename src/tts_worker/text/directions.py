@@ -1,0 +1,118 @@
+"""Stage directions in a text: ``[laughs]``, ``[pause 500ms]``, ``<<warm>>``.
+
+The words are those that vendors and frameworks publish for their models: audio tags of ElevenLabs, Inworld, Cartesia,
+Fish Audio and xAI, the markers of LiveKit's expressive mode, and the Real-time Context Standard of Pipecat. A sound is
+named by the control tag of an engine that makes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tts_worker.text.markup import MAX_BREAK_MS
+
+_SOUNDS = {
+    word: tag
+    for tag, words in {
+        "[laughter]": "laugh laughs laughing laughter laughingly chuckle chuckles chuckling giggle giggles giggling "
+        "snicker snickers cackle cackles guffaw haha",
+        "[sigh]": "sigh sighs sighing",
+        "[breath]": "breath breathe breathes breathing inhale inhales inhaling exhale exhales exhaling gasp gasps "
+        "gasping",
+        "[cough]": "cough coughs coughing throat",
+        "[lipsmack]": "lip lips smack smacks lipsmack",
+        "[clucking]": "tsk tut tuts clucking tongue",
+        "[hissing]": "hiss hisses hissing",
+    }.items()
+    for word in words.split()
+}
+_DELIVERY_WORDS = """
+accent affectionate affectionately amazed amused amusedly angrily angry annoyed anxious anxiously apologetic
+apologetically applause calm calmly cautious cautiously cheerful cheerfully clap clapping claps confident confidently
+confused contemplative conversational cries cry crying curious curiously deadpan dejected delighted determined
+disappointed disgusted dramatic dramatically elated empathetic enthusiastic enthusiastically excited excitedly
+explosion fast fearful flirtatious friendly frustrated gentle gently grateful groan groaning groans gulp gulping gulps
+gunshot happily happy hesitant hesitantly hesitates hopeful hum humming hums hurried ironic ironically joking jokingly
+joyful joyfully loud loudly melancholic mischievous mischievously mn moan moaning moans monotone mumbles mumbling
+muttering mutters nervous nervously neutral noise nostalgic panicked pensive playful playfully proud proudly quickly
+quiet quietly reassuring reassuringly regretful relieved resigned robotic rushed sad sadly sarcastic sarcastically
+scared scream screaming screams serene serious seriously sheepish shout shouting shouts sing singing sings slow slowly
+smiles smiling sniff sniffle sniffles sniffling sniffs snore snores snort snorting snorts sob sobbing sobs soft softly
+sorrowful stammers stuttering surprised swallow swallows sympathetic sympathetically tender tenderly tired triumphant
+upbeat vocalized warm warmly wheeze wheezes wheezing whisper whispered whispering whispers whistles wistful woo
+worried yawn yawning yawns yell yelling yells
+"""
+_OTHER = """
+a an and at bit clear clearing clears click clicks deep deeply delivery emotion expression harder in light lightly
+little long of pace quick really short slightly sound speak speed starts style tone tune very voice volume with
+"""
+"""Words that are a direction only beside another one."""
+_DELIVERIES = frozenset(_DELIVERY_WORDS.split())
+_OTHER_WORDS = frozenset(_OTHER.split())
+_ACTIONS = frozenset(word for word in {*_SOUNDS, *_DELIVERIES, "clears"} if re.search("(?<!ou)(?<!p)s$", word))
+_MAX_CHARS = 48
+_TEXT = re.compile(rf"/?[A-Za-z][A-Za-z _:=,-]{{0,{_MAX_CHARS}}}")
+_ACCENT = re.compile(r"(?:[a-z]{2,16} ){1,3}accent")
+_WORDS = re.compile(r"[a-z]+")
+_PAUSE = re.compile(
+    r"(?:(short|brief|long)[ _-])?(?:pause|beat|silence|break)"
+    r"(?:[ :=]{1,3}(\d{1,6}(?:\.\d{1,3})?) ?(ms|s|sec|seconds?)?)?",
+    re.IGNORECASE,
+)
+_PAUSES_MS = {"short": 250, "brief": 250, "long": 1500}
+_DEFAULT_PAUSE_MS = 500
+
+STYLE = re.compile(r"<<(?P<style>[A-Za-z][A-Za-z ,-]{0,48})(?:>>|(?P<colon>: ?))|<(?P<sound>[a-z]{1,16} [a-z]{1,16})>")
+"""``<<warm>>``, the beginning of ``<<slow: text>>``, and ``<clears throat>``."""
+CUT_STYLE = re.compile(r"<<[A-Za-z ,-]{0,49}>?")
+STYLED = re.compile(r"(?P<text>[^\n<>]{0,200})(?:(?P<whole>>>)|>\Z)?")
+"""What ``<<slow: 48213>>`` has spoken."""
+ACTION = re.compile(r"\*(?P<content>[A-Za-z]{1,16}(?: [A-Za-z]{1,16}){0,2})(?P<end>\*(?!\*))?")
+
+
+def direction(content: str) -> str | None:
+    """Return the control tag of what a direction asks for, "" if no tag makes it; None for other words."""
+    if not _TEXT.fullmatch(content):
+        return None
+    plain = content.lower()
+    words = _WORDS.findall(plain)
+    if _ACCENT.fullmatch(plain):
+        return ""
+    if not all(word in _SOUNDS or word in _DELIVERIES or word in _OTHER_WORDS for word in words):
+        return None
+    sound = next((_SOUNDS[word] for word in words if word in _SOUNDS), "")
+    return sound if sound or not _DELIVERIES.isdisjoint(words) else None
+
+
+def words_of(name: str, values: Mapping[str, str]) -> str | None:
+    """Return the direction of an opening tag, which may be none that is known; None if the tag is no direction."""
+    if name in ("expr", "sound"):
+        kind, label = values.get("type", name), values.get("label", values.get("value", ""))
+        return f"pause {label}" if kind == "break" else label if kind == "sound" else ""
+    if name in ("emotion", "expression", "speed", "volume"):
+        return ""
+    return None if direction(name) is None else name
+
+
+def is_action(content: str) -> bool:
+    """Return whether ``*content*`` is what a person does: "laughs", "clears throat"."""
+    return content.split()[0].lower() in _ACTIONS and direction(content) is not None
+
+
+def may_be_action(content: str) -> bool:
+    """Return whether ``content`` may be the beginning of an action."""
+    first, *rest = content.lower().split(" ")
+    return first in _ACTIONS if rest else any(word.startswith(first) for word in _ACTIONS)
+
+
+def pause_ms(content: str) -> int | None:
+    """Return the length of a pause; None if ``content`` asks for none. A number without a unit from 20 on is in ms."""
+    found = _PAUSE.fullmatch(content)
+    if found is None:
+        return None
+    kind, number, unit = found.groups()
+    if number is None:
+        return _PAUSES_MS.get((kind or "").lower(), _DEFAULT_PAUSE_MS)
+    in_ms = unit.lower() == "ms" if unit else float(number) >= 20
+    return min(MAX_BREAK_MS, round(float(number) * (1 if in_ms else 1000)))

@@ -1,0 +1,349 @@
+r"""Formulas in LaTeX: where they end in a text, and how they are read.
+
+A formula is delimited by ``$``, ``$$``, ``\(`` or ``\[``, or is a known command with its arguments. Between delimiters
+only what looks like mathematics is a formula: commands, signs, digits, and words of at most three letters that are no
+common English words. So a price is told from a formula at the next word. English reads words; for other languages the
+signs are written instead, which the rules of the language read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tts_worker.text.reading.english.fraction import fraction
+from tts_worker.text.reading.english.words import cardinal, number
+
+UNDECIDED = -1
+_LIMIT = 400
+"""A formula without an end within this many characters is text."""
+_MAX_DEPTH = 20
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+_SIGNS = r"""
+leq le leqslant lesssim ≤: is less than or equal to; geq ge geqslant gtrsim ≥: is greater than or equal to; =: equals;
+lt <: is less than; gt >: is greater than; neq ne ≠: is not equal to; approx ≈ simeq cong: is approximately;
+sim ∼: is similar to; equiv ≡: is equivalent to; propto ∝: is proportional to; ll ≪: is much less than; +: plus;
+gg ≫: is much greater than; times × cdot · ast *: times; div ÷: divided by; pm ±: plus or minus; mp ∓: minus or plus;
+- − –: minus; /: over; !: factorial; in ∈: in; notin ∉: not in; ni ∋: contains; cup ∪: union; cap ∩: intersection;
+subset ⊂ subseteq ⊆: is a subset of; supset ⊃ supseteq ⊇: is a superset of; setminus ∖: without; mid: given; .: .;
+emptyset varnothing ∅: the empty set; parallel ∥: is parallel to; perp ⊥: is perpendicular to; mapsto ↦: maps to;
+to rightarrow longrightarrow →: to; gets leftarrow ←: from; implies Rightarrow Longrightarrow ⇒: implies;
+iff Leftrightarrow leftrightarrow ⇔: if and only if; forall ∀: for all; exists ∃: there exists; neg lnot ¬: not; ,: ,;
+land wedge ∧: and; lor vee ∨: or; infty ∞: infinity; partial ∂: partial; nabla ∇: nabla; circ degree °: degrees;
+prime ': prime; ell: l; hbar: h bar; angle ∠: angle; therefore ∴: therefore; because ∵: because; %: percent; ²: squared;
+ldots dots cdots vdots ddots …: , dot dot dot,; lbrace: the set; lvert: the absolute value of; lVert Vert: the norm of;
+lfloor: the floor of; lceil: the ceiling of; left right rvert rVert rfloor rceil rbrace langle rangle big Big limits:;
+mod bmod pmod: mod; ³: cubed
+"""
+_FUNCTIONS = """
+sin: sine; cos: cosine; tan: tangent; cot: cotangent; sec: secant; csc: cosecant; arcsin: arc sine; arccos: arc cosine;
+arctan: arc tangent; sinh: hyperbolic sine; cosh: hyperbolic cosine; tanh: hyperbolic tangent; log lg: log;
+ln: natural log; exp: exp; max: max; min: min; sup: supremum; inf: infimum; det: determinant; gcd: G C D;
+dim: dimension; deg: degree; lim: the limit; sum: the sum; prod: the product; int iint oint: the integral
+"""
+_GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi"
+)
+_GREEK_LETTERS = dict(zip(f"{_GREEK} psi omega".split(), "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
+
+
+def _entries(table: str) -> Iterator[tuple[list[str], str]]:
+    for entry in table.split(";"):
+        names, _, words = entry.rpartition(":")
+        yield names.split(), words.strip()
+
+
+_FUNCTION_WORDS = {name: words for names, words in _entries(_FUNCTIONS) for name in names}
+_WORDS = {name: words for names, words in _entries(_SIGNS) for name in names} | dict.fromkeys(":;", ",")
+_SYMBOLS = {name: next((n for n in names if not n.isascii()), "") for names, _ in _entries(_SIGNS) for name in names}
+for _name, _letter in _GREEK_LETTERS.items():
+    _WORDS |= {_name: _name, f"var{_name}": _name, _letter: _name}
+    _WORDS |= {_name.capitalize(): _name.capitalize(), _letter.upper(): _name.capitalize()}
+    _SYMBOLS |= {_name: _letter, f"var{_name}": _letter, _name.capitalize(): _letter.upper()}
+_SYMBOLS |= {name: name for name in _FUNCTION_WORDS} | {"sum": "∑", "int": "∫", "prod": "∏", "sqrt": "√"}
+_GROUPS = {"{": "}", "(": ")"}
+_ESCAPED = {"%": "percent", "{": "the set", "\\": ",", "&": "and"}
+_FRACTIONS = frozenset(("frac", "dfrac", "tfrac", "cfrac"))
+_SUMS = frozenset(("sum", "prod", "int", "iint", "oint"))
+_FORMS = {"binom": "{} choose {}", "dbinom": "{} choose {}", "vec": "vector {}", "overrightarrow": "vector {}"}
+_FORMS |= {name: f"{{}} {name.removeprefix('wide')}" for name in ("hat", "widehat", "bar", "tilde", "widetilde", "dot")}
+_FORMS |= {"overline": "{} bar", "underline": "{}"}
+_NUMBER_SETS = {"R": "real numbers", "N": "natural numbers", "Z": "integers", "Q": "rationals", "C": "complex numbers"}
+_POWERS = {
+    "two": "squared",
+    "three": "cubed",
+    "T": "transpose",
+    "times": "star",
+    "degrees": "degrees",
+    "prime": "prime",
+}
+_SUPERSCRIPTS = str.maketrans("0123456789+-n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ")
+
+_TEXTS = r"text[a-z]{0,8}|mbox|operatorname|math(?:rm|bf|it|sf|tt|cal|frak)"
+_DIGITS = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?"
+_TOKEN = re.compile(
+    rf"\\(?:{_TEXTS})\{{(?P<text>[^{{}}]*)\}}|\\(?:begin|end|label|tag)\{{[^{{}}]*\}}|\\[A-Za-z]+|\\.|{_DIGITS}"
+    r"|(?:arc)?(?:sin|cos|tan)h?(?![A-Za-z])|(?:log|exp|max|min|lim|mod|gcd|det|ln)(?![A-Za-z])|[A-Za-z]{4,}|.",
+    re.DOTALL,
+)
+_COMMAS = re.compile(r"\s*,[\s,]*")
+_TEXT = re.compile(r"[^\w\s,.'-]|_")  # not read in ``\text{...}``
+_NUMBER = re.compile(_DIGITS)
+_SMALL = {cardinal(str(value)): value for value in range(1, 101)}
+
+
+def spoken(formula: str) -> str:
+    """Return a formula, without delimiters, in English words; it may have none."""
+    return _Reader(formula).sequence().strip()
+
+
+class _Reader:
+    """Reads the tokens of a formula, the last of ``_tokens`` first."""
+
+    def __init__(self, formula: str) -> None:
+        self._tokens = [match.group() for match in _TOKEN.finditer(formula)][::-1]
+        self._depth = 0
+
+    def sequence(self, stop: str = "") -> str:
+        """Read up to ``stop``, or to the end."""
+        words: list[str] = []
+        is_function = False  # whether parentheses are its argument
+        while self._tokens and not (stop == ")" and self._tokens[-1] == "}"):
+            token = self._tokens.pop()
+            if token == stop:
+                break
+            spoken = self._read(token)
+            if token == "(":
+                spoken = f"of {spoken}" if is_function else f"the quantity {spoken}," if " " in spoken else spoken
+            words.append(spoken)
+            if token not in ("'", "^", "_", " "):
+                name = token.lstrip("\\")
+                is_function = token in ("f", "g", "h", "P") or (name in _FUNCTION_WORDS and name not in _SUMS)
+        return _COMMAS.sub(", ", " ".join(filter(None, words))).replace(" .", ".").strip(" ,")
+
+    def _peek(self) -> str:
+        while self._tokens and self._tokens[-1].isspace():
+            self._tokens.pop()
+        return self._tokens[-1] if self._tokens else ""
+
+    def _argument(self, *, digit: bool = False) -> str:
+        """Read a group or token; a number has one digit as the argument of a command, as in TeX."""
+        token = self._peek()
+        if token in ("", "}", ")", "]"):
+            return ""
+        self._tokens.pop()
+        if digit and token.isdecimal() and len(token) > 1:
+            self._tokens.append(token[1:])
+            token = token[0]
+        return self._read(token)
+
+    def _read(self, token: str) -> str:
+        """Return the words of a token and what belongs to it."""
+        self._depth += 1
+        words = self._words(token) if self._depth <= _MAX_DEPTH or token.isalnum() else ""
+        self._depth -= 1
+        return words
+
+    def _words(self, token: str) -> str:
+        if token in _GROUPS:
+            return self.sequence(_GROUPS[token])
+        if token == "^":
+            return _power(self._argument())
+        if token == "_":
+            return f"sub {words}" if (words := self._argument()) else ""
+        if token == "|":
+            return self._bar()
+        if token[0] == "\\" and len(token) > 1:
+            return self._command(token)
+        if _NUMBER.fullmatch(token):
+            return number(token)
+        return _FUNCTION_WORDS.get(token) or _WORDS.get(token, token if token.isalpha() else "")
+
+    def _bar(self) -> str:
+        for token in reversed(self._tokens):
+            if token == "|":
+                return f"the absolute value of {self.sequence('|')}"
+            if token in (")", "}"):
+                break
+        return "given"
+
+    def _command(self, token: str) -> str:
+        name = token[1:]
+        if not name.isalpha():
+            text = _TEXT.sub(" ", token.partition("{")[2]) if len(name) > 1 and token[1] not in "bel" else ""
+            return _NUMBER.sub(lambda found: number(found.group()), text).strip() or _ESCAPED.get(name, "")
+        if name in _FRACTIONS:
+            return self._fraction()
+        if name == "sqrt":
+            return self._root()
+        if form := _FORMS.get(name):
+            return form.format(*(self._argument(digit=True) for _ in range(form.count("{}"))))
+        if name == "mathbb":
+            words = self._argument()
+            return f"the {_NUMBER_SETS[words]}" if words in _NUMBER_SETS else words
+        return self._function(name) if name in _FUNCTION_WORDS else _WORDS.get(name, "")
+
+    def _function(self, name: str) -> str:
+        words = _FUNCTION_WORDS[name]
+        scripts = {"_": "", "^": ""}
+        while self._peek() in ("_", "\\limits") or (self._peek() == "^" and name in _SUMS):
+            mark = self._tokens.pop()
+            if mark in scripts:
+                scripts[mark] = self._argument()
+        below, above = scripts.values()
+        if name in _SUMS:
+            start = f" {'from' if above or ' equals ' in below else 'over'} {below}" if below else ""
+            return f"{words}{start}{f' to {above}' if above else ''} of"
+        if not below:
+            return words + " of" * (name == "lim")
+        if name == "lim":
+            return f"{words} as {below.replace(' to ', ' approaches ')} of"
+        return f"{words} {'base' if words == 'log' else 'over'} {below}{' of' * (self._peek() != '(')}"
+
+    def _fraction(self) -> str:
+        above, below = self._argument(digit=True), self._argument(digit=True)
+        if above in _SMALL and below in _SMALL:
+            return fraction(_SMALL[above], _SMALL[below])
+        if " " in above or " " in below:
+            return f"the fraction {above}, over {below},"
+        return f"{above} over {below}" if above or below else ""
+
+    def _root(self) -> str:
+        degree = "two"
+        if self._peek() == "[":
+            self._tokens.pop()
+            degree = self.sequence("]")
+        words = self._argument(digit=True)
+        root = {"two": "square", "three": "cube"}.get(degree, f"{degree}-th")
+        return f"the {root} root of {words}" + "," * (" " in words)
+
+
+def _power(words: str) -> str:
+    if not words or words in _POWERS:
+        return _POWERS.get(words, "")
+    return f"to the power of {words}," if " " in words.removeprefix("minus ") else f"to the {words}"
+
+
+def symbols(formula: str) -> Iterator[tuple[str, int]]:
+    """Yield the letters, digits and signs of a formula, each with its place: ``x²``, ``7/10``, ``a ≤ b``."""
+    depth = 0
+    fractions: list[int] = []  # depths at which a slash follows the next group
+    is_power = False
+    for match in _TOKEN.finditer(formula):
+        token, place = match.group(), match.start()
+        written = "" if token in "_&~$^" else token
+        if match["text"] is not None:
+            written, place = match["text"], match.start("text")
+        elif token[0] == "\\":
+            fractions += [depth] * (token[1:] in _FRACTIONS)
+            written = _SYMBOLS.get(token[1:], "%" if token == "\\%" else "")
+        elif token in "{}":
+            depth += 1 if token == "{" else -1
+            written = "/" * (token == "}" and fractions[-1:] == [depth] and fractions.pop() == depth)
+        if is_power and written:
+            written = written.translate(_SUPERSCRIPTS)
+        is_power = token == "^" or (is_power and token == "{")
+        for offset, char in enumerate(written):
+            yield (" " if char.isspace() else char), place + min(offset, match.end() - place - 1)
+
+
+# -- where a formula ends ---------------------------------------------------------------------------------------------
+
+_ENGLISH = "and|or|the|to|is|in|of|for|per|at|by|if|an|my|we|you|on|as|so|no|it|was|but|not|are|has|off|out|up|vs|than"
+_CONTENT = (
+    rf"(?:\\(?:{_TEXTS}|begin|end)\{{[^{{}}$\n]{{0,100}}(?:\}}|\Z)|\\[A-Za-z]+|\\[^A-Za-z()\[\]]|\\\Z"
+    rf"|(?<![A-Za-z])(?!(?:{_ENGLISH})(?![A-Za-z]|\Z))(?:[A-Za-z]{{1,3}}(?![A-Za-z])"
+    r"|[A-Za-z]{4,20}(?=[ ]?(?:[=(_^{]|\Z)))"
+    r"|[0-9 \[\](){}^_&+*/=<>|!,.:;'%~-]|[^\x00-\x7f]SPACE)*"
+)
+_INLINE = re.compile(_CONTENT.replace("SPACE", ""))
+_DISPLAY = re.compile(_CONTENT.replace("SPACE", r"|\n"))
+_PRICE = r"\d{1,40}(?:[.,]\d{1,40})*"
+_NUMBER_FIRST = re.compile(
+    rf"{_PRICE}(?:[\^_{{\\$!]|/\d| ?[+*=<>\\-]|(?:[a-zA-Z])(?![A-Za-z])(?:(?<![kKmMbBtT])| ?[=^_\\]| ?[+-] ?\d))"
+)
+_CUT_PRICE = re.compile(rf"{_PRICE}(?:[.,]|/| |[A-Za-z] ?[+-]? ?)?\Z")
+_COMMAND = re.compile(r"\\([A-Za-z]{1,24})(?![A-Za-z])")
+_WORD = re.compile("[A-Za-z0-9]")
+_RELATIONS = frozenset(name for names, _ in _entries(_SIGNS) for name in names)
+_KNOWN = frozenset({*_WORDS, *_FUNCTION_WORDS, *_FRACTIONS, "sqrt", "binom"})
+_BRACES = re.compile(r"[{}\n]")
+
+
+def extent(text: str, at: int, *, is_final: bool) -> tuple[int, int]:
+    """Return the end of the formula that begins at ``at``, and the length of its delimiters.
+
+    The end is 0 if there is none, ``UNDECIDED`` if its rest may follow.
+    """
+    if len(text) <= at + 1:
+        return (0 if is_final else UNDECIDED), 0
+    if text[at + 1].isalpha() and text[at] == "\\":
+        end = _command_end(text, at, is_final=is_final)
+        width = 0
+    elif text[at] == "\\":
+        end = _closed(text, at, "\\)" if text[at + 1] == "(" else "\\]", _DISPLAY) if text[at + 1] in "([" else 0
+        width = 2
+    elif text[at + 1] == "$":
+        end, width = _closed(text, at, "$$", _DISPLAY), 2
+    else:
+        end, width = _dollar_end(text, at, is_final=is_final), 1
+    return (0 if end == UNDECIDED and is_final else end), width
+
+
+def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
+    """Return the end of ``$...$``: no space within the delimiters, no letter or digit outside, no price."""
+    if _WORD.match(text, at - 1) or text[at + 1] in " \n":
+        return 0
+    if text[at + 1].isdigit() and not _NUMBER_FIRST.match(text, at + 1):
+        return UNDECIDED if _CUT_PRICE.match(text, at + 1) else 0
+    end = _closed(text, at, "$", _INLINE)
+    if end > 0 and (text[end - 2] == " " or _WORD.match(text, end)):
+        return 0
+    return UNDECIDED if end == len(text) and not is_final else end
+
+
+def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
+    """Return the end of a formula that ``closing`` ends."""
+    match = content.match(text, at + len(closing), at + _LIMIT)
+    end = match.end() if match else at
+    if text.startswith(closing, end):
+        return end + len(closing) if end > at + len(closing) else 0
+    is_cut = len(text) < at + _LIMIT and closing.startswith(text[end:])
+    return UNDECIDED if is_cut else 0
+
+
+def _command_end(text: str, at: int, *, is_final: bool) -> int:
+    r"""Return the end of a command and its arguments: ``\frac{7}{10}``, ``\sum_{i=1}^n``."""
+    command = _COMMAND.match(text, at)
+    if command is None:
+        return 0
+    end, name = command.end(), command[1]
+    if end == len(text) and not is_final:
+        return UNDECIDED
+    if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
+        return 0  # a path
+    if name not in _KNOWN and text[end : end + 1] != "{":
+        return 0
+    while end < len(text) and (text[end] in "{^_" or (name == "sqrt" and text[end] == "[")):
+        if text[end] in "^_" and text[end + 1 : end + 2] != "{":
+            script = _COMMAND.match(text, end + 1)
+            end = script.end() if script else min(end + 2, len(text))
+        else:
+            end = _group_end(text, end + (text[end] in "^_"), at + _LIMIT)
+            if end <= 0:
+                return end
+    return end if end < len(text) or is_final else UNDECIDED
+
+
+def _group_end(text: str, at: int, limit: int) -> int:
+    if text[at] == "[":
+        end = text.find("]", at, min(at + 10, limit)) + 1
+        return end or (UNDECIDED if len(text) < at + 10 else 0)
+    depth = 0
+    for match in _BRACES.finditer(text, at, limit):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if match.group() == "\n" or depth == 0:
+            return match.end() if depth == 0 else 0
+    return UNDECIDED if len(text) < limit else 0
