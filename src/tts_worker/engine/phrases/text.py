@@ -39,7 +39,7 @@ _SILENT_CHARS = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
 _MARKS = str.maketrans("’‒―", "'-—")
 """Marks that the G2P knows under another character."""
-_QUOTES = re.compile("[\"“”]")
+_QUOTES = re.compile('["“”]')
 """They are silent, and next to one the G2P reads a word with a hyphen in parts: "ninety-nine" as nine, ity, nine."""
 
 

@@ -39,6 +39,13 @@ def _date(match: re.Match[str]) -> Iterator[Rewrite]:
         yield *match.span("last"), spoken
 
 
+def _day_first(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "15-01-2020" and "25.12.2026" in the order in which they are written."""
+    if day := _day(match["d"]):
+        month = _MONTH_NAMES[int(match["m"]) - 1]
+        yield *match.span("part"), f"the {day} of {month}, {_whole_year(match['y'])}"
+
+
 def _month_of_year(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), f"{_MONTH_NAMES[int(match['m']) - 1]} {year(match['y'])}"
 
@@ -121,8 +128,8 @@ to  - –  \d/\d{1,2}« ?[-–] ?»(?=<DAY>|[A-Z][a-z]{2,5}day)
 @month of year  /  (?<![\w/.,-])(?P<m>0?[1-9]|1[0-2])/(?P<y>(?:19|20)\d\d)(?![\w/]|[.,]\d)
 @date  -  (?<![\w/.-])«(?P<y>[12]\d{3})-(?P<m>\d\d)-(?P<d>\d\d)»(?:(?=T\d)|(?![\w/]|-\d))
 @date  -  (?<![\w/.-])«(?P<m>0\d|1[0-2])-(?P<d>\d\d)-(?P<y>[12]\d{3})»(?![\w/]|-\d)
-@date  -  (?<![\w/.-])«(?P<d>\d\d)-(?P<m>0\d|1[0-2])-(?P<y>[12]\d{3})»(?![\w/]|-\d)
-@date  .  (?<![\w/.-])«(?P<d>\d\d)\.(?P<m>0\d|1[0-2])\.(?P<y>[12]\d{3})»(?![\w/]|-\d)
+@day first  -  (?<![\w/.-])«(?P<d>\d\d)-(?P<m>0\d|1[0-2])-(?P<y>[12]\d{3})»(?![\w/]|-\d)
+@day first  .  (?<![\w/.-])«(?P<d>\d\d)\.(?P<m>0\d|1[0-2])\.(?P<y>[12]\d{3})»(?![\w/]|-\d)
 @date  /  \b(?:<DATED>|<by from since before after and to for>(?! (?:[1-7]/[2348]|\d{1,2}/16)(?!\d|\.?\W*\Z)))[ ]
     «(?P<m>\d{1,2})/(?P<d>\d{1,2})»(?:[-–](?P<last>(?P<m2>\d{1,2})/(?P<d2>\d{1,2})))?(?![\d/%]|\.\d| ?(?:of|cup
     |inch|tea|table|is|equals?|<UNITS>)\b| ?[=+−–-] ?\d|[ -]?stars?\b)
@@ -176,7 +183,9 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca
     |[Cc]a\.|back in) (?:in )?
     «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b| [a-z]{2,}s\b)
-@between  4+  \b[Bb]etween (?P<first>(?:1[5-9]|20)\d\d) and (?P<last>(?:1[5-9]|20)\d\d)\b(?! [a-z]{2,}s\b)
+@between  4+  \b(?:[Bb]etween|[Ff]rom) (?P<first>(?:1[5-9]|20)\d\d) (?:and|to|until|through)[ ]
+    (?P<last>(?:1[5-9]|20)\d\d)\b(?! [a-z]{2,}s\b)
+@year  q h fy  \b(?:[QH]\d|FY) «(?:19|20)\d\d»\b
 @year  4+  (?<=\()(?:1[5-9]|20)\d\d(?=\))
 @year  4+  \b(?:[Cc]\.|[Ee]st\.) «(?:1\d|20)\d\d»\b
 @year  4+  \b(?:in|year|AD) «1[0-2]\d\d»(?=[.,;:!?)](?!\d)|$| (?:and|the|when|was)\b)
@@ -192,6 +201,7 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
         "date": _date,
         "month of year": _month_of_year,
         "between": _between,
+        "day first": _day_first,
         "month day": _month_day,
         "day month": _day_month,
         "month year": _month_year,

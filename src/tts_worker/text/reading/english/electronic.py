@@ -12,7 +12,16 @@ from tts_worker.text.span_rewriting import Rewrite
 
 _MARK_NAMES = {
     **{"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon", "#": "hash"},
-    **{"?": "question mark", "=": "equals", "&": "and", "%": "percent", "~": "tilde", "\\": "backslash"},
+    **{
+        "?": "question mark",
+        "=": "equals",
+        "&": "and",
+        "%": "percent",
+        "~": "tilde",
+        "\\": "backslash",
+        "jpg": "jpeg",
+        "JPG": "jpeg",
+    },
 }
 _SAID_DOMAINS = frozenset(
     ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
@@ -31,7 +40,9 @@ def _word(part: str) -> str:
     """Return how a part is read: letters without a vowel, and domains of two letters, by their names."""
     if part.isdecimal():
         return year(part) if re.fullmatch(r"(?:19|20)\d\d", part) else spell(part)
-    return part.upper() if part in _SPELLED or _NO_VOWEL.fullmatch(part) else _MARK_NAMES.get(part, part)
+    if part in _MARK_NAMES:
+        return _MARK_NAMES[part]
+    return part.upper() if part in _SPELLED or _NO_VOWEL.fullmatch(part) else part
 
 
 def _address(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -53,6 +64,7 @@ RULES = GRAMMAR.rules(
     (?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?
 @address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)
     (?:\?[\w=&%.+-]*[\w=])?
+@file  /  \b(?:file|ftp|ssh|git|ws|wss|s3|gs):/{2,3}[\w.~/-]{1,100}\w
 @file  ~ / \ .  (?<![\w/.])(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/(?=[a-z]{2,12}/))[\w.~\\/-]{0,100}\w
 @file  <FILE>  (?<![\w./@-])[\w-]{1,40}(?:\.[\w-]{1,20}){0,3}\.(?i:<FILE>)\b(?!\.\w|[@/])
 @dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)

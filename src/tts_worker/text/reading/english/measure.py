@@ -105,6 +105,7 @@ degrees Celsius  c  (?:(?<!\w)[-−]\d{1,3}|\b\d{1,2}\.\d)« ?C»\b(?![\w-])
 degrees Fahrenheit  f  (?:(?<!\w)[-−]\d{1,3}|\b\d{2,3}\.\d)« ?F»\b(?![\w-])
 amps  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?=[.,;)]|$)(?<=V/\d\dA|.V/\dA)
 amp  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?= (?:circuit|breaker|fuse|charger|outlet|service|current|adapter)\b)
+<UNITS>  <UNITS>  \bper «(?:min|sec|hr|wk|mo|yr)»\b\.?(?!\w)
 count  ct  (?<=\d)-ct\b\.?
 @power unit  <UNITS> μ  (?:10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4}|10\^[-−]?\d{1,3}|\de[-+]?\d{1,3})« ?(?P<unit><UNITS>)»(?![\w°²³^]
     |['’]\w)

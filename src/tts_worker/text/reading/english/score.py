@@ -19,7 +19,8 @@ twenty twenty  /  \b[Vv]ision (?:is|was|of) «20/20»
 @gap  /  (?<![\d/.,$])\d{1,3}«/»(?=\d{3,4} ?(?:Mbps|Mb|Gb|Base))
 out of  /  (?<![\d/.,$])(?!1/)\d{1,3}(?:\.\d)?« ?/ ?»100(?![\d/%]|[.,]\d| ?(?:Mbps|Mb|mg))
 out of  /  \b<score scored rate rated rating ratings got gave give star stars pain>\b[^\d\n.!?]{0,25}
-    \d{1,2}(?:\.\d)?« ?/ ?»(?:5|10|20)(?![\d/])
+    \d{1,3}(?:\.\d)?« ?/ ?»(?:5|10|20|\d{2,3})(?![\d/])
+out of  /  (?<![\d/.,$])\d\.\d{1,2}«/»(?=[45]\.0(?!\d))
 out of  /  (?<![\d/.,$])\d[.,]\d«/»(?:5|10)(?![\d/]|[.,]\d)
 out of  /  (?<![\d/.,$])\d«/»(?:5|10)(?= stars?\b)
 out of  /  \b(?:[Aa]n?|[Ss]olid) \d(?:\.\d)?« ?/ ?»10(?![\d/]|[.,]\d| (?:chance|of|inch|mile|second))

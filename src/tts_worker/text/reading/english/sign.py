@@ -25,7 +25,7 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
         return
     name = tables.SIGNS.get(sign, "")
     plain = unicodedata.normalize("NFKC", sign)
-    if sign == "#" and re.match(r"\w", match.string[match.end() : match.end() + 1]):
+    if sign == "#" and re.match(r"\s\w", match.string[match.start() - 1 : match.start()] + match.string[match.end() :]):
         name = "hashtag"
     elif sign in "<>^~" and not re.match(" . ", match.string[max(0, match.start() - 1) : match.end() + 1]):
         name = ""  # a bracket or a mark, no operator
