@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import groupby
 
 from tts_worker.errors import MissingExtra
-from tts_worker.text.english_numbers import spell_out_number
+from tts_worker.text.front_end import spell_out_number
 from tts_worker.text.language import contains_chinese
 
 # Lengths in characters for Chinese, in tokens for English.
