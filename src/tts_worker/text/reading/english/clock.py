@@ -113,15 +113,15 @@ to  - –  (?:\b[Nn]oon|\b[Mm]idnight|\d ?[ap]\.?m\.?)« ?[-–] ?»(?=\d|noon|m
     r"""
 minutes  m  \b<LASTING>(?: about| only| just| another| under)? [1-9]\d?« ?m»\b
     (?!['’/²³]|,? (?:turn|take|keep|bear|merge|exit|make|go|continue|you|of|x|high|tall|deep|long|wide|away)\b)
-minutes  m  (?<![\w.,$€£¥/-])\d{1,3}« ?m»
+minutes  m  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}« ?m»
     (?= (?:ago|left|later|remaining|timer|timeout|delay|break|by (?:car|bus|train|foot|bike|taxi)|drive|walk)\b)
 seconds  s  (?<![\w.,/])\d{1,3}[-–]\d{1,3}« ?s»\b(?!['’])
 seconds  s  \b(?:<LASTING>|<for rest hold plank pause after last lasts lasted by>|of|than)(?: about| only| just
     | another| under)?[ ]
     \d{1,3}(?:\.\d{1,3})?« ?s»\b(?!['’/²]| (?:style|music|fashion|movies|pop|rock)\b)
-seconds  s  (?<![\w.,$€£¥/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
-seconds  s  (?<![\w.,$€£¥/-])\d{1,3}« s»(?![\w'’/])
-seconds  s  (?<![\w.,$€£¥/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
+seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
+seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}« s»(?![\w'’/])
+seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
 """,
     {
         "times": _times,

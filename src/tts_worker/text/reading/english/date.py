@@ -169,7 +169,7 @@ Monday to Friday  - –  \bM[-–]F\b(?=[,:]? \d)
 to  - –  \d0s«[-–]»(?=\d)
 to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @decade  s  (?<![\w.,$])(?:1\d\d0['’]?s|20\d0s|['’][1-9]0s)\b
-@short year  2+  (?<![\w.,])['’]\d\d(?![\w'’]|[.,]\d)
+@short year  2+  (?<![\w.,])['’]\d\d(?![\w'’/%°]|[.,]\d|-\d| ?(?:<UNITS>|<CURRENCY_CODES>|[$€£₹¥%])(?!\w))
 @decade  s  (?<=\b[Tt]he )[2-9]0s\b
 @years  - –  (?<![\w.,$€£/:-])(?P<first>1[1-9]\d\d|20\d\d)(?P<dash> ?[-–] ?)(?P<last>(?:1[1-9]|20)\d\d|\d\d)
     (?![\w%/-]|[.,]\d)
@@ -177,12 +177,12 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
 @year  4+  (?<![\w.,$€£#/:-])(?:1[0-9]|20)\d\d(?=,? ?(?:A\.?D|B\.?C|C\.?E|BCE)\b)
 @year  4+
     \b<in since by of from until till before after year during around circa summer winter spring fall autumn late early>
-    (?: early| late| about| the year)? «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b)
+    (?: early| late| about| the year)? «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>|[VWA])\b)
     (?! (?:or|to|and) (?:more|fewer|less|\d{1,3}\b)| (?:hundred|thousand|million|billion)| [a-z]{2,}s\b(?<!was)
     (?<!is)(?<!has))
 @year  4+  \b(?:[Ii]t (?:was|is)|[Ss]ummer of|[Cc]lass of|[Ff]ounded|[Ee]stablished|[Bb]orn|[Cc]opyright|©|[Cc]irca
     |[Cc]a\.|back in) (?:in )?
-    «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>)\b| [a-z]{2,}s\b)
+    «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>|[VWA])\b| [a-z]{2,}s\b)
 @between  4+  \b(?:[Bb]etween|[Ff]rom) (?P<first>(?:1[5-9]|20)\d\d) (?:and|to|until|through)[ ]
     (?P<last>(?:1[5-9]|20)\d\d)\b(?! [a-z]{2,}s\b)
 @year  q h fy  \b(?:[QH]\d|FY) «(?:19|20)\d\d»\b

@@ -52,7 +52,7 @@ RULES = GRAMMAR.rules(
     r"""
 @short numbers  3+  \b<call dial text>(?:ed|ing|s)?\b(?=[^.!?\n$]{0,60}\b\d{3}\b)[^.!?\n$]{0,64}
 @code  #  (?<![\w#])#[A-Z]{1,3}-?\d{2,8}\b(?!-)
-@code  3+  \b«911»(?= (?:call|operator|dispatch|emergency))
+@code  3+  (?<!\d )\b«911»(?= (?:call|operator|dispatch|emergency))
 @code  5+  \b<dial text>(?:ed|ing|s)?(?: [\w\"“”]+ to)? «\d{5,6}»\b
     (?=[.;:!?]|,(?!\d)|$| (?:or|and|to|for|if|now|from)\b)
 @code  <CODE_WORD>  \b<CODE_WORD>\b(?: number| code| \w+ed)?(?:,|<IS>)\s?[\"'“‘]?

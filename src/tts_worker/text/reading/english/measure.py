@@ -74,21 +74,22 @@ times  x  (?<=\d)x(?=/(?:day|wk|week|mo|month|yr|year)\b| (?:per|a) (?:day|week|
 )
 RULES = GRAMMAR.rules(
     r"""
-million  m mn  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?«m|M|mn»(?= <COUNTED>\b)
-billion  b  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?«B»(?= <COUNTED>\b)
-thousand  k  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?«k|K»(?= <COUNTED>\b|/[a-z])
+million  m mn  (?<![\w.,$€£¥₹₩₽])\d{1,4}(?:\.\d{1,2})?«m|M|mn»(?= <COUNTED>\b)
+million  m  (?<![\w.,$€£¥₹₩₽-])(?!3M)\d{1,4}(?:\.\d{1,2})?«M»(?= [a-z]{2,}s\b)
+billion  b  (?<![\w.,$€£¥₹₩₽])\d{1,4}(?:\.\d{1,2})?«B»(?= <COUNTED>\b)
+thousand  k  (?<![\w.,$€£¥₹₩₽])\d{1,4}(?:\.\d{1,2})?«k|K»(?= <COUNTED>\b|/[a-z])
 million  m  (?<![\w.,$€£¥-])(?:\d{2,4}|\d{1,3}\.\d{1,2})«M»\b(?![/-]| (?:dash|race|sprint))
-billion  bn  (?<![\w.,$€£¥])\d{1,4}(?:\.\d{1,2})?« ?bn»\b
+billion  bn  (?<![\w.,$€£¥₹₩₽])\d{1,4}(?:\.\d{1,2})?« ?bn»\b
 percent  % pct  (?<=\d)« ?(?:%|pct\b\.?)»
-@unit  <UNITS> μ  (?:(?<![\w.,$€£¥])(?<![A-Za-z]-)(?<!\d/)|(?<=\dx))
-    (?![2-5]g\b(?!\.?(?: (?:of|per|each|a day|protein|carbs|fat|sugar|fiber|salt|sodium)\b|/)))
+@unit  <UNITS> μ  (?:(?<![\w.,$€£¥₹₩₽])(?<![A-Za-z]-)(?<!\d/)|(?<=\dx))
+    (?![2-5]g (?:network|phone|tower|speed|data|service|coverage|connection|signal|modem|router|internet|plan)s?\b)
     (?P<amount><AMOUNT>)(?:\+| (?:hundred|thousand|million|billion|trillion))?«(?P<join>[ -]?)(?P<unit><UNITS>)
     (?:\.(?=,| [a-z]))?»
     (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
 @unit  <UNITS> μ  (?P<amount>\d{1,5}/\d{1,3}|<FRACTION_SIGNS>)«(?P<join>[ -]?)(?P<unit><UNITS>)(?:\.(?=,| [a-z]))?»
     (?![\w°²³^]|['’]\w|-\w|\.\w)<COMPOUND>
-@unit  v w  (?<![\w.,$€£¥])(?<!\w-)(?P<amount><AMOUNT>)«(?P<join>-?|[ ](?=V)|(?<=\d\d) (?=W))(?P<unit>[VW])»
-    (?![\w-]|['’]\w|/[^\d]|\.\w|\.? [A-Z\d])<COMPOUND>
+@unit  v w  (?<![\w.,$€£¥₹₩₽])(?<![A-Za-z]-)(?P<amount><AMOUNT>)«(?P<join>-?|[ ](?=V)|(?<=\d\d) (?=W))(?P<unit>[VW])»
+    (?![\w-]|['’]\w|/[^\d]|\.\w|(?<=W)\.? [A-Z\d])<COMPOUND>
 @height  ' ′ ’  (?<![\w.])(?P<feet>\d)(?P<foot>['′’] ?)(?P<inches>\d|1[01])(?P<inch>[\"″”]?)(?![\d'′’])
 inches  in  (?<![\w.,$])\d{1,3}(?:\.\d{1,2})?« in\.»(?= [a-z])
 inches  in  (?:ft\.?|feet|foot|\d['′’]) ?\d{1,2}(?:\.\d)?« ?in»\b

@@ -95,7 +95,7 @@ RULES = GRAMMAR.rules(
     (?P<sign>[-−–])?
     (?P<first><AMOUNT>)(?P<first_big><MAGNITUDE>(?= ?[-–—]))?
     (?:(?: ?[-–—] ?)(?P<again>(?P=currency))?(?P<last><AMOUNT>))?(?P<big><MAGNITUDE>)?(?!\w|[.,]\d)
-@cents  ¢  (?<![\w.,$€£¥])(?P<amount><AMOUNT>) ?¢
+@cents  ¢  (?<![\w.,$€£¥₹₩₽])(?P<amount><AMOUNT>) ?¢
 """,
     {"money": _money, "behind": _money_behind, "cents": _cents},
 )
