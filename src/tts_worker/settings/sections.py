@@ -212,6 +212,7 @@ class GrpcSettings(TlsSection):
         sample_rate_hz: Default sample rate.
         frame_ms: Default frame size.
         max_connections: TCP connections of each port; fewer if the process may not open as many file descriptors.
+        connection_idle_s: A connection without a call is closed after this time; clients connect again by themselves.
         pause_timeout_s: None selects ``session.pause_timeout_s``.
         session_idle_s: An unused session ends after this time.
         models: Additional model ids.
@@ -224,6 +225,7 @@ class GrpcSettings(TlsSection):
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     max_connections: int = Field(1_024, ge=2, le=1_000_000)
+    connection_idle_s: Seconds = 30.0
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
