@@ -105,7 +105,7 @@ class PortConnections:
         waiting = [peer for peer in self._since_s if peer not in self._with_key]
         of_address = Counter(host for host, _ in waiting)
         surplus = max(0, len(self._since_s) - self._max_connections * 3 // 4)
-        closing = []
+        closing: list[Peer] = []
         for peer in waiting:
             if len(closing) < surplus or of_address[peer[0]] > self._max_of_address:
                 of_address[peer[0]] -= 1
