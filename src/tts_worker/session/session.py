@@ -21,6 +21,7 @@ from tts_worker.session.text_timers import TextTimers
 from tts_worker.session.traces import UtteranceTraces
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
+    BREAK_CHARS_PER_S,
     Acknowledged,
     Alignment,
     Audio,
@@ -84,7 +85,7 @@ class SessionHooks:
     Attributes:
         on_utterance: Called before an utterance begins, and whether it waits for earlier ones; returns the error if it
             may not begin.
-        on_text: Called with the number of accepted characters.
+        on_text: Called with the number of accepted characters; silence counts as text that takes as long.
         on_idle: Called when the last utterance has ended.
         on_close: Called once when the session closes.
     """
@@ -400,7 +401,9 @@ class LocalSession:
         for command in self._machine.take_commands():
             if isinstance(command, Open):
                 self._note_voice(command.key)  # the first text may not have told it
-            elif isinstance(command, Text) and command.segment.index == 0:
+            if isinstance(command, Text) and (pause_ms := command.segment.pause_ms):
+                self._hooks.on_text(self.id, int(pause_ms * BREAK_CHARS_PER_S) // 1000)
+            if isinstance(command, Text) and command.segment.index == 0:
                 now_s = self._loop.time()
                 self._timestamps.posted_at_s[command.key] = now_s
                 self._timestamps.speakable_at_s[command.key] = now_s

@@ -333,8 +333,9 @@ class BatchSettings(Section):
         max_items: Items of a batch.
         max_chars: Text of a batch.
         max_running: Unfinished batches.
-        max_kept: Finished batches that are kept; beyond it the oldest are deleted.
-        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches are deleted.
+        max_kept: Finished batches of a key that are kept; beyond it its oldest are deleted.
+        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
+        key_share: Part of ``max_bytes`` and ``max_running`` that the batches of one API key may take.
         keep_s: A batch is deleted after this time.
     """
 
@@ -346,6 +347,7 @@ class BatchSettings(Section):
     max_running: int = Field(100, ge=1, le=10_000)
     max_kept: int = Field(10_000, ge=1)
     max_bytes: int = Field(1_073_741_824, ge=1)
+    key_share: float = Field(0.5, gt=0, le=1)
     keep_s: Seconds = 86_400.0
 
 

@@ -175,11 +175,15 @@ class BatchRunner:
 
     async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
         request.check(self.settings)
-        running = sum(not batch.is_done for batch in self._batches.values())
-        if running >= self.settings.max_running:
-            raise OverCapacity(f"all {running} batches are running", retry_after_s=60.0)
+        if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
+            raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
+        running = [batch for batch in self._batches.values() if not batch.is_done]
+        if len(running) >= self.settings.max_running:
+            raise OverCapacity(f"all {len(running)} batches are running", retry_after_s=60.0)
+        if sum(batch.stored.owner == caller.key for batch in running) >= self._max_running(caller.key):
+            raise OverCapacity("this API key has its share of running batches", retry_after_s=60.0)
         try:
-            await self._make_room(request.text_bytes)
+            await self._make_room(request.text_bytes, caller.key)
         except StorageFull:
             raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0) from None
         stored = StoredBatch(id=name, owner=caller.key, created_at_s=unix_time_s(), request=request)
@@ -401,8 +405,7 @@ class BatchRunner:
                     samples += part.samples
                     if len(pending) >= _WRITE_BYTES:
                         size += await _write(stream, pending)
-                        if self._stored_bytes() + size > self.settings.max_bytes:
-                            await self._make_room(size)
+                        await self._make_room(size, batch.stored.owner)
             pending += encoder.finish()
             size += await _write(stream, pending)
             if batch.request.response_format is AudioFormat.WAV:  # a stream's header does not know the size
@@ -410,7 +413,7 @@ class BatchRunner:
                 await asyncio.to_thread(_write_start, stream, header)
         finally:
             await _to_thread(stream.close)
-        await self._make_room(size)
+        await self._make_room(size, batch.stored.owner)
         start = len(item.input) - len(text)  # behind the instruction
         runs = [run for each in ended for run in each.receipt.skipped]
         skipped = tuple(replace(run, start=start + run.start, end=start + run.end) for run in runs)
@@ -424,22 +427,43 @@ class BatchRunner:
             self._directory = Path(self._temporary.name)
         return self._directory
 
-    def _stored_bytes(self) -> int:
-        return sum(batch.size for batch in self._batches.values())
+    def _max_bytes(self, owner: str | None) -> int:
+        """What the batches of a key may take of the storage; without keys all of it."""
+        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * self.settings.key_share)
+
+    def _max_running(self, owner: str | None) -> int:
+        most = self.settings.max_running
+        return most if owner is None else max(1, int(most * self.settings.key_share))
 
     def _finished(self) -> Sequence[Batch]:
         return [batch for batch in self._batches.values() if batch.is_done]
 
-    async def _make_room(self, size: int) -> None:
-        """Delete the oldest finished batches until ``size`` bytes fit. Raises OverCapacity if they cannot."""
-        while finished := self._finished():
-            if self._stored_bytes() + size < self.settings.max_bytes and len(finished) <= self.settings.max_kept:
-                return
-            oldest = min(finished, key=lambda batch: batch.stored.created_at_s)
-            log.info("batch %s is deleted to make room for others", oldest.stored.id)
-            await self.delete(oldest)
-        if self._stored_bytes() + size > self.settings.max_bytes:
+    async def _make_room(self, size: int, owner: str | None) -> None:
+        """Delete the oldest finished batches of a key until ``size`` bytes fit; those of other keys stay.
+
+        Args:
+            size: Bytes to be stored.
+            owner: Name of the API key.
+
+        Raises:
+            StorageFull: They cannot fit. Then nothing was deleted.
+        """
+        own = [batch for batch in self._batches.values() if batch.stored.owner == owner]
+        total = sum(batch.size for batch in self._batches.values())
+        excess = max(
+            total + size - self.settings.max_bytes, sum(batch.size for batch in own) + size - self._max_bytes(owner)
+        )
+        finished = sorted((each for each in own if each.is_done), key=lambda batch: batch.stored.created_at_s)
+        if excess > sum(batch.size for batch in finished):
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
+        surplus = len(finished) - self.settings.max_kept
+        for oldest in finished:
+            if excess <= 0 and surplus <= 0:
+                return
+            log.info("batch %s is deleted to make room for others of its key", oldest.stored.id)
+            excess -= oldest.size
+            surplus -= 1
+            await self.delete(oldest)
 
     def _forget(self, batch: Batch) -> None:
         """Forget a batch whose folder another process has deleted."""
