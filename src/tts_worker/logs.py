@@ -22,6 +22,10 @@ _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@~-]{0,127}")
 _KEY_IN_URL = re.compile(r"\b((?:xi[_-])?api[_-]key|access_token)=[^&\s\"']+", re.IGNORECASE)
 _REDACTED = "[redacted]"
 
+_CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Characters that would begin a new line, move the cursor or reverse the text. Clients choose paths and names."""
+_AMBIGUOUS = re.compile(r"[\s\"=]")
+
 _secrets: tuple[str, ...] = ()
 """Secrets of this process, longest first. They stay redacted after they have been replaced."""
 
@@ -111,14 +115,27 @@ class _RedactingFormatter(logging.Formatter):
         return _KEY_IN_URL.sub(rf"\1={_REDACTED}", text)
 
 
+def _escape(text: str) -> str:
+    """Write control characters as JSON does, so that a record has one line."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if _AMBIGUOUS.search(text) else text
+
+
 class TextLines(_RedactingFormatter):
-    """Human-readable lines; fields follow the message."""
+    """Human-readable lines; fields follow the message. The lines of a traceback are indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        values: dict[str, object] = getattr(record, "fields", {})
+        suffix = "".join(f" {name}={_field(value)}" for name, value in values.items())
+        return _escape(super().formatMessage(record) + suffix)
 
     def format(self, record: logging.LogRecord) -> str:
-        values: dict[str, object] = getattr(record, "fields", {})
-        text, newline, trace = super().format(record).partition("\n")
-        suffix = "".join(f" {name}={value}" for name, value in values.items())
-        return self.redact(f"{text}{suffix}{newline}{trace}")
+        line, *trace = super().format(record).split("\n")
+        return self.redact("\n".join([line, *(f"  {_escape(each)}" for each in trace)]))
 
 
 class JsonLines(_RedactingFormatter):
@@ -136,4 +153,4 @@ class JsonLines(_RedactingFormatter):
         data |= getattr(record, "fields", {})
         if record.exc_info:
             data["exception"] = self.formatException(record.exc_info)
-        return self.redact(json.dumps(data, ensure_ascii=False, default=str))
+        return self.redact(_escape(json.dumps(data, ensure_ascii=False, default=str)))
