@@ -32,6 +32,9 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[_Request, _Response] | None"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """Services without API key check; they expose no user data."""
 
+_MAX_START_BYTES = 131_072
+"""Size of a ``StartSessionRequest``: decoding very many options would hold up everybody."""
+
 _MAX_OPEN_CALLS = 64
 """Calls of open services at the same time; a new one ends the oldest."""
 _OPEN_REQUEST_S = 3.0
@@ -98,11 +101,12 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None and api_key is None and self._keys.knows_certificates:
-            return _adapt(await continuation(handler_call_details), self._identify(transport, counted=counted))
+            identify = self._identify(transport, counted=counted)
+            return _adapt(await continuation(handler_call_details), identify, _max_bytes(method))
         if caller is None:
             return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
-        return _adapt(await continuation(handler_call_details), self._note)
+        return _adapt(await continuation(handler_call_details), self._note, _max_bytes(method))
 
     async def _note(self, context: Context) -> None:
         self._on_valid(context.peer())
@@ -165,24 +169,39 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(reject)
 
 
-def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None = None) -> _Handler[Any, Any]:
+def _decoder(handler: Any, max_bytes: int | None) -> Callable[[bytes], object]:
+    """Return what decodes a request: to the InvalidRequest that it deserves, if that is so."""
+
+    def decode(data: bytes) -> object:
+        if max_bytes is not None and len(data) > max_bytes:
+            return InvalidRequest(f"a request may have at most {max_bytes} bytes")
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError:  # raised here, gRPC would answer UNKNOWN and log a traceback
+            return InvalidRequest("a message is not valid protobuf of its type")
+
+    return decode
+
+
+def _max_bytes(method: str) -> int | None:
+    return _MAX_START_BYTES if method.endswith("/StartSession") else None
+
+
+def _adapt(
+    handler: Any, identify: Callable[[Context], Awaitable[None]] | None = None, max_bytes: int | None = None
+) -> _Handler[Any, Any]:
     """Wrap a handler: what cannot be decoded is InvalidRequest, and a single response has the request ID.
 
     Args:
         handler: The handler; None if there is no such method.
         identify: Called before the handler.
+        max_bytes: Size of a request, checked before it is decoded; None for that of the port.
     """
     if handler is None:
         return None
     ends = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
     behaviour = getattr(handler, kind)
-
-    def decode(data: bytes) -> object:
-        try:
-            return handler.request_deserializer(data)
-        except DecodeError:
-            return _UNDECODABLE  # raised here, gRPC would answer UNKNOWN and log a traceback
 
     async def prepare(request: Any, context: Context) -> Any:
         if identify is not None:
@@ -191,8 +210,8 @@ def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None =
             context.set_trailing_metadata(_request_id_metadata())
         if handler.request_streaming:
             return _DecodedRequests(request)
-        if request is _UNDECODABLE:
-            await abort(context, _undecodable().info)
+        if isinstance(request, InvalidRequest):
+            await abort(context, request.info)
         return request
 
     async def answer(request: Any, context: Context) -> Any:
@@ -204,15 +223,7 @@ def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None =
 
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
     wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
-    return make(wrapped, decode, handler.response_serializer)  # type: ignore[no-any-return]
-
-
-_UNDECODABLE = object()
-"""Takes the place of a message."""
-
-
-def _undecodable() -> InvalidRequest:
-    return InvalidRequest("a message is not valid protobuf of its type")
+    return make(wrapped, _decoder(handler, max_bytes), handler.response_serializer)  # type: ignore[no-any-return]
 
 
 class _DecodedRequests:
@@ -226,8 +237,8 @@ class _DecodedRequests:
 
     async def __anext__(self) -> Any:
         request = await anext(self._requests)
-        if request is _UNDECODABLE:
-            raise _undecodable()
+        if isinstance(request, InvalidRequest):
+            raise request
         return request
 
 
