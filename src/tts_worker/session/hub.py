@@ -296,7 +296,7 @@ class SessionHub:
     @property
     def free_slots(self) -> int:
         """Number of new sessions that could be opened now."""
-        return self.slots.free(self._loop.time())
+        return self.slots.free(self._loop.time()) + sum(1 for _ in self._waiting())
 
     @property
     def can_enrol(self) -> bool:
@@ -485,7 +485,7 @@ class SessionHub:
             self.slots.replace(replaces.id, name, now_s)
             replaces.close("replaced")
             return
-        if not self.slots.has_free_slot(now_s):
+        if not self.slots.has_free_slot(now_s) and not self._end_waiting(now_s):
             raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
         if (surplus := self.slots.eviction_candidate(now_s)) is not None:
             reason = OverCapacity("the idle session was closed to make room for another caller")
@@ -508,11 +508,39 @@ class SessionHub:
         if refusal is None and not opened.session.paced:
             refusal = self._unpaced_refusal(session)
         if refusal is None:
-            if self.slots.begin_utterance(session, self._loop.time()):
+            now_s = self._loop.time()
+            if self.slots.begin_utterance(session, now_s):
+                return None
+            if self._end_waiting(now_s) and self.slots.begin_utterance(session, now_s):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
         self._observer.refused(refusal.code.value, opened.caller.transport)
         return refusal.info
+
+    def _waiting(self) -> Iterator[str]:
+        """The speaking sessions that only wait for their clients, so that others may have their slots."""
+        for name, opened in self._sessions.items():
+            may_yield = opened.session.may_yield(self.config.slot_idle_s, self.config.timeouts.pause_s)
+            if may_yield and not opened.is_conversion and self.slots.has_slot(name):
+                yield name
+
+    def _end_waiting(self, now_s: float, *, unpaced: bool = False) -> bool:
+        """End an utterance that only waits for its client; its session stays open.
+
+        Args:
+            now_s: The time.
+            unpaced: End one of a download only.
+
+        Returns:
+            Whether there was one.
+        """
+        found = (name for name in self._waiting() if not (unpaced and self._sessions[name].session.paced))
+        waiting = next(found, None)
+        if waiting is None:
+            return False
+        self._sessions[waiting].session.yield_slot()
+        self.slots.mark_idle(waiting, now_s - 2 * self.config.slot_idle_s)
+        return True
 
     def _charge_text(self, session: str, chars: int) -> None:
         if (opened := self._sessions.get(session)) is not None:
@@ -524,8 +552,10 @@ class SessionHub:
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """The error if ``session`` may not speak unpaced now: a quarter of the slots is reserved for paced sessions."""
         most = unpaced_share(self.max_sessions)
-        others = (opened.session for name, opened in self._sessions.items() if name != session)
+        others = [opened.session for name, opened in self._sessions.items() if name != session]
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
+            return None
+        if self._end_waiting(self._loop.time(), unpaced=True):
             return None
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
 

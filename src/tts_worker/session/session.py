@@ -38,6 +38,10 @@ from tts_worker.types import (
     UtteranceKey,
 )
 
+_ENGINE_FACTOR = 10
+"""Without audio of all its text an utterance waits for a busy engine, so many times longer than for its client; then
+the text has none, such as a word that the engine cannot speak."""
+
 
 class SessionObserver(Protocol):
     """Receives measurements of a voice, for metrics. Called on the event loop; must be cheap and must not raise."""
@@ -156,6 +160,8 @@ class LocalSession:
         self._deliver: Callable[[], bool] | None = None  # of the reader that waits
         self._delivery_error: Exception | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
+        self._paused_at_s = 0.0
+        self._sent_at_s = 0.0
         self._text_timers = TextTimers(machine, self._timeouts, self.sample_rate_hz, self._on_change)
         self._is_read_scheduled = False
         self._timestamps = _Timestamps()
@@ -287,6 +293,7 @@ class LocalSession:
         self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
         self.pacer.expect_gap()
         if self._pause_timer is None and self._machine.state is State.PAUSED:
+            self._paused_at_s = self._loop.time()
             self._pause_timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
         self._on_change()
         return acknowledged
@@ -349,6 +356,21 @@ class LocalSession:
         self._timestamps.control_at_s.setdefault(command, self._loop.time())
 
     # -- slot ---------------------------------------------------------------------------------------------------------
+
+    def may_yield(self, text_wait_s: float, pause_s: float) -> bool:
+        """Whether the utterance has only waited for its client for so long, for text or in a pause."""
+        now_s = self._loop.time()
+        if self._machine.state is State.PAUSED:
+            return now_s - self._paused_at_s >= pause_s
+        if not self._machine.awaits_text:
+            return False
+        wait_s = now_s - max(self._text_timers.text_at_s, self._sent_at_s)
+        return wait_s >= text_wait_s * (1 if self._machine.is_voiced else _ENGINE_FACTOR)
+
+    def yield_slot(self) -> None:
+        """Stop the utterance, which waits for its client, because another caller needs the slot."""
+        self._machine.stop_all("slot_idle")
+        self._on_stopped()
 
     def _activate(self) -> ErrorInfo | None:
         """Take a slot for a new utterance; return the error if none is free. Raises the error of a queued one."""
@@ -546,6 +568,7 @@ class LocalSession:
         return self._observers.get(key, self._observer)
 
     def _note_frame(self, frame: PcmFrame, now_s: float) -> None:
+        self._sent_at_s = now_s
         timing = self.pacer.timing(frame.samples, now_s)
         if timing is not None:
             self._observer_of(frame.key).frame(*timing)
