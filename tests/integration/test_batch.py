@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import tempfile
 import threading
 import time
 import zipfile
@@ -23,9 +24,17 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import Draining, OverCapacity, TextTooLong
+from tts_worker.server.batch import runner as batch_runner
 from tts_worker.server.batch.request import BatchRequest
 from tts_worker.server.batch.runner import Batch, BatchRunner
-from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id, stored_ids
+from tts_worker.server.batch.store import (
+    BatchFolder,
+    StoredBatch,
+    TemporaryFolder,
+    new_id,
+    remove_abandoned_folders,
+    stored_ids,
+)
 from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
@@ -270,6 +279,48 @@ def test_abandoned_batches_are_removed(tmp_path: Path) -> None:
     os.utime(abandoned, (0, 0))
     assert stored_ids(tmp_path) == []
     assert list(tmp_path.iterdir()) == [new], "it may be accepted right now"
+
+
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "tts-worker-batch-killed"
+    new = tmp_path / "tts-worker-batch-new"
+    other = tmp_path / "another-program"
+    for folder in (killed, new, other):
+        folder.mkdir()
+    (killed / "lock").touch()
+    (killed / "text").write_text("Secret.")
+    own = TemporaryFolder()
+    remove_abandoned_folders()
+    assert set(tmp_path.iterdir()) == {own.path, new, other}
+    own.remove()
+    assert not own.path.exists()
+
+
+@pytest.mark.parametrize("jump_s", [90_000.0, 3_000_000.0])
+async def test_clock_that_jumps_deletes_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, jump_s: float
+) -> None:
+    wall_s = time.time()
+    monotonic_s = 1_000.0
+    monkeypatch.setattr(batch_runner, "unix_time_s", lambda: wall_s)
+    monkeypatch.setattr(batch_runner, "monotonic", lambda: monotonic_s)
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
+        await runner.wait(batch, 0)
+        wall_s += jump_s
+        for _ in range(3):
+            await runner._maintain()
+            wall_s, monotonic_s = wall_s + 600, monotonic_s + 600
+        assert "clock has jumped" in caplog.text
+        assert batch.stored.id in runner._batches
+        wall_s -= jump_s  # it is set right again
+        await runner._maintain()
+        wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
+        await runner._maintain()
+        assert not runner._batches, "a day has passed"
 
 
 async def test_kept_batches_are_bounded(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import BinaryIO, ParamSpec, TypeVar
 
 import anyio
@@ -31,9 +31,11 @@ from tts_worker.server.batch.store import (
     BatchFolder,
     ItemResult,
     StoredBatch,
+    TemporaryFolder,
     id_of_key,
     is_id,
     new_id,
+    remove_abandoned_folders,
     stored_ids,
     unix_time_s,
 )
@@ -52,6 +54,9 @@ TRANSPORT = "batch"
 
 _MAINTENANCE_S = 5.0
 """Interval at which expired batches are deleted, and those of crashed processes claimed."""
+_CLOCK_JUMP_S = 60.0
+_DISTRUST_S = 3_600.0
+"""How long nothing expires after the clock has jumped: it may be set right again."""
 _MAX_ATTEMPTS = 3
 """How often an item is tried that fails with a retryable error of the engine."""
 _RETRY_S = 1.0
@@ -133,12 +138,14 @@ class BatchRunner:
         self._hub = hub
         self._max_input_chars = max_input_chars
         self._caller_of = caller_of
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryFolder | None = None
         self._directory = settings.directory
         self._batches: dict[str, Batch] = {}
         self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
         self._work = asyncio.Event()
         self._submission = asyncio.Lock()
+        self._clock_offset_s = unix_time_s() - monotonic()
+        self._distrusts_until_s = 0.0  # monotonic
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -278,6 +285,7 @@ class BatchRunner:
         """Run batches until cancelled; items in progress are then synthesized again by the next process."""
         workers = [asyncio.create_task(self._run_items(), name="batch") for _ in range(self.settings.parallel)]
         try:
+            await asyncio.to_thread(remove_abandoned_folders)
             while True:
                 try:
                     await self._maintain()
@@ -291,7 +299,7 @@ class BatchRunner:
             for batch in self._batches.values():
                 batch.folder.release()
             if self._temporary is not None:
-                self._temporary.cleanup()
+                self._temporary.remove()
 
     def _enqueue(self, batch: Batch) -> None:
         """Queue the unfinished items so that batches take turns."""
@@ -423,8 +431,8 @@ class BatchRunner:
 
     async def _open_directory(self) -> Path:
         if self._directory is None:
-            self._temporary = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="tts-worker-batch-")
-            self._directory = Path(self._temporary.name)
+            self._temporary = await asyncio.to_thread(TemporaryFolder)
+            self._directory = self._temporary.path
         return self._directory
 
     def _max_bytes(self, owner: str | None) -> int:
@@ -475,9 +483,10 @@ class BatchRunner:
 
     async def _maintain(self) -> None:
         now_s = unix_time_s()
-        for batch in list(self._batches.values()):
-            if now_s > self.expires_at_s(batch):
-                await self.delete(batch)
+        if self._is_clock_trusted(now_s):
+            for batch in list(self._batches.values()):
+                if now_s > self.expires_at_s(batch):
+                    await self.delete(batch)
         finished = self._finished()
         for batch in await asyncio.to_thread(lambda: [each for each in finished if each.folder.is_lost()]):
             self._forget(batch)
@@ -486,6 +495,16 @@ class BatchRunner:
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
             if name not in self._batches:
                 await self._adopt(name, now_s)
+
+    def _is_clock_trusted(self, now_s: float) -> bool:
+        """Whether the clock of the system has not jumped a while ago."""
+        monotonic_s = monotonic()
+        jump_s = now_s - monotonic_s - self._clock_offset_s
+        self._clock_offset_s += jump_s
+        if abs(jump_s) > _CLOCK_JUMP_S:
+            log.warning("batches: the clock has jumped by %.0f s; none expires for an hour", jump_s)
+            self._distrusts_until_s = monotonic_s + _DISTRUST_S
+        return monotonic_s >= self._distrusts_until_s
 
     async def _adopt(self, name: str, now_s: float) -> None:
         """Continue a batch that no process runs."""
