@@ -69,6 +69,7 @@ class ServerSettings(TlsSection):
     Attributes:
         api_keys: Keys with all scopes.
         key_file: A file of keys with names, scopes and quotas; reloaded when it changes.
+        trusted_proxies: Addresses or networks of proxies whose ``X-Forwarded-For`` names the client; "*" trusts all.
         max_buffered_bytes: Request bodies in memory, over all requests.
         max_connections: Limit of connections; lower if the process may not open as many file descriptors.
         header_timeout_s: Time limit for the head of a request.
@@ -81,6 +82,7 @@ class ServerSettings(TlsSection):
     key_file: Path | None = None
     allow_unauthenticated: bool = False
     allowed_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
     max_upload_bytes: int = Field(12_582_912, ge=1_024)
     max_header_bytes: Annotated[int, Field(ge=4_096, le=1_048_576)] = 32_768
@@ -93,6 +95,17 @@ class ServerSettings(TlsSection):
     heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        """Reject names, which would match no address."""
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network("0.0.0.0/0" if proxy == "*" else proxy)
+            except ValueError:
+                raise ValueError(f"{proxy!r} is not an address or a network, such as 10.0.0.0/8") from None
+        return proxies
 
     @field_validator("allowed_origins")
     @classmethod
