@@ -24,6 +24,7 @@ _REDACTED = "[redacted]"
 
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """Characters that would begin a new line, move the cursor or reverse the text. Clients choose paths and names."""
+_OF_CLIENTS = re.compile("without completing (handshake|response)|Invalid UTF-8 sequence")
 _AMBIGUOUS = re.compile(r"[\s\"=]")
 
 _secrets: tuple[str, ...] = ()
@@ -79,7 +80,8 @@ def configure_logs(level: str, form: str, hidden: Iterable[str] = ()) -> None:
     # uvicorn warns about every request that is not valid HTTP, which any client can send. The metric
     # tts_connections_closed_total counts these.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    # uvicorn also reports rejected WebSocket handshakes and responses that are cut off as errors of the application.
+    # uvicorn also reports rejected WebSocket handshakes and responses that are cut off as errors of the application,
+    # and text that is not UTF-8 with a traceback.
     logging.getLogger("uvicorn.error").addFilter(_is_not_intended)
 
 
@@ -102,7 +104,7 @@ def discard_output() -> None:
 
 
 def _is_not_intended(record: logging.LogRecord) -> bool:
-    return re.search("without completing (handshake|response)", record.getMessage()) is None
+    return _OF_CLIENTS.search(record.getMessage()) is None
 
 
 class _RedactingFormatter(logging.Formatter):

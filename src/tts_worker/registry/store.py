@@ -6,7 +6,7 @@ Every failure is raised as ConnectionLost. The URL may contain a password and ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 TIMEOUT_S = 1.0
-_MAX_KEYS = 1_000
+_PAGE_KEYS = 200
+_MAX_KEYS = 20_000
+"""Keys that are read, whoever has written them."""
 _DELETE_IF_UNCHANGED = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
@@ -82,27 +84,27 @@ class RedisStore:
         """Delete a key if it still holds ``value``."""
         await self._run(self._redis.eval(_DELETE_IF_UNCHANGED, 1, key, value))
 
-    async def read(self, prefix: str, max_bytes: int) -> dict[str, bytes]:
-        """Read all string values of keys with a prefix.
+    async def read(self, prefix: str, max_bytes: int) -> AsyncIterator[dict[str, bytes]]:
+        """Read all string values of keys with a prefix, in pages, so that the caller decides when it has enough.
 
         Args:
             prefix: Literal prefix of the keys.
             max_bytes: Size limit; of larger values, the first ``max_bytes + 1`` bytes are returned.
 
-        Returns:
-            At most 1000 values by key.
+        Yields:
+            Values by key, of at most 20,000 keys in all.
         """
-        return await self._run(self._read(prefix, max_bytes))
+        pattern = _escape_glob(prefix) + "*"
+        seen: set[bytes] = set()
+        cursor, is_first = 0, True
+        while (cursor or is_first) and len(seen) < _MAX_KEYS:
+            cursor, names = await self._run(self._redis.scan(cursor, match=pattern, count=_PAGE_KEYS))
+            is_first = False
+            if new := sorted(set(names) - seen):
+                seen.update(new)
+                yield await self._run(self._read(new, max_bytes))
 
-    async def _read(self, prefix: str, max_bytes: int) -> dict[str, bytes]:
-        names: list[bytes] = []
-        async for name in self._redis.scan_iter(match=_escape_glob(prefix) + "*", count=500):
-            names.append(name)
-            if len(names) == _MAX_KEYS:
-                break
-        names = sorted(set(names))
-        if not names:
-            return {}
+    async def _read(self, names: Sequence[bytes], max_bytes: int) -> dict[str, bytes]:
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.getrange(name, 0, max_bytes)
