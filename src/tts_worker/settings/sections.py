@@ -30,8 +30,14 @@ def is_loopback(host: str) -> bool:
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
     """Reject what is no Redis URL, without its text: it may hold a password."""
-    if not re.match(r"(rediss?|unix)://.", url.get_secret_value()):
-        raise ValueError("not a Redis URL: use redis://[:password@]host:port[/db], or rediss:// for TLS")
+    value = url.get_secret_value()
+    if re.match(r"rediss?\+cluster://", value):
+        raise ValueError("Redis Cluster is not supported; use one server, or Sentinel (redis+sentinel://)")
+    if not re.match(r"(rediss?|unix)://.|rediss?\+sentinel://[^/]+/.", value):
+        raise ValueError(
+            "not a Redis URL: use redis://[:password@]host:port[/db], rediss:// for TLS, or "
+            "redis+sentinel://host:port,host:port/service"
+        )
     return url
 
 
