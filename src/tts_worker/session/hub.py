@@ -39,6 +39,7 @@ from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver
 from tts_worker.session.slots import SlotTable
+from tts_worker.session.usage import Usage
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import Voice, VoiceCatalog
@@ -149,12 +150,16 @@ class SessionHub:
         self._loop = asyncio.get_running_loop()
         self.quotas = quotas or Quotas(self._loop.time)
         self._caller_quotas = CallerQuotas(self.quotas)
+        self.usage = Usage()
+        """What the API keys have used since the start."""
         self._session_prefix = secrets.token_hex(4)
         self._session_numbers = itertools.count(1)
         self._draining = False
         self._all_closed = asyncio.Event()
         self.lexicons = LexiconCache()
-        self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._on_closed)
+        self._hooks = SessionHooks(
+            self._begin_utterance, self._charge_text, self._count_audio, self._mark_idle, self._on_closed
+        )
         self._factory = SessionFactory(self.voices, self.config, self._engines, self._touch)
         self._loudness = self._factory.loudness
 
@@ -404,7 +409,7 @@ class SessionHub:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
-        return Conversion(session, source, enrolment.speech_tokens, partial(self._caller_quotas.charge_source, caller))
+        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         await self.look_up_voice(options.voice)
@@ -456,6 +461,7 @@ class SessionHub:
         if lease is None:  # opened without ``admit``
             lease = self._caller_quotas.hold_session(caller, name)
         self._sessions[name] = _OpenSession(session, voice.engine, caller, router, lease)
+        self.usage.of(caller.key).sessions += replaces is None
         self._touch(voice.engine)
         return session
 
@@ -544,7 +550,16 @@ class SessionHub:
 
     def _charge_text(self, session: str, chars: int) -> None:
         if (opened := self._sessions.get(session)) is not None:
+            self.usage.of(opened.caller.key).characters += chars
             self._caller_quotas.charge_characters(opened.caller, chars)
+
+    def _count_audio(self, session: str, seconds: float) -> None:
+        if (opened := self._sessions.get(session)) is not None:
+            self.usage.of(opened.caller.key).audio_s += seconds
+
+    def _charge_source(self, caller: Caller, seconds: float) -> None:
+        self.usage.of(caller.key).source_s += seconds
+        self._caller_quotas.charge_source(caller, seconds)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())

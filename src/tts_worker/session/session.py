@@ -90,12 +90,14 @@ class SessionHooks:
         on_utterance: Called before an utterance begins, and whether it waits for earlier ones; returns the error if it
             may not begin.
         on_text: Called with the number of accepted characters; silence counts as text that takes as long.
+        on_audio: Called with the seconds of audio that were sent of an utterance that has ended.
         on_idle: Called when the last utterance has ended.
         on_close: Called once when the session closes.
     """
 
     on_utterance: Callable[[str, bool], ErrorInfo | None] = lambda session, queued: None
     on_text: Callable[[str, int], None] = lambda session, chars: None
+    on_audio: Callable[[str, float], None] = lambda session, seconds: None
     on_idle: Callable[[str], None] = lambda session: None
     on_close: Callable[[str], None] = lambda session: None
 
@@ -545,6 +547,7 @@ class LocalSession:
                 self.pacer.expect_gap()
                 self._observer_of(item.key).ended(item, self.sample_rate_hz)
                 self._observers.pop(item.key, None)
+                self._hooks.on_audio(self.id, item.receipt.samples_sent / self.sample_rate_hz)
                 utterance = self._record.ended(item, now_s)
                 if self._traces is not None and utterance is not None:
                     self._traces.ended(utterance, item, now_s)
