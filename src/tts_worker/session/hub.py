@@ -40,7 +40,9 @@ from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver
 from tts_worker.session.slots import SlotTable
 from tts_worker.session.usage import Usage
+from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import Voice, VoiceCatalog
 
@@ -181,6 +183,8 @@ class SessionHub:
         self.voices.add(name, family, info)
         if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
+        if not engine.info.test_signal:
+            self._loop.run_in_executor(None, _prepare_readings, engine.info.languages)
         self._engines[name] = engine
         self.slots.slots = self._count_slots()
         if self._loudness is not None:
@@ -694,3 +698,10 @@ class SessionHub:
 def _first(names: Iterable[str], requested: str | None) -> str | None:
     """The requested name if it is among ``names``; without one the first of them."""
     return next((name for name in names if requested in (None, name)), None)
+
+
+def _prepare_readings(languages: Iterable[str]) -> None:
+    """Load what reads numbers in these languages: the first text that needs it would hold up everybody by 0.1 s."""
+    for tag in set(map(primary_tag, languages)):
+        if (rewrites := rewrites_of(tag)) is not None:
+            rewrites("1", 0)
