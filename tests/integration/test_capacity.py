@@ -180,17 +180,19 @@ async def test_utterance_with_text_to_say_keeps_its_slot() -> None:
 
 
 @in_virtual_time
-async def test_long_pause_gives_way() -> None:
-    async with running_worker(tone_settings(session={"max_sessions": 1, "pause_timeout_s": 10.0})) as worker:
-        first = worker.hub.open(SessionOptions(**HELD))
-        first.speak(LONG)
-        first.pause()
-        await wait_s(9.0)
-        with pytest.raises(OverCapacity):
-            worker.hub.open()
-        await wait_s(2.0)
-        assert worker.hub.open() is not None
-        assert (await to_end(first))[1].receipt.reason == "slot_idle"
+async def test_clients_may_only_shorten_timeouts() -> None:
+    limits = {"max_sessions": 2, "pause_timeout_s": 10.0, "text_idle_timeout_s": 20.0}
+    async with running_worker(tone_settings(session=limits)) as worker:
+        paused = worker.hub.open(SessionOptions(**HELD))
+        waiting = worker.hub.open(SessionOptions(**HELD))
+        paused.speak(LONG)
+        paused.pause()
+        waiting.speak("Hello.")
+        began_s = asyncio.get_running_loop().time()
+        assert (await to_end(paused))[1].receipt.reason == "pause_timeout"
+        assert asyncio.get_running_loop().time() - began_s < 11
+        assert (await to_end(waiting))[1].outcome is Outcome.DONE
+        assert asyncio.get_running_loop().time() - began_s < 21
 
 
 async def test_free_slots_include_idle_sessions() -> None:

@@ -528,14 +528,14 @@ class SessionHub:
         return refusal.info
 
     def _waiting(self) -> Iterator[str]:
-        """The speaking sessions that only wait for their clients, so that others may have their slots."""
+        """The speaking sessions that only wait for text, so that others may have their slots."""
         for name, opened in self._sessions.items():
-            may_yield = opened.session.may_yield(self.config.slot_idle_s, self.config.timeouts.pause_s)
-            if may_yield and not opened.is_conversion and self.slots.has_slot(name):
+            awaits_text = opened.session.awaits_text_for(self.config.slot_idle_s)
+            if awaits_text and not opened.is_conversion and self.slots.has_slot(name):
                 yield name
 
     def _end_waiting(self, now_s: float, *, unpaced: bool = False) -> bool:
-        """End an utterance that only waits for its client; its session stays open.
+        """End an utterance that only waits for text; its session stays open.
 
         Args:
             now_s: The time.

@@ -162,7 +162,6 @@ class LocalSession:
         self._deliver: Callable[[], bool] | None = None  # of the reader that waits
         self._delivery_error: Exception | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
-        self._paused_at_s = 0.0
         self._sent_at_s = 0.0
         self._text_timers = TextTimers(machine, self._timeouts, self.sample_rate_hz, self._on_change)
         self._is_read_scheduled = False
@@ -295,7 +294,6 @@ class LocalSession:
         self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
         self.pacer.expect_gap()
         if self._pause_timer is None and self._machine.state is State.PAUSED:
-            self._paused_at_s = self._loop.time()
             self._pause_timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
         self._on_change()
         return acknowledged
@@ -359,18 +357,15 @@ class LocalSession:
 
     # -- slot ---------------------------------------------------------------------------------------------------------
 
-    def may_yield(self, text_wait_s: float, pause_s: float) -> bool:
-        """Whether the utterance has only waited for its client for so long, for text or in a pause."""
-        now_s = self._loop.time()
-        if self._machine.state is State.PAUSED:
-            return now_s - self._paused_at_s >= pause_s
+    def awaits_text_for(self, wait_s: float) -> bool:
+        """Whether the utterance has had nothing to say for so long, and waits for its client."""
         if not self._machine.awaits_text:
             return False
-        wait_s = now_s - max(self._text_timers.text_at_s, self._sent_at_s)
-        return wait_s >= text_wait_s * (1 if self._machine.is_voiced else _ENGINE_FACTOR)
+        waited_s = self._loop.time() - max(self._text_timers.text_at_s, self._sent_at_s)
+        return waited_s >= wait_s * (1 if self._machine.is_voiced else _ENGINE_FACTOR)
 
     def yield_slot(self) -> None:
-        """Stop the utterance, which waits for its client, because another caller needs the slot."""
+        """Stop the utterance, which waits for text, because another caller needs the slot."""
         self._machine.stop_all("slot_idle")
         self._on_stopped()
 
