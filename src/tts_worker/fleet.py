@@ -141,6 +141,8 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
         handshake_timeout_s=settings.server.header_timeout_s,
         max_request_bytes=settings.server.max_request_bytes,
         keepalive_s=settings.server.heartbeat_s,
+        idle_s=settings.grpc.connection_idle_s,
+        observer=worker.metrics,
     )
 
 

@@ -22,6 +22,11 @@ _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@~-]{0,127}")
 _KEY_IN_URL = re.compile(r"\b((?:xi[_-])?api[_-]key|access_token)=[^&\s\"']+", re.IGNORECASE)
 _REDACTED = "[redacted]"
 
+_CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+"""Characters that would begin a new line, move the cursor or reverse the text. Clients choose paths and names."""
+_OF_CLIENTS = re.compile("without completing (handshake|response)|Invalid UTF-8 sequence")
+_AMBIGUOUS = re.compile(r"[\s\"=]")
+
 _secrets: tuple[str, ...] = ()
 """Secrets of this process, longest first. They stay redacted after they have been replaced."""
 
@@ -75,7 +80,8 @@ def configure_logs(level: str, form: str, hidden: Iterable[str] = ()) -> None:
     # uvicorn warns about every request that is not valid HTTP, which any client can send. The metric
     # tts_connections_closed_total counts these.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    # uvicorn also reports rejected WebSocket handshakes and responses that are cut off as errors of the application.
+    # uvicorn also reports rejected WebSocket handshakes and responses that are cut off as errors of the application,
+    # and text that is not UTF-8 with a traceback.
     logging.getLogger("uvicorn.error").addFilter(_is_not_intended)
 
 
@@ -98,7 +104,7 @@ def discard_output() -> None:
 
 
 def _is_not_intended(record: logging.LogRecord) -> bool:
-    return re.search("without completing (handshake|response)", record.getMessage()) is None
+    return _OF_CLIENTS.search(record.getMessage()) is None
 
 
 class _RedactingFormatter(logging.Formatter):
@@ -111,14 +117,27 @@ class _RedactingFormatter(logging.Formatter):
         return _KEY_IN_URL.sub(rf"\1={_REDACTED}", text)
 
 
+def _escape(text: str) -> str:
+    """Write control characters as JSON does, so that a record has one line."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if _AMBIGUOUS.search(text) else text
+
+
 class TextLines(_RedactingFormatter):
-    """Human-readable lines; fields follow the message."""
+    """Human-readable lines; fields follow the message. The lines of a traceback are indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        values: dict[str, object] = getattr(record, "fields", {})
+        suffix = "".join(f" {name}={_field(value)}" for name, value in values.items())
+        return _escape(super().formatMessage(record) + suffix)
 
     def format(self, record: logging.LogRecord) -> str:
-        values: dict[str, object] = getattr(record, "fields", {})
-        text, newline, trace = super().format(record).partition("\n")
-        suffix = "".join(f" {name}={value}" for name, value in values.items())
-        return self.redact(f"{text}{suffix}{newline}{trace}")
+        line, *trace = super().format(record).split("\n")
+        return self.redact("\n".join([line, *(f"  {_escape(each)}" for each in trace)]))
 
 
 class JsonLines(_RedactingFormatter):
@@ -136,4 +155,4 @@ class JsonLines(_RedactingFormatter):
         data |= getattr(record, "fields", {})
         if record.exc_info:
             data["exception"] = self.formatException(record.exc_info)
-        return self.redact(json.dumps(data, ensure_ascii=False, default=str))
+        return self.redact(_escape(json.dumps(data, ensure_ascii=False, default=str)))

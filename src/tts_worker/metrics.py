@@ -320,6 +320,12 @@ class Metrics:
         self._connections = Gauge(
             "tts_connections", "TCP connections of the HTTP server, by state.", ["state"], registry=registry
         )
+        self._grpc_connections = Gauge(
+            "tts_grpc_connections",
+            "TCP connections of a gRPC port; those that wait have shown no valid key.",
+            ["port", "state"],
+            registry=registry,
+        )
         self._closed_connections = Counter(
             "tts_connections_closed_total",
             "TCP connections that the worker closed because of a limit, by reason.",
@@ -406,6 +412,11 @@ class Metrics:
         """Read the number of connections at every scrape."""
         self._connections.labels("active").set_function(active)
         self._connections.labels("waiting").set_function(waiting)
+
+    def watch_grpc(self, port: int, active: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Read the number of connections of a gRPC port at every scrape."""
+        self._grpc_connections.labels(str(port), "active").set_function(active)
+        self._grpc_connections.labels(str(port), "waiting").set_function(waiting)
 
     def watch_certificate(self, server: str, expiry_s: Callable[[], float]) -> None:
         """Read when the certificate of a server expires at every scrape."""

@@ -25,6 +25,9 @@ SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 BYTES_PER_SAMPLE = 2
 """PCM is signed 16-bit little-endian, mono."""
 
+BREAK_CHARS_PER_S = 15
+"""Silence that a text asks for counts in quotas as text that takes as long to speak."""
+
 FRAME_SAMPLES = 480
 """20 ms at 24 kHz: the default frame of real-time transports."""
 

@@ -338,6 +338,7 @@ def _hub_config(settings: Settings) -> HubConfig:
         max_utterance_chars=session.max_utterance_chars,
         max_queued_utterances=session.max_queued_utterances,
         timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
+        longest_pause_s=settings.grpc.pause_timeout_s or 0.0,
         loudness_lufs=session.loudness,
         text=TextOptions(markdown=text.markdown, urls=text.urls, drop_reasoning=text.drop_reasoning),
         lexicon=_server_lexicon(text),

@@ -25,6 +25,10 @@ class Proxy:
         self.address = ""
         self.connections = 0
 
+    def lead_to(self, target: str) -> None:
+        """Connect later connections to another server; those that are open stay."""
+        self._host, self._port = target.rsplit(":", 1)
+
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]

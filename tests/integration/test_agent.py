@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from tests.conftest import serving
 from tts_worker.client import connect as connect_worker
@@ -251,6 +253,49 @@ async def test_invalid_messages_change_nothing() -> None:
         assert problems[3] == "this server does not recognize speech"
         await page.send("ping", id="1")
         assert (await page.until("pong"))["id"] == "1"
+
+
+class SlowWriter(Writer):
+    """Counts the requests that are open at the same time; each ends when it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = self.most_open = 0
+
+    async def reply(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        self.asked.append(messages)
+        try:
+            yield "One"
+            await asyncio.Event().wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()  # as closing a connection does
+            self.open -= 1
+
+
+async def test_flood_of_turns_is_limited_and_asks_one_at_a_time() -> None:
+    model = SlowWriter()
+    async with talking(model) as page:
+        for _ in range(200):
+            await page.send("say", text="word " * 300)
+        await page.send("ping", id="end")
+        await page.until("pong", id="end")
+        limited = [each for each in page.received if each.get("code") == "rate_limited"]
+        assert len(limited) > 150
+        asked = [each for each in page.received if each["type"] == "asked"]
+        assert all(len(each["messages"]) <= 10 for each in asked)
+        assert sum(len(json.dumps(each)) for each in asked) < 3 * 20 * 1_500, "no history is sent twice"
+        assert model.most_open <= 1
+
+
+async def test_page_that_reads_nothing_is_cut_off() -> None:
+    deltas = ("x" * 300_000, "y" * 3_000_000)
+    async with talking(Writer(deltas=deltas)) as page:
+        await page.send("say", text="Hello.")
+        with pytest.raises(ConnectionClosed):
+            await page.until("settled")
 
 
 async def test_conversation_without_a_session_is_refused() -> None:

@@ -382,3 +382,40 @@ async def test_caller_is_reset_after_a_request(tmp_path: Path) -> None:
         async with dial(address, additional_headers=bearer(APP)) as client:
             await client.until("ready")
         assert current_caller().key is None
+
+
+async def test_usage_is_that_of_the_key(tmp_path: Path) -> None:
+    async with (
+        serving(server={"key_file": str(key_file(tmp_path))}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
+    ):
+        for _ in range(2):
+            assert (await speak(client, APP)).status_code == 200
+        assert (await speak(client, OPERATOR)).status_code == 200
+
+        async def used(key: str) -> list[dict[str, Any]]:
+            answer = await client.get("/v1/usage", headers=bearer(key))
+            assert answer.status_code == 200
+            usage: list[dict[str, Any]] = answer.json()["usage"]
+            return usage
+
+        (app,) = await used(APP)
+        assert (app["key"], app["sessions"], app["characters"], app["source_seconds"]) == ("app", 2, 2 * len("Hi."), 0)
+        assert app["audio_seconds"] > 0.1
+        assert await used(READER) == []
+        assert {each["key"] for each in await used(OPERATOR)} == {"app", "operator"}
+        assert (await client.get("/v1/usage")).status_code == 401
+        metrics = (await client.get("/metrics", headers=bearer(OPERATOR))).text
+        assert '"app"' not in metrics
+
+
+async def test_session_events_name_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tts_worker")
+    async with (
+        serving(server={"key_file": str(key_file(tmp_path))}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
+    ):
+        assert (await speak(client, APP)).status_code == 200
+    events = [record for record in caplog.records if record.message in ("utterance ended", "session ended")]
+    assert [record.__dict__["fields"]["key"] for record in events] == ["app", "app"]
+    assert APP not in caplog.text

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import tempfile
 import threading
 import time
 import zipfile
@@ -21,10 +22,20 @@ import pytest
 
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
-from tts_worker.errors import Draining, OverCapacity
+from tts_worker.callers import Caller, acting_as
+from tts_worker.errors import Draining, OverCapacity, TextTooLong
+from tts_worker.server.batch import runner as batch_runner
 from tts_worker.server.batch.request import BatchRequest
-from tts_worker.server.batch.runner import Batch
-from tts_worker.server.batch.store import BatchFolder, StoredBatch, new_id, stored_ids
+from tts_worker.server.batch.runner import Batch, BatchRunner
+from tts_worker.server.batch.store import (
+    BatchFolder,
+    StoredBatch,
+    TemporaryFolder,
+    new_id,
+    remove_abandoned_folders,
+    stored_ids,
+)
+from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 
@@ -270,6 +281,48 @@ def test_abandoned_batches_are_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [new], "it may be accepted right now"
 
 
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "tts-worker-batch-killed"
+    new = tmp_path / "tts-worker-batch-new"
+    other = tmp_path / "another-program"
+    for folder in (killed, new, other):
+        folder.mkdir()
+    (killed / "lock").touch()
+    (killed / "text").write_text("Secret.")
+    own = TemporaryFolder()
+    remove_abandoned_folders()
+    assert set(tmp_path.iterdir()) == {own.path, new, other}
+    own.remove()
+    assert not own.path.exists()
+
+
+@pytest.mark.parametrize("jump_s", [90_000.0, 3_000_000.0])
+async def test_clock_that_jumps_deletes_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, jump_s: float
+) -> None:
+    wall_s = time.time()
+    monotonic_s = 1_000.0
+    monkeypatch.setattr(batch_runner, "unix_time_s", lambda: wall_s)
+    monkeypatch.setattr(batch_runner, "monotonic", lambda: monotonic_s)
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
+        runner = worker.batches
+        assert runner is not None
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
+        await runner.wait(batch, 0)
+        wall_s += jump_s
+        for _ in range(3):
+            await runner._maintain()
+            wall_s, monotonic_s = wall_s + 600, monotonic_s + 600
+        assert "clock has jumped" in caplog.text
+        assert batch.stored.id in runner._batches
+        wall_s -= jump_s  # it is set right again
+        await runner._maintain()
+        wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
+        await runner._maintain()
+        assert not runner._batches, "a day has passed"
+
+
 async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_kept": 2})
     async with running_worker(settings) as worker:
@@ -447,6 +500,83 @@ async def test_old_results_make_room_and_full_storage_is_typed(tmp_path: Path) -
         assert result is not None
         assert result.error is not None
         assert (result.error.code.value, result.error.retryable) == ("over_capacity", False)
+
+
+async def finished_batch(runner: BatchRunner, owner: str, text: str) -> Batch:
+    """Run a batch of one item for the key ``owner``."""
+    with acting_as(Caller(key=owner)):
+        batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items(text)}))
+    await runner.wait(batch, 0)
+    return batch
+
+
+def open_to(runner: BatchRunner, *owners: str) -> None:
+    """Let the runner find these keys, as the key file would."""
+    runner._caller_of = lambda name, transport: Caller(key=name) if name in owners else None
+
+
+async def test_full_storage_deletes_no_batches_of_other_keys(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 100_000, "max_kept": 1})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        open_to(runner, "alice", "mallory")
+        kept = await finished_batch(runner, "alice", "abcdefg")
+        flood = [await finished_batch(runner, "mallory", "abcdefgh" * 3) for _ in range(3)]
+        assert kept.stored.id in runner._batches
+        assert flood[-1].results[0].error is not None, "half of the storage is 50000 bytes"
+        small = [await finished_batch(runner, "mallory", "abcdefg") for _ in range(3)]
+        assert list(runner._batches) == [kept.stored.id, *(batch.stored.id for batch in small[1:])]
+        assert (await asyncio.to_thread(kept.folder.audio(0).stat)).st_size == kept.results[0].size
+
+
+async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        waiting = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefg")}))
+        await runner.wait(waiting, 0)
+        with pytest.raises(TextTooLong, match="breaks"):
+            await runner.submit(BatchRequest.model_validate({**PCM, "items": items('a<break time="10s"/>')}))
+        assert list(runner._batches) == [waiting.stored.id]
+        full = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefghijklmnopqrst" * 5)}))
+        result = await runner.wait(full, 0)
+        assert result is not None
+        assert result.error is not None
+
+
+async def test_one_key_leaves_running_batches_to_others(tmp_path: Path) -> None:
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_running": 2, "parallel": 1})
+    async with running_worker(settings) as worker:
+        runner = worker.batches
+        assert runner is not None
+        open_to(runner, "alice", "mallory")
+        request = BatchRequest.model_validate({**PCM, "items": items("x" * 5_000)})
+        with acting_as(Caller(key="mallory")):
+            await runner.submit(request)
+            with pytest.raises(OverCapacity, match="its share"):
+                await runner.submit(request)
+        with acting_as(Caller(key="alice")):
+            await runner.submit(request)
+
+
+def test_breaks_of_a_batch_count_as_text() -> None:
+    request = BatchRequest.model_validate({**PCM, "items": items('a<break time="10s"/>', "b<break time='2s'>")})
+    assert request.chars == len('a<break time="10s"/>') + len("b<break time='2s'>") + 12 * 15
+    assert request.break_bytes == 12 * 48_000
+
+
+async def test_breaks_count_in_the_quota_of_characters() -> None:
+    quotas = Quotas()
+    async with running_worker(tone_settings()) as worker:
+        worker.hub._caller_quotas = CallerQuotas(quotas)
+        with acting_as(Caller(key="alice", characters_per_minute=60.0)):
+            session = worker.hub.open(SessionOptions(realtime=False))
+        session.speak('a<break time="10s"/>b')
+        session.end_text()
+        await until(lambda: quotas.character_wait_s("alice", 60.0) > 100)
+        session.close()
 
 
 async def test_batch_that_cannot_be_stored_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, tone_settings, until
+from tests.fakes.clock import in_virtual_time
 from tests.integration.grpc_worker import LONG, GrpcWorker, running_grpc_worker, say
 from tests.integration.test_session import to_end
 from tests.integration.test_websocket import LONG_TIMEOUTS
@@ -97,6 +99,100 @@ async def test_grpc_utterance_without_a_slot_is_retryable() -> None:
         await server.control(pb.STOP, "speaking")
         await speaking.end()
         assert (await say(server, TEXT, session="silent")).frames, "the session takes a slot again"
+
+
+HELD: dict[str, Any] = {"text_idle_timeout_s": 3_600.0, "pause_timeout_s": 3_600.0}
+"""What a client asks for that wants to keep its slot."""
+
+
+async def wait_s(seconds: float) -> None:
+    """Let time pass: the timeouts are the subject."""
+    await asyncio.sleep(seconds)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("text", ["Hel", "", "Hello there."])
+async def test_utterance_that_waits_for_text_gives_way(text: str) -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 3})) as worker:
+        hub = worker.hub
+        holding = [hub.open(SessionOptions(**HELD, flush_after_ms=0)) for _ in range(3)]
+        for session in holding:
+            session.speak(text)
+        with pytest.raises(OverCapacity):
+            hub.open()
+        readers = [asyncio.create_task(to_end(session)) for session in holding]
+        await wait_s(5.0)
+        assert hub.free_slots == 3
+        for _ in range(3):
+            other = hub.open()
+            other.speak("Hi.")
+            other.end_text()
+            assert (await to_end(other))[1].outcome is Outcome.DONE
+            other.speak("And more text that is not ended")
+        ended = [end for _, end in await asyncio.gather(*readers)]
+        assert {each.receipt.reason for each in ended} == {"slot_idle"}
+        assert all(each.receipt.text_spoken + each.receipt.text_remaining == text for each in ended)
+        with pytest.raises(OverCapacity):
+            hub.open()
+
+
+@in_virtual_time
+async def test_stopped_session_takes_a_slot_again() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 1})) as worker:
+        first = worker.hub.open(SessionOptions(**HELD))
+        first.speak("Hello")
+        reading = asyncio.create_task(to_end(first))
+        await wait_s(8.0)
+        other = worker.hub.open()
+        assert (await reading)[1].receipt.reason == "slot_idle"
+        first.speak("On it goes.")
+        first.end_text()
+        assert (await to_end(first))[1].outcome is Outcome.DONE
+        assert other.state is State.IDLE
+
+
+@in_virtual_time
+async def test_download_that_waits_for_text_gives_way() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 4})) as worker:
+        downloads = [worker.hub.open(SessionOptions(**HELD, realtime=False, flush_after_ms=0)) for _ in range(3)]
+        for session in downloads:
+            session.speak("Hel")
+        with pytest.raises(OverCapacity):
+            worker.hub.open(SessionOptions(realtime=False))
+        await wait_s(3.0)
+        for _ in range(3):
+            worker.hub.open(SessionOptions(realtime=False)).speak("Other text.")
+        assert [session.state for session in downloads] == [State.IDLE] * 3
+
+
+@in_virtual_time
+async def test_utterance_with_text_to_say_keeps_its_slot() -> None:
+    async with running_worker(tone_settings(session={"max_sessions": 1})) as worker:
+        first = worker.hub.open()
+        first.speak("This sentence takes a while to be said, longer than two seconds. ")
+        await wait_s(0.5)
+        for _ in range(6):
+            while first.poll() is not None:
+                pass
+            with pytest.raises(OverCapacity):
+                worker.hub.open()
+            await wait_s(0.3)
+
+
+@in_virtual_time
+async def test_clients_may_only_shorten_timeouts() -> None:
+    limits = {"max_sessions": 2, "pause_timeout_s": 10.0, "text_idle_timeout_s": 20.0}
+    async with running_worker(tone_settings(session=limits)) as worker:
+        paused = worker.hub.open(SessionOptions(**HELD))
+        waiting = worker.hub.open(SessionOptions(**HELD))
+        paused.speak(LONG)
+        paused.pause()
+        waiting.speak("Hello.")
+        began_s = asyncio.get_running_loop().time()
+        assert (await to_end(paused))[1].receipt.reason == "pause_timeout"
+        assert asyncio.get_running_loop().time() - began_s < 11
+        assert (await to_end(waiting))[1].outcome is Outcome.DONE
+        assert asyncio.get_running_loop().time() - began_s < 21
 
 
 async def test_free_slots_include_idle_sessions() -> None:

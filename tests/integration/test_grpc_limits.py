@@ -304,6 +304,16 @@ async def test_unknown_options_are_ignored_and_reported() -> None:
         assert "emotion, speaker" in started.message
 
 
+async def test_many_options_are_counted_before_they_are_parsed() -> None:
+    async with running_grpc_worker() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await server.start(**{f"option-{number}": "" for number in range(20_000)})
+        assert refusal.value.code() is CODE.INVALID_ARGUMENT
+        refused = await server.start(**{f"option-{number}": "" for number in range(65)})
+        assert refused.error.code == "invalid_request"
+        assert len(refused.message) < 100, "no names are repeated"
+
+
 async def test_too_long_text_is_rejected() -> None:
     async with running_grpc_worker(session={"max_message_chars": 100, "max_utterance_chars": 150}) as server:
         await server.start()

@@ -480,6 +480,27 @@ async def test_client_that_stops_reading_is_disconnected() -> None:
         assert not received.endswith(b"0\r\n\r\n"), "an aborted stream must not look complete"
 
 
+async def test_pages_cannot_be_framed_by_others() -> None:
+    async with serving() as address, http(address) as client:
+        for path in ("/", "/webrtc", "/docs"):
+            headers = (await client.get(path)).headers
+            assert "frame-ancestors 'none'" in headers["content-security-policy"], path
+        for path in ("/", "/static/app.js", "/v1/voices", "/unknown"):
+            headers = (await client.get(path)).headers
+            assert headers["x-content-type-options"] == "nosniff", path
+            assert "server" not in headers, path
+
+
+@pytest.mark.parametrize(("trusted", "client_address"), [((), "127.0.0.1"), (("127.0.0.0/8",), "10.1.2.3")])
+async def test_forwarded_address_is_that_of_trusted_proxies(
+    caplog: pytest.LogCaptureFixture, trusted: tuple[str, ...], client_address: str
+) -> None:
+    settings = {"api_keys": ["correct-horse"], "trusted_proxies": trusted}
+    async with serving(server=settings) as address, http(address) as client:
+        assert (await client.get("/v1/voices", headers={"X-Forwarded-For": "10.1.2.3"})).status_code == 401
+    assert f"from {client_address}" in caplog.text
+
+
 async def test_keys_hosts_and_origins() -> None:
     async with serving(server={"api_keys": ["correct-horse"]}) as address, http(address) as client:
         assert (await client.get("/health/ready")).status_code == 200

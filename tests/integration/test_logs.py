@@ -79,6 +79,18 @@ async def test_debug_log_holds_neither_key_nor_text(tmp_path: Path) -> None:
     assert not [word for word in SPOKEN.split() if word in text]
 
 
+async def test_text_that_is_not_utf8_is_no_traceback(tmp_path: Path) -> None:
+    with logged(tmp_path) as (url, lines):
+        async with connect(f"{url.replace('http', 'ws')}/v1/stream") as socket:
+            await socket.send(b"\xff", text=True)
+            await socket.wait_closed()
+            assert socket.close_code == 1007
+        async with httpx.AsyncClient() as client:
+            metrics = (await client.get(f"{url}/metrics")).text
+    assert 'tts_connections_closed_total{reason="invalid"} 1.0' in metrics
+    assert "Traceback" not in "\n".join(lines)
+
+
 async def test_json_log_is_json_only(tmp_path: Path) -> None:
     with logged(tmp_path, "log_format=json", f"server.api_keys=[{KEY}]") as (url, lines):
         await speak_everywhere(url)

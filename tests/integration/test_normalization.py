@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import tone_settings
+from tests.conftest import tone_settings, until
 from tests.integration.test_session import say
 from tts_worker.errors import ConfigError, MissingExtra
 from tts_worker.metrics import Metrics
+from tts_worker.session import hub as hub_module
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
@@ -157,3 +158,11 @@ async def test_engine_by_word_gets_words() -> None:
     engine = RecordingEngine(front_end=False)
     engine.info = replace(engine.info, text_by_word=True)
     assert await text_for(engine, "我有 3m² 和 5 apples ") == "我有 三平方米 和 五 apples"
+
+
+async def test_readings_are_loaded_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: set[str | None] = set()
+    monkeypatch.setattr(hub_module, "rewrites_of", loaded.add)
+    hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig())
+    hub.add_engine("cosyvoice", "cosyvoice", RecordingEngine("de", "fr-CA"))
+    await until(lambda: loaded == {"de", "fr"})

@@ -320,6 +320,18 @@ async def test_at_most_a_thousand_workers_are_returned(registry: RegistryClient)
     await registry.redis.flushall()
 
 
+async def test_junk_entries_hide_no_worker(registry: RegistryClient, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = registry.redis.pipeline(transaction=False)
+    for index in range(3_000):
+        pipeline.set(f"{registry.prefix}junk{index}", b"{")
+    for index in range(3):
+        pipeline.set(f"{registry.prefix}w{index}", entry(f"w{index}").to_json())
+    await pipeline.execute()
+    assert set(await registry.workers()) == {"w0", "w1", "w2"}
+    assert caplog.text.count("skipped the registry entry") == 20
+    await registry.redis.flushall()
+
+
 async def test_a_host_name_is_replaced_by_its_checked_address(
     registry: RegistryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

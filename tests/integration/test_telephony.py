@@ -190,7 +190,7 @@ async def test_agent_may_come_first_and_come_back() -> None:
 
 
 async def test_those_who_wait_in_vain_are_ended() -> None:
-    async with serving(telephony={"join_timeout_s": 0.05, "max_calls": 1}) as address:
+    async with serving(telephony={"join_timeout_s": 0.05}) as address:
         async with agent(address, "CA1") as client:
             await client.send(type="text", text=SHORT, end=True)
             last, code = await ending(client)
@@ -198,10 +198,6 @@ async def test_those_who_wait_in_vain_are_ended() -> None:
             report = next(m for m in client.log if isinstance(m, dict) and m["type"] == "stopped")
             assert (report["reason"], report["text_remaining"], report["samples_sent"]) == ("call_ended", SHORT, 0)
         async with calling(address, TwilioMessages("CA2")) as call:
-            with pytest.raises(InvalidStatus) as caught:
-                async with calling(address, TwilioMessages("CA3")):
-                    pass
-            assert caught.value.response.status_code == 503
             await call.socket.wait_closed()
             assert call.socket.close_code == 1000, "the provider goes on with its next instruction"
 

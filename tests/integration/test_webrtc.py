@@ -24,6 +24,8 @@ with warnings.catch_warnings():
     from tts_worker.server.webrtc.peer import Peer
 
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.webrtc.offers import Offer, PeerRegistry
+from tts_worker.settings import WebRtcSettings
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 
@@ -249,6 +251,40 @@ async def test_peer_that_never_connects_is_closed() -> None:
                 pass
         assert again.status_code == 200
         await until_live_sessions(address, 0)
+
+
+async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    negotiate = Peer._negotiate
+    negotiating: list[int] = []
+    running = 0
+
+    async def counted(peer: Peer, sdp: str) -> str:
+        nonlocal running
+        running += 1
+        negotiating.append(running)
+        try:
+            return await negotiate(peer, sdp)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(Peer, "_negotiate", counted)
+    async with unconnected_client() as client:
+        sdp = await client.offer()
+        answers = await asyncio.gather(*(post_offer(address, sdp) for _ in range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert negotiating == [1] * 8
+
+
+async def test_offer_that_is_given_up_while_it_waits_leaves_nothing() -> None:
+    async with running_worker(tone_settings()) as worker:
+        registry = PeerRegistry(worker.hub, WebRtcSettings(), ApiLimits())
+        async with registry._negotiation:
+            joining = asyncio.create_task(registry.join(Offer(sdp="", type="offer")))
+            await until(lambda: worker.hub.live_sessions == 1)
+            joining.cancel()
+            await asyncio.wait({joining})
+        assert worker.hub.live_sessions == 0
+        assert not registry._peers
 
 
 # -- invalid offers ---------------------------------------------------------------------------------------------------

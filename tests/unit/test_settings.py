@@ -292,3 +292,45 @@ def test_engines_on_one_gpu_divide_its_memory(sections: dict[str, Any], shares: 
             del engine["bundle"]
     settings = load_settings(flags={**sections, "engines": engines})
     assert [settings.memory_share(name) for name in engines] == shares
+
+
+_DOCUMENTED = re.compile(r"\bTTS_WORKER(?:_[A-Z]+)+(?:__[A-Z_]+)*\b")
+_MAX_BYTES = 200_000
+_PLACEHOLDERS = {"TTS_WORKER_SECTION__KEY"}
+_VALUES = (
+    "true",
+    "8080",
+    "127.0.0.1",
+    "worker.example:7002",
+    "json",
+    "process",
+    "redis://127.0.0.1:6379/0",
+    '["a-key-of-an-application"]',
+    '["https://app.example.com"]',
+    "a-secret-of-24-characters",
+)
+"""Values of which one suits each variable."""
+
+
+def documented_variables() -> set[str]:
+    """The environment variables that documentation, help, examples and deployments name."""
+    folders = ("docs", "examples", "docker", "deploy", "configs", "src", "packages", "scripts")
+    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix != ".pyc"]
+    files += [path for path in REPOSITORY.iterdir() if path.suffix in (".md", ".yml")]
+    texts = [
+        path.read_text("utf-8", "replace") for path in files if path.is_file() and path.stat().st_size < _MAX_BYTES
+    ]
+    return {name for text in texts for name in _DOCUMENTED.findall(text)} - _PLACEHOLDERS
+
+
+@pytest.mark.parametrize("variable", sorted(documented_variables()))
+def test_documented_variable_can_be_set(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = []
+    for value in _VALUES:
+        monkeypatch.setenv(variable, value)
+        try:
+            load_settings(flags={"grpc": {"enabled": True}})
+            return
+        except ConfigError as error:
+            refused.append(error.message)
+    pytest.fail(f"every value of {variable} is refused: {refused}")

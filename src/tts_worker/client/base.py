@@ -158,6 +158,8 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "grpcs": "tts_worker.client.grpc",
         "redis": "tts_worker.client.fleet",
         "rediss": "tts_worker.client.fleet",
+        "redis+sentinel": "tts_worker.client.fleet",
+        "rediss+sentinel": "tts_worker.client.fleet",
     }
 )
 """URL scheme -> module, imported on first use."""

@@ -28,6 +28,7 @@ from tts_worker.errors import (
     OverCapacity,
     TextTooLong,
     TTSWorkerError,
+    UnknownVoice,
     VoiceQuotaExceeded,
 )
 from tts_worker.models.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
@@ -241,7 +242,11 @@ class VoiceLibrary:
             return await self._save(engine, new, voice, details)
 
     async def mix(self, new: NewVoice) -> CatalogVoice:
-        """Add a voice that mixes stored voices of one engine (``new.mix``). Raises as ``add`` does."""
+        """Add a voice that mixes stored voices of one engine (``new.mix``).
+
+        The voices must be the caller's own or belong to no key: a mix is a copy that its owner keeps.
+        Raises as ``add`` does.
+        """
         caller = current_caller()
         caller.require(ApiScope.ENROL)
         names = [part.voice for part in new.mix]
@@ -251,6 +256,8 @@ class VoiceLibrary:
                 raise InvalidRequest(f'"{voice.name}" is not a stored voice; only those can be mixed')
             if voice.engine != voices[0].engine:
                 raise InvalidRequest("only voices of the same engine can be mixed")
+            if voice.stored.owner is not None:
+                self._check_owner(voice, caller)
         new = new.model_copy(update={"consent": all(v.stored is not None and v.stored.consent for v in voices)})
         engine = self._engine(new.engine or voices[0].engine)
         if engine != voices[0].engine:
@@ -264,8 +271,15 @@ class VoiceLibrary:
             shares = {
                 voice.name: round(weight / sum(weights), 4) for voice, weight in zip(voices, weights, strict=False)
             }
+            if prompt is not None:
+                shares.setdefault(voices[-1].name, 0.0)
             details = new.details(caller, "mix", shares).model_copy(update={"has_prompt": prompt is not None})
-            return await self._save(engine, new, mixed, details)
+            saved = await self._save(engine, new, mixed, details)
+            gone = shares.keys() - self._stored[engine].keys()
+            if gone:  # deleted while the mix was computed
+                await self._delete(engine, {new.stored_name})
+                raise UnknownVoice(f'the voice "{min(gone)}" was deleted')
+            return saved
 
     async def import_packs(self, engine: str, packs: Iterable[InstalledPack]) -> None:
         """Store the recordings of voice packs as voices of an engine, unless they are stored already.
@@ -371,8 +385,13 @@ class VoiceLibrary:
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
-    async def delete(self, name: str) -> None:
-        """Delete a stored voice with its styles, or one style of it. Utterances that were accepted with it continue.
+    async def delete(self, name: str) -> tuple[str, ...]:
+        """Delete a stored voice with its styles, or one style of it, and the mixes made of them.
+
+        Utterances that were accepted with one of them continue.
+
+        Returns:
+            The names of the mixes.
 
         Raises:
             Forbidden: The API key may not delete voices, or another key added it.
@@ -386,11 +405,33 @@ class VoiceLibrary:
         if voice.stored is None:
             raise IllegalCommand(f'the voice "{voice.name}" belongs to its engine and cannot be deleted')
         self._check_owner(voice, caller)
+        mixes = self._mixes_of(voice.engine, voice.name)
+        if mixes:
+            log.info("the voice %s is deleted with the mixes made of it: %s", voice.name, ", ".join(mixes))
+        await self._delete(voice.engine, (voice.name, *mixes))
+        return mixes
+
+    async def _delete(self, engine: str, names: Iterable[str]) -> None:
         try:
             with _hidden_paths():
-                await asyncio.to_thread(self._stores[voice.engine].delete, voice.name)
+                for name in names:
+                    await asyncio.to_thread(self._stores[engine].delete, name)
         finally:
-            await self.refresh(voice.engine)
+            await self.refresh(engine)
+
+    def _mixes_of(self, engine: str, name: str) -> tuple[str, ...]:
+        """The mixes of a voice and its styles, and those of these mixes."""
+        stored = self._stored[engine]
+        found = {each for each in stored if each == name or each.startswith(name + STYLE_SEPARATOR)}
+        sources = set(found)
+        while found:
+            found = {
+                mix
+                for mix, details in stored.items()
+                if details.source == "mix" and mix not in sources and not found.isdisjoint(details.figures)
+            }
+            sources |= found
+        return tuple(sorted(each for each in sources if stored[each].source == "mix" and each != name))
 
     def _check_owner(self, voice: CatalogVoice, caller: Caller) -> None:
         """Raises Forbidden unless the caller's key added the voice or may administer the worker."""

@@ -38,6 +38,9 @@ from tts_worker.types import (
     Words,
 )
 
+MAX_NEEDS = 16
+"""Capabilities that a client may ask of a voice."""
+
 PROTOCOL_VERSION = 1
 
 _T = TypeVar("_T")
@@ -191,7 +194,7 @@ class StartMessage(Message, tag="start"):
 
     voice: Name | None = None
     model: Name | None = None
-    needs: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    needs: Annotated[tuple[str, ...], Meta(max_length=MAX_NEEDS)] = ()
     speed: float = 1.0
     seed: int = 0
     language: Annotated[str, Meta(max_length=35, pattern=_VALID)] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import (
+    MAX_NEEDS,
     PROTOCOL_VERSION,
     VOICE_FIELDS,
     ChunkMessage,
@@ -130,7 +131,7 @@ def _start_fields(start: pb.ConverseRequest.Start) -> dict[str, Any]:
         lexicon = json.loads(start.lexicon_json) if start.lexicon_json else None
     except (ValueError, RecursionError):
         raise InvalidRequest("lexicon_json must be a JSON object") from None
-    return {**_present(start.voicing, VOICE_FIELDS), "needs": tuple(start.needs), "lexicon": lexicon}
+    return {**_present(start.voicing, VOICE_FIELDS), "needs": tuple(start.needs[: MAX_NEEDS + 1]), "lexicon": lexicon}
 
 
 def _fill(part: Any, message: Any, names: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 STALE_S = 60.0
 """Maximum age of an entry. Redis expires entries earlier; an older one has a dead writer or a wrong clock."""
+MAX_WORKERS = 1_000
+_MAX_WARNINGS = 20
 _RESOLVE_S = 1.0
 
 
@@ -74,9 +77,14 @@ class WorkerDirectory:
 
     async def workers(self) -> list[ResolvedWorker]:
         """Return the workers that are usable now. Raises ConnectionLost if Redis does not answer."""
-        entries = await self._store.read(self._prefix, MAX_ENTRY_BYTES)
-        workers = await asyncio.gather(*(self._validate(key, raw) for key, raw in entries.items()))
-        return [worker for worker in workers if worker is not None]
+        workers: list[ResolvedWorker] = []
+        async with aclosing(self._store.read(self._prefix, MAX_ENTRY_BYTES)) as pages:
+            async for entries in pages:
+                found = await asyncio.gather(*(self._validate(key, raw) for key, raw in entries.items()))
+                workers += [worker for worker in found if worker is not None]
+                if len(workers) >= MAX_WORKERS:
+                    break
+        return workers[:MAX_WORKERS]
 
     async def _validate(self, key: str, raw: bytes) -> ResolvedWorker | None:
         try:
@@ -112,10 +120,12 @@ class WorkerDirectory:
         return _join_host_port(addresses[0], target.port)
 
     def _warn_once(self, key: str, reason: str) -> None:
-        """Log one warning per key and at most 1000 in all, so that forged entries cannot flood the log."""
-        if key not in self._warned_keys and len(self._warned_keys) < 1_000:
-            self._warned_keys.add(key)
-            log.warning("skipped the registry entry %.80r: %s", key, reason)
+        """Log one warning per key and few in all, so that forged entries cannot flood the log."""
+        if key in self._warned_keys or len(self._warned_keys) >= _MAX_WARNINGS:
+            return
+        self._warned_keys.add(key)
+        last = "; no more are logged" if len(self._warned_keys) == _MAX_WARNINGS else ""
+        log.warning("skipped the registry entry %.80r: %s%s", key, reason, last)
 
     async def aclose(self) -> None:
         """Close the connection to Redis."""

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, conversions, models, voices
+from tts_worker.server import api_docs, conversions, models, usage, voices
 from tts_worker.server.batch import routes as batch
 from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
@@ -125,6 +125,7 @@ def _add_shared_paths(routes: Routes, hub: SessionHub, limits: ApiLimits) -> Non
         return apis.api_of_client(request.scope) is apis.ELEVENLABS
 
     voices.add_routes(routes, hub, is_elevenlabs)
+    usage.add_routes(routes, hub)
     models.add_routes(routes, hub, limits, is_elevenlabs)
 
 

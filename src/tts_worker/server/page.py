@@ -17,6 +17,7 @@ _POLICY = "; ".join(
         "object-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
+        "frame-ancestors 'none'",
     )
 )
 

@@ -216,12 +216,15 @@ class AuthMiddleware:
 
 
 def _with_request_id(send: Send, request_id: str) -> Send:
-    """Wrap ``send`` to add the request ID to the response, also to that of a WebSocket handshake."""
-    header = (REQUEST_ID.encode(), request_id.encode())
+    """Wrap ``send`` to add the request ID to the response, also to that of a WebSocket handshake.
+
+    Browsers take no response for another type than it says.
+    """
+    added = ((REQUEST_ID.encode(), request_id.encode()), (b"x-content-type-options", b"nosniff"))
 
     async def send_with_id(message: Message) -> None:
         if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-            message = {**message, "headers": [*message.get("headers", ()), header]}
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
         await send(message)
 
     return send_with_id

@@ -65,8 +65,9 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
 
     @routes.delete(f"{PATH}/{{name}}", summary="Delete a voice that was added")
     async def delete(name: str) -> Response:
-        await delete_voice(hub, name)
-        return SafeJSONResponse({"id": name, "deleted": True, "status": "ok"})
+        mixes = await delete_voice(hub, name)
+        more = {"deleted_mixes": mixes} if mixes else {}
+        return SafeJSONResponse({"id": name, "deleted": True, "status": "ok", **more})
 
 
 async def add_voice(hub: SessionHub, body: Body) -> Voice:
@@ -82,7 +83,7 @@ async def add_voice(hub: SessionHub, body: Body) -> Voice:
         return await hub.require_library().add(new, recording)
 
 
-async def delete_voice(hub: SessionHub, name: str) -> None:
-    """Delete a voice. Raises as ``VoiceLibrary.delete`` does."""
+async def delete_voice(hub: SessionHub, name: str) -> tuple[str, ...]:
+    """Delete a voice and its mixes, whose names are returned. Raises as ``VoiceLibrary.delete`` does."""
     with audited("delete_voice", name, ApiScope.ENROL):
-        await hub.require_library().delete(name)
+        return await hub.require_library().delete(name)

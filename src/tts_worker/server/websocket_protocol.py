@@ -202,6 +202,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         assert self.conn.close_sent is not None
         code = self.conn.close_sent.code
         reason = self.conn.close_sent.reason
+        if code == 1007:  # text that is not UTF-8
+            self._connection.hit_limit("invalid")
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.close_sent = True
         self._lingering = True

@@ -51,7 +51,8 @@ _READ_CHARS = 16
 class HubConfig:
     """Defaults and bounds of all sessions, and what they share. See ``settings.SessionSettings``.
 
-    Milliseconds, characters and LUFS. ``normalizer`` is the wetext of the reference's reading; None has none.
+    Milliseconds, characters and LUFS. ``longest_pause_s`` is that of a transport with a longer pause timeout.
+    ``normalizer`` is the wetext of the reference's reading; None has none.
     ``traces`` exports ended utterances; None exports none.
     """
 
@@ -65,6 +66,7 @@ class HubConfig:
     max_utterance_chars: int = 200_000
     max_queued_utterances: int = 16
     timeouts: SessionTimeouts = field(default_factory=SessionTimeouts)
+    longest_pause_s: float = 0.0
     loudness_lufs: float | None = None
     text: TextOptions = field(default_factory=TextOptions)
     lexicon: Lexicon = field(default_factory=Lexicon)
@@ -203,7 +205,11 @@ class SessionFactory:
         return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
 
     def timeouts(self, options: SessionOptions) -> SessionTimeouts:
-        """Return the checked time limits of ``options``. Raises InvalidRequest."""
+        """Return the checked time limits of ``options``, which may only shorten those of the settings.
+
+        Raises:
+            InvalidRequest: A value is out of range.
+        """
         defaults = self._config.timeouts
         pause_s = options.pause_timeout_s if options.pause_timeout_s is not None else defaults.pause_s
         text_idle_s = options.text_idle_timeout_s if options.text_idle_timeout_s is not None else defaults.text_idle_s
@@ -214,7 +220,8 @@ class SessionFactory:
         flush_after_s = options.flush_after_ms / 1000 if options.flush_after_ms is not None else defaults.flush_after_s
         if not 0 <= flush_after_s <= 60:
             raise InvalidRequest("flush_after_ms must be 0 to 60000")
-        return SessionTimeouts(pause_s, text_idle_s, flush_after_s)
+        pause_s = min(pause_s, max(defaults.pause_s, self._config.longest_pause_s))
+        return SessionTimeouts(pause_s, min(text_idle_s, defaults.text_idle_s), flush_after_s)
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 

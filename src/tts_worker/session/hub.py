@@ -39,7 +39,10 @@ from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver
 from tts_worker.session.slots import SlotTable
+from tts_worker.session.usage import Usage
+from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
+from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices import Voice, VoiceCatalog
 
@@ -149,12 +152,16 @@ class SessionHub:
         self._loop = asyncio.get_running_loop()
         self.quotas = quotas or Quotas(self._loop.time)
         self._caller_quotas = CallerQuotas(self.quotas)
+        self.usage = Usage()
+        """What the API keys have used since the start."""
         self._session_prefix = secrets.token_hex(4)
         self._session_numbers = itertools.count(1)
         self._draining = False
         self._all_closed = asyncio.Event()
         self.lexicons = LexiconCache()
-        self._hooks = SessionHooks(self._begin_utterance, self._charge_text, self._mark_idle, self._on_closed)
+        self._hooks = SessionHooks(
+            self._begin_utterance, self._charge_text, self._count_audio, self._mark_idle, self._on_closed
+        )
         self._factory = SessionFactory(self.voices, self.config, self._engines, self._touch)
         self._loudness = self._factory.loudness
 
@@ -176,6 +183,8 @@ class SessionHub:
         self.voices.add(name, family, info)
         if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
+        if not engine.info.test_signal:
+            self._loop.run_in_executor(None, _prepare_readings, engine.info.languages)
         self._engines[name] = engine
         self.slots.slots = self._count_slots()
         if self._loudness is not None:
@@ -296,7 +305,7 @@ class SessionHub:
     @property
     def free_slots(self) -> int:
         """Number of new sessions that could be opened now."""
-        return self.slots.free(self._loop.time())
+        return self.slots.free(self._loop.time()) + sum(1 for _ in self._waiting())
 
     @property
     def can_enrol(self) -> bool:
@@ -404,7 +413,7 @@ class SessionHub:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
-        return Conversion(session, source, enrolment.speech_tokens, partial(self._caller_quotas.charge_source, caller))
+        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
     async def _choose_voice(self, options: SessionOptions) -> Voice:
         await self.look_up_voice(options.voice)
@@ -456,6 +465,7 @@ class SessionHub:
         if lease is None:  # opened without ``admit``
             lease = self._caller_quotas.hold_session(caller, name)
         self._sessions[name] = _OpenSession(session, voice.engine, caller, router, lease)
+        self.usage.of(caller.key).sessions += replaces is None
         self._touch(voice.engine)
         return session
 
@@ -485,7 +495,7 @@ class SessionHub:
             self.slots.replace(replaces.id, name, now_s)
             replaces.close("replaced")
             return
-        if not self.slots.has_free_slot(now_s):
+        if not self.slots.has_free_slot(now_s) and not self._end_waiting(now_s):
             raise OverCapacity(f"all {self.slots.slots} sessions are taken", retry_after_s=RETRY_AFTER_S)
         if (surplus := self.slots.eviction_candidate(now_s)) is not None:
             reason = OverCapacity("the idle session was closed to make room for another caller")
@@ -508,15 +518,52 @@ class SessionHub:
         if refusal is None and not opened.session.paced:
             refusal = self._unpaced_refusal(session)
         if refusal is None:
-            if self.slots.begin_utterance(session, self._loop.time()):
+            now_s = self._loop.time()
+            if self.slots.begin_utterance(session, now_s):
+                return None
+            if self._end_waiting(now_s) and self.slots.begin_utterance(session, now_s):
                 return None
             refusal = OverCapacity(f"all {self.slots.slots} sessions are speaking", retry_after_s=RETRY_AFTER_S)
         self._observer.refused(refusal.code.value, opened.caller.transport)
         return refusal.info
 
+    def _waiting(self) -> Iterator[str]:
+        """The speaking sessions that only wait for text, so that others may have their slots."""
+        for name, opened in self._sessions.items():
+            awaits_text = opened.session.awaits_text_for(self.config.slot_idle_s)
+            if awaits_text and not opened.is_conversion and self.slots.has_slot(name):
+                yield name
+
+    def _end_waiting(self, now_s: float, *, unpaced: bool = False) -> bool:
+        """End an utterance that only waits for text; its session stays open.
+
+        Args:
+            now_s: The time.
+            unpaced: End one of a download only.
+
+        Returns:
+            Whether there was one.
+        """
+        found = (name for name in self._waiting() if not (unpaced and self._sessions[name].session.paced))
+        waiting = next(found, None)
+        if waiting is None:
+            return False
+        self._sessions[waiting].session.yield_slot()
+        self.slots.mark_idle(waiting, now_s - 2 * self.config.slot_idle_s)
+        return True
+
     def _charge_text(self, session: str, chars: int) -> None:
         if (opened := self._sessions.get(session)) is not None:
+            self.usage.of(opened.caller.key).characters += chars
             self._caller_quotas.charge_characters(opened.caller, chars)
+
+    def _count_audio(self, session: str, seconds: float) -> None:
+        if (opened := self._sessions.get(session)) is not None:
+            self.usage.of(opened.caller.key).audio_s += seconds
+
+    def _charge_source(self, caller: Caller, seconds: float) -> None:
+        self.usage.of(caller.key).source_s += seconds
+        self._caller_quotas.charge_source(caller, seconds)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())
@@ -524,8 +571,10 @@ class SessionHub:
     def _unpaced_refusal(self, session: str | None) -> OverCapacity | None:
         """The error if ``session`` may not speak unpaced now: a quarter of the slots is reserved for paced sessions."""
         most = unpaced_share(self.max_sessions)
-        others = (opened.session for name, opened in self._sessions.items() if name != session)
+        others = [opened.session for name, opened in self._sessions.items() if name != session]
         if sum(not each.paced and each.state is not State.IDLE for each in others) < most:
+            return None
+        if self._end_waiting(self._loop.time(), unpaced=True):
             return None
         return OverCapacity(f"all {most} sessions for downloads are taken", retry_after_s=RETRY_AFTER_S)
 
@@ -649,3 +698,10 @@ class SessionHub:
 def _first(names: Iterable[str], requested: str | None) -> str | None:
     """The requested name if it is among ``names``; without one the first of them."""
     return next((name for name in names if requested in (None, name)), None)
+
+
+def _prepare_readings(languages: Iterable[str]) -> None:
+    """Load what reads numbers in these languages: the first text that needs it would hold up everybody by 0.1 s."""
+    for tag in set(map(primary_tag, languages)):
+        if (rewrites := rewrites_of(tag)) is not None:
+            rewrites("1", 0)

@@ -180,6 +180,21 @@ class SessionMachine:
         return sum(u.unspoken_chars for u in self._utterances)
 
     @property
+    def awaits_text(self) -> bool:
+        """Whether nothing can be sent or read before more text comes; the engine may still be at work."""
+        if self.state is not State.SPEAKING or len(self._utterances) != 1:
+            return False
+        utterance = self._utterances[0]
+        is_open = not utterance.text_ended and not utterance.unread
+        is_speech = utterance.segments > 0 and not utterance.text_chars
+        return is_open and not is_speech and not self.next_frame_samples
+
+    @property
+    def is_voiced(self) -> bool:
+        """Whether the engine has spoken all text that it got."""
+        return all(utterance.is_voiced for utterance in self._utterances)
+
+    @property
     def sent_samples(self) -> int:
         """Samples sent of the current utterance."""
         return self._utterances[0].sent_samples if self._utterances else 0

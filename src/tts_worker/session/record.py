@@ -20,6 +20,7 @@ class UtteranceRecord:
     Attributes:
         key: The utterance.
         transport: Name of the transport.
+        api_key: Name of the API key; None without one.
         engine: Name of the engine.
         voice: Name of the voice.
         request_id: The request that brought its first text; empty outside a request.
@@ -37,6 +38,7 @@ class UtteranceRecord:
 
     key: UtteranceKey
     transport: str
+    api_key: str | None
     engine: str
     voice: str
     request_id: str
@@ -69,6 +71,7 @@ class UtteranceRecord:
                 request_id=self.request_id or None,
                 trace_id=trace_id(self.traceparent),
                 transport=self.transport,
+                key=self.api_key,
                 voice=self.voice,
                 engine=self.engine or None,
                 reason=report.reason,
@@ -95,6 +98,7 @@ class SessionRecord:
         traceparent: The W3C trace context of that request.
         own_traceparent: The trace context that the client chose for later utterances, before that of their requests.
         transport: Name of the transport.
+        api_key: Name of the API key that opened it; None without one.
         utterances: Number of ended utterances.
         outcome: That of the last utterance.
         code: Error code of the last utterance.
@@ -110,6 +114,7 @@ class SessionRecord:
     traceparent: str = field(default_factory=current_traceparent)
     own_traceparent: str = ""
     transport: str = field(default_factory=lambda: current_caller().transport)
+    api_key: str | None = field(default_factory=lambda: current_caller().key)
     utterances: int = 0
     outcome: str = "none"
     code: str | None = None
@@ -122,7 +127,7 @@ class SessionRecord:
         """Record that an utterance begins."""
         request_id = current_request_id() or self.request_id
         traceparent = self.own_traceparent or current_traceparent() or self.traceparent
-        self._open[key] = UtteranceRecord(key, self.transport, "", "", request_id, traceparent, now_s)
+        self._open[key] = UtteranceRecord(key, self.transport, self.api_key, "", "", request_id, traceparent, now_s)
 
     def spoken_by(self, key: UtteranceKey, engine: str, voice: str) -> None:
         """Record what speaks an utterance."""
@@ -182,6 +187,7 @@ class SessionRecord:
                 session=self.session,
                 request_id=self.request_id or None,
                 transport=self.transport,
+                key=self.api_key,
                 voice=voice,
                 engine=self.engine or None,
                 reason=reason,

@@ -21,6 +21,7 @@ from tts_worker.session.text_timers import TextTimers
 from tts_worker.session.traces import UtteranceTraces
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
+    BREAK_CHARS_PER_S,
     Acknowledged,
     Alignment,
     Audio,
@@ -36,6 +37,10 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
+
+_ENGINE_FACTOR = 10
+"""Without audio of all its text an utterance waits for a busy engine, so many times longer than for its client; then
+the text has none, such as a word that the engine cannot speak."""
 
 
 class SessionObserver(Protocol):
@@ -84,13 +89,15 @@ class SessionHooks:
     Attributes:
         on_utterance: Called before an utterance begins, and whether it waits for earlier ones; returns the error if it
             may not begin.
-        on_text: Called with the number of accepted characters.
+        on_text: Called with the number of accepted characters; silence counts as text that takes as long.
+        on_audio: Called with the seconds of audio that were sent of an utterance that has ended.
         on_idle: Called when the last utterance has ended.
         on_close: Called once when the session closes.
     """
 
     on_utterance: Callable[[str, bool], ErrorInfo | None] = lambda session, queued: None
     on_text: Callable[[str, int], None] = lambda session, chars: None
+    on_audio: Callable[[str, float], None] = lambda session, seconds: None
     on_idle: Callable[[str], None] = lambda session: None
     on_close: Callable[[str], None] = lambda session: None
 
@@ -155,6 +162,7 @@ class LocalSession:
         self._deliver: Callable[[], bool] | None = None  # of the reader that waits
         self._delivery_error: Exception | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
+        self._sent_at_s = 0.0
         self._text_timers = TextTimers(machine, self._timeouts, self.sample_rate_hz, self._on_change)
         self._is_read_scheduled = False
         self._timestamps = _Timestamps()
@@ -349,6 +357,18 @@ class LocalSession:
 
     # -- slot ---------------------------------------------------------------------------------------------------------
 
+    def awaits_text_for(self, wait_s: float) -> bool:
+        """Whether the utterance has had nothing to say for so long, and waits for its client."""
+        if not self._machine.awaits_text:
+            return False
+        waited_s = self._loop.time() - max(self._text_timers.text_at_s, self._sent_at_s)
+        return waited_s >= wait_s * (1 if self._machine.is_voiced else _ENGINE_FACTOR)
+
+    def yield_slot(self) -> None:
+        """Stop the utterance, which waits for text, because another caller needs the slot."""
+        self._machine.stop_all("slot_idle")
+        self._on_stopped()
+
     def _activate(self) -> ErrorInfo | None:
         """Take a slot for a new utterance; return the error if none is free. Raises the error of a queued one."""
         queued = self._machine.state is not State.IDLE
@@ -400,7 +420,9 @@ class LocalSession:
         for command in self._machine.take_commands():
             if isinstance(command, Open):
                 self._note_voice(command.key)  # the first text may not have told it
-            elif isinstance(command, Text) and command.segment.index == 0:
+            if isinstance(command, Text) and (pause_ms := command.segment.pause_ms):
+                self._hooks.on_text(self.id, int(pause_ms * BREAK_CHARS_PER_S) // 1000)
+            if isinstance(command, Text) and command.segment.index == 0:
                 now_s = self._loop.time()
                 self._timestamps.posted_at_s[command.key] = now_s
                 self._timestamps.speakable_at_s[command.key] = now_s
@@ -520,6 +542,7 @@ class LocalSession:
                 self.pacer.expect_gap()
                 self._observer_of(item.key).ended(item, self.sample_rate_hz)
                 self._observers.pop(item.key, None)
+                self._hooks.on_audio(self.id, item.receipt.samples_sent / self.sample_rate_hz)
                 utterance = self._record.ended(item, now_s)
                 if self._traces is not None and utterance is not None:
                     self._traces.ended(utterance, item, now_s)
@@ -543,6 +566,7 @@ class LocalSession:
         return self._observers.get(key, self._observer)
 
     def _note_frame(self, frame: PcmFrame, now_s: float) -> None:
+        self._sent_at_s = now_s
         timing = self.pacer.timing(frame.samples, now_s)
         if timing is not None:
             self._observer_of(frame.key).frame(*timing)

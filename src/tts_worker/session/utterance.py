@@ -100,6 +100,7 @@ class Utterance:
     Attributes:
         text_phase: How far its text is.
         audio_phase: What the engine has of it.
+        posted_chars: Text that has become segments.
         is_announced: ``Started`` was emitted.
         pending_commands: Text and speech received before the utterance was opened on the engine.
         granted_engine_samples: Credit given to the engine so far.
@@ -125,6 +126,7 @@ class Utterance:
         self._alignment = alignment
         self._unread: deque[str | bytes | _TextMark] = deque()
         self.segments = 0
+        self.posted_chars = 0
         self.pending_commands: list[Text | Speech] = []
         self.is_announced = False
         self.truncated: str | None = None
@@ -211,6 +213,8 @@ class Utterance:
                     max_chars -= len(delta)
                     segments += self._text.feed(delta)
         self.segments += len(segments)
+        if segments:
+            self.posted_chars = segments[-1].end
         for segment in segments:
             for run in segment.skipped:
                 self._skip(run)
@@ -260,6 +264,11 @@ class Utterance:
     def unspoken_chars(self) -> int:
         """Accepted text without audio so far."""
         return max(0, self.text_chars - self._voiced_chars)
+
+    @property
+    def is_voiced(self) -> bool:
+        """Whether there is audio of all text that has become segments."""
+        return self._voiced_chars >= self.posted_chars
 
     def add(self, event: Audio) -> None:
         """Buffer audio and word timestamps of the engine."""

@@ -17,8 +17,16 @@ from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.tree import ENV_PREFIX, Settings
 from tts_worker.voicepack.installed import installed_voices
 
-_CLIENT_VARIABLES = frozenset({"TTS_WORKER_URL", "TTS_WORKER_API_KEY"})
-"""Environment variables of clients, which are not settings."""
+_CLIENT_VARIABLES = frozenset(
+    {
+        "TTS_WORKER_URL",
+        "TTS_WORKER_API_KEY",
+        "TTS_WORKER_CHAT_URL",
+        "TTS_WORKER_CHAT_MODEL",
+        "TTS_WORKER_CHAT_KEY",
+    }
+)
+"""Environment variables of clients and of commands, which are not settings."""
 
 _PATHS = (
     ("server", "tls_certificate"),

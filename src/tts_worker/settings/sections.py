@@ -30,8 +30,14 @@ def is_loopback(host: str) -> bool:
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
     """Reject what is no Redis URL, without its text: it may hold a password."""
-    if not re.match(r"(rediss?|unix)://.", url.get_secret_value()):
-        raise ValueError("not a Redis URL: use redis://[:password@]host:port[/db], or rediss:// for TLS")
+    value = url.get_secret_value()
+    if re.match(r"rediss?\+cluster://", value):
+        raise ValueError("Redis Cluster is not supported; use one server, or Sentinel (redis+sentinel://)")
+    if not re.match(r"(rediss?|unix)://.|rediss?\+sentinel://[^/]+/.", value):
+        raise ValueError(
+            "not a Redis URL: use redis://[:password@]host:port[/db], rediss:// for TLS, or "
+            "redis+sentinel://host:port,host:port/service"
+        )
     return url
 
 
@@ -69,6 +75,7 @@ class ServerSettings(TlsSection):
     Attributes:
         api_keys: Keys with all scopes.
         key_file: A file of keys with names, scopes and quotas; reloaded when it changes.
+        trusted_proxies: Addresses or networks of proxies whose ``X-Forwarded-For`` names the client; "*" trusts all.
         max_buffered_bytes: Request bodies in memory, over all requests.
         max_connections: Limit of connections; lower if the process may not open as many file descriptors.
         header_timeout_s: Time limit for the head of a request.
@@ -81,6 +88,7 @@ class ServerSettings(TlsSection):
     key_file: Path | None = None
     allow_unauthenticated: bool = False
     allowed_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
     max_upload_bytes: int = Field(12_582_912, ge=1_024)
     max_header_bytes: Annotated[int, Field(ge=4_096, le=1_048_576)] = 32_768
@@ -93,6 +101,17 @@ class ServerSettings(TlsSection):
     heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        """Reject names, which would match no address."""
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network("0.0.0.0/0" if proxy == "*" else proxy)
+            except ValueError:
+                raise ValueError(f"{proxy!r} is not an address or a network, such as 10.0.0.0/8") from None
+        return proxies
 
     @field_validator("allowed_origins")
     @classmethod
@@ -212,6 +231,7 @@ class GrpcSettings(TlsSection):
         sample_rate_hz: Default sample rate.
         frame_ms: Default frame size.
         max_connections: TCP connections of each port; fewer if the process may not open as many file descriptors.
+        connection_idle_s: A connection without a call is closed after this time; clients connect again by themselves.
         pause_timeout_s: None selects ``session.pause_timeout_s``.
         session_idle_s: An unused session ends after this time.
         models: Additional model ids.
@@ -224,6 +244,7 @@ class GrpcSettings(TlsSection):
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
     frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
     max_connections: int = Field(1_024, ge=2, le=1_000_000)
+    connection_idle_s: Seconds = 30.0
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
@@ -331,8 +352,9 @@ class BatchSettings(Section):
         max_items: Items of a batch.
         max_chars: Text of a batch.
         max_running: Unfinished batches.
-        max_kept: Finished batches that are kept; beyond it the oldest are deleted.
-        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches are deleted.
+        max_kept: Finished batches of a key that are kept; beyond it its oldest are deleted.
+        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
+        key_share: Part of ``max_bytes`` and ``max_running`` that the batches of one API key may take.
         keep_s: A batch is deleted after this time.
     """
 
@@ -344,6 +366,7 @@ class BatchSettings(Section):
     max_running: int = Field(100, ge=1, le=10_000)
     max_kept: int = Field(10_000, ge=1)
     max_bytes: int = Field(1_073_741_824, ge=1)
+    key_share: float = Field(0.5, gt=0, le=1)
     keep_s: Seconds = 86_400.0
 
 

@@ -204,6 +204,8 @@ def _transfer(url: str, part: Path, start_bytes: int, size_bytes: int, report: C
         request.add_header("Range", f"bytes={start_bytes}-")
     beyond_end = f"ends after {start_bytes} bytes; {size_bytes} were published"
     with _opened(request, url, beyond_end) as response:
+        if response.headers.get("Transfer-Encoding"):  # the line before a chunk could take for ever
+            raise BundleError(f"{_redacted(url)}: the server sends the file in chunks and does not tell its size")
         content_range = response.headers.get("Content-Range", "")
         is_resumed = response.status == 206 and content_range.startswith(f"bytes {start_bytes}-")
         done_bytes = start_bytes if is_resumed else 0

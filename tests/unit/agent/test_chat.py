@@ -67,6 +67,12 @@ async def test_answer_is_streamed() -> None:
         ("500 Error", "", ConnectionLost),
         ("200 OK", 'data: {"error": {"message": "private words"}}\n\n', ConnectionLost),
         ("200 OK", "data: [1]\n\n", ConnectionLost),
+        ("302 Found\r\nLocation: http://127.0.0.1:1/", "", ChatRefused),
+        ("204 No Content", "", ChatRefused),
+        ("200 OK", "<html>private words</html>", ConnectionLost),
+        ("200 OK", "", ConnectionLost),
+        ("200 OK", "data: " + "x" * 200_000, ConnectionLost),
+        ("200 OK", ": comment\n" * 2_000_000, ConnectionLost),
     ],
 )
 async def test_failure_is_a_typed_error_without_text(status: str, body: str, kind: type[TTSWorkerError]) -> None:
@@ -75,6 +81,13 @@ async def test_failure_is_a_typed_error_without_text(status: str, body: str, kin
             [text async for text in model.reply([{"role": "user", "content": "private words"}])]
         assert "private words" not in str(caught.value)
         assert "secret" not in str(caught.value)
+
+
+async def test_compressed_answer_is_not_expanded() -> None:
+    async with endpoint("200 OK\r\nContent-Encoding: gzip", "no gzip") as (model, requests):
+        with pytest.raises(ConnectionLost):
+            [text async for text in model.reply([{"role": "user", "content": "Hi."}])]
+        assert b"accept-encoding: identity" in requests[0].lower()
 
 
 @settings(max_examples=30, deadline=None)

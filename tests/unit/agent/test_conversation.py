@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tts_worker.server.agent.conversation import (
+    MAX_HISTORY_CHARS,
     Ask,
     Conversation,
     Effect,
@@ -19,6 +20,7 @@ from tts_worker.server.agent.conversation import (
     Settled,
     Speak,
     UserTurn,
+    changes,
 )
 from tts_worker.types import Skipped
 
@@ -247,3 +249,25 @@ class ConversationMachine(RuleBasedStateMachine):
 
 TestConversation = ConversationMachine.TestCase
 TestConversation.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
+def test_changes_lead_from_one_history_to_the_next(before: list[str], now: list[str]) -> None:
+    old, new = ([{"role": "user", "content": text} for text in each] for each in (before, now))
+    kept, removed, added = changes(old, new)
+    assert [*old[:kept], *old[kept + removed :], *added] == new
+
+
+def test_forgotten_turns_do_not_repeat_the_history() -> None:
+    old = [{"role": "system", "content": "s"}, *({"role": "user", "content": str(n)} for n in range(200))]
+    new = [old[0], *old[3:], {"role": "user", "content": "new"}]
+    assert changes(old, new) == (1, 2, [new[-1]])
+
+
+def test_long_history_is_forgotten() -> None:
+    conversation = Conversation()
+    for _ in range(40):
+        conversation.say("x" * 4_000)
+        conversation.reported(conversation.answer or 0, "")
+    assert sum(len(turn.text) for turn in conversation.turns) <= MAX_HISTORY_CHARS + 4_000
+    assert conversation.messages()[-1]["content"] == "x" * 4_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,18 @@ def test_tensor_larger_than_its_data_is_refused(tmp_path: Path, zipped: bool) ->
     assert file.stat().st_size < 10_000
     with pytest.raises(BundleError, match="with too little data"):
         read_pickled(file)
+
+
+def test_compressed_weights_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    stored, bomb = tmp_path / "stored.pt", tmp_path / "hift.pt"
+    torch.save({"weight": torch.zeros(1_000_000)}, stored)
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    assert bomb.stat().st_size < 20_000
+    assert read_pickled(stored)["weight"].shape == (1_000_000,)
+    with pytest.raises(BundleError, match="would take 4 MB"):
+        read_pickled(bomb)
 
 
 def test_sparse_tensor_is_refused(tmp_path: Path) -> None:

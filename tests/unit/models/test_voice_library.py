@@ -10,7 +10,8 @@ from tests.fakes.recordings import SAID, speech, wav
 from tests.unit.voicepack.test_voice_file import voice
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
-from tts_worker.errors import InvalidRequest, OverCapacity, UnknownVoice
+from tts_worker.callers import ApiScope, Caller, acting_as
+from tts_worker.errors import Forbidden, InvalidRequest, OverCapacity, UnknownVoice
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.voice_library import NewVoice, VoiceLibrary
 from tts_worker.models.voice_store import VoiceStore
@@ -152,3 +153,51 @@ async def test_deleted_voice_remains_while_another_worker_needs_it(tmp_path: Pat
 
 def store_voice(store: VoiceStore, name: str) -> None:
     store.save(name, voice(), VoiceDetails())
+
+
+def caller(key: str | None, *scopes: ApiScope) -> Caller:
+    return Caller(key=key, scopes=frozenset(scopes or (ApiScope.SPEAK, ApiScope.ENROL)))
+
+
+def library_with(folder: Path, **owners: str | None) -> VoiceLibrary:
+    """A library with voices of these owners."""
+    store = VoiceStore(folder)
+    for number, (name, owner) in enumerate(owners.items()):
+        store.save(name, voice(number), VoiceDetails(owner=owner, consent=True))
+    catalog = VoiceCatalog()
+    catalog.add("one", "fake", INFO)
+
+    async def no_enrolment(engine: str | None) -> tuple[str, Enrolment]:
+        raise AssertionError("a mix needs no engine")
+
+    return VoiceLibrary(catalog, {"one": store}, no_enrolment)
+
+
+def mix_of(name: str, *parts: str, prompt: str | None = None) -> NewVoice:
+    return NewVoice.parse({"name": name, "mix": [{"voice": part} for part in parts], "prompt": prompt})
+
+
+async def test_voice_of_another_key_cannot_be_mixed(tmp_path: Path) -> None:
+    library = library_with(tmp_path, victim="alice", own="mallory", shared=None)
+    with acting_as(caller("mallory")):
+        for new in (
+            mix_of("copy", "victim", "own"),
+            mix_of("copy", "own", "shared", prompt="victim"),
+        ):
+            with pytest.raises(Forbidden):
+                await library.mix(new)
+        assert (await library.mix(mix_of("fine", "own", "shared", prompt="own"))).stored is not None
+    with acting_as(caller("operator", *ApiScope)):
+        assert (await library.mix(mix_of("by-admin", "victim", "own"))).stored is not None
+
+
+async def test_deleted_voice_takes_its_mixes_with_it(tmp_path: Path) -> None:
+    library = library_with(tmp_path, a="alice", b="alice", c="alice", d="alice")
+    with acting_as(caller("alice")):
+        await library.mix(mix_of("ab", "a", "b"))
+        await library.mix(mix_of("abc", "ab", "c"))
+        await library.mix(mix_of("cd", "c", "d"))
+        await library.mix(mix_of("cda", "c", "d", prompt="a"))
+        assert await library.delete("a") == ("ab", "abc", "cda")
+        left = set(VoiceStore(tmp_path).scan())
+    assert left == {"b", "c", "d", "cd"}

@@ -581,3 +581,17 @@ def test_slow_response_header_is_given_up(server: Server, tmp_path: Path, monkey
             pull(model(), tmp_path, base_url=server.url)
     finally:
         done.set()
+
+
+def test_file_in_chunks_is_refused(server: Server, tmp_path: Path) -> None:
+    def chunked(handler: BaseHTTPRequestHandler, path: str, start: int) -> bool:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"1")  # the line of the first chunk never ends
+        handler.close_connection = True
+        return True
+
+    server.behave = chunked
+    with pytest.raises(BundleError, match="does not tell its size"):
+        pull(model(), tmp_path, base_url=server.url)

@@ -389,7 +389,9 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
             DeviceLost: The device no longer responds.
         """
         if fault.kind is FaultKind.UNKNOWN:
-            log.warning("a %s pass failed (%s):\n%s", fault.stage.value, fault.cause, fault.trace)
+            log.warning("a %s pass failed (%s)", fault.stage.value, fault.cause)
+            for line in fault.trace.splitlines():  # a record is one line
+                log.warning("  %s", line)
             self._check_device(fault.cause)
         if fault.kind is FaultKind.OUT_OF_MEMORY:
             self._evict_voices(self.settings.pages)

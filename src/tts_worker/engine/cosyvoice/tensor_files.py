@@ -23,6 +23,9 @@ from tts_worker.voicepack.report import missing_content
 
 PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Number formats of weights by the name of their precision."""
+_MAX_EXPANSION = 2
+"""Size of the content of a zip file, as a multiple of the size of the file."""
+
 INT8_SCALE = ".int8_scale"
 """Name suffix of the scales ``[rows]`` of a matrix that is stored as int8."""
 
@@ -49,8 +52,10 @@ def read_pickled(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings address the author of the file
+            if is_zip := zipfile.is_zipfile(path):
+                _must_not_expand(path)
             # mmap needs the zip format, which torch writes since 1.6.
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
             _must_be_dense(loaded, path)
             return loaded
     except BundleError:
@@ -64,6 +69,14 @@ def read_pickled(path: Path) -> Any:
         raise
     except Exception as error:  # torch's zip and pickle readers raise many types
         raise BundleError(f"{path}: cannot be read ({type(error).__name__}); it is truncated or damaged") from None
+
+
+def _must_not_expand(path: Path) -> None:
+    """Refuse a zip file whose content is larger than itself: torch stores tensors without compression."""
+    with zipfile.ZipFile(path) as archive:
+        content_bytes = sum(entry.file_size for entry in archive.infolist())
+    if content_bytes > _MAX_EXPANSION * path.stat().st_size:
+        raise BundleError(f"{path}: is compressed and would take {content_bytes / 1e6:.0f} MB; it was not read")
 
 
 def _must_be_dense(loaded: object, path: Path) -> None:

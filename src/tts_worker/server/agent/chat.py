@@ -6,7 +6,7 @@ OpenAI, vLLM, llama.cpp, Ollama, LM Studio and others offer it. No text of a con
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -17,6 +17,11 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 """Limit without a byte of the answer: a model may think for a while before its first word."""
 MAX_ANSWER_CHARS = 20_000
+MAX_LINE_BYTES = 65_536
+MAX_ANSWER_BYTES = 16_777_216
+"""Bounds of one line of the event stream, and of all of it: an answer of one event per character needs less."""
+
+_NO_STREAM = "the chat model sent something other than a stream of chat completions"
 
 
 class ChatModel(Protocol):
@@ -62,7 +67,8 @@ class ChatEndpoint:
         self._httpx = httpx
         self._client = httpx.AsyncClient(
             base_url=url.rstrip("/") + "/",
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # Without compression: a few bytes could become gigabytes.
+            headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         )
 
@@ -84,7 +90,7 @@ class ChatEndpoint:
             async with self._client.stream("POST", "chat/completions", json=request) as response:
                 _check_status(response.status_code)
                 count = 0
-                async for line in response.aiter_lines():
+                async for line in _lines(response.aiter_raw()):
                     text = content_of(line)
                     if text is None:
                         return
@@ -97,6 +103,30 @@ class ChatEndpoint:
             raise DeadlineExceeded("the chat model did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL):
             raise ConnectionLost("the chat model cannot be reached") from None
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
+    """Yield the lines of an event stream.
+
+    Raises:
+        ConnectionLost: It is none, or too long.
+    """
+    rest = b""
+    size = 0
+    has_event = False
+    async for part in parts:
+        size += len(part)
+        *lines, rest = (rest + part).split(b"\n")
+        if size > MAX_ANSWER_BYTES or len(rest) > MAX_LINE_BYTES:
+            raise ConnectionLost("the chat model sent more than an answer can have")
+        for line in lines:
+            has_event = has_event or line.startswith(b"data:")
+            yield line.decode(errors="replace").rstrip("\r")
+    if rest:
+        has_event = has_event or rest.startswith(b"data:")
+        yield rest.decode(errors="replace")
+    if not has_event:
+        raise ConnectionLost(_NO_STREAM)
 
 
 def content_of(line: str) -> str | None:
@@ -117,12 +147,14 @@ def content_of(line: str) -> str | None:
         choices = event["choices"]
         return str(choices[0]["delta"].get("content") or "") if choices else ""
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise ConnectionLost("the chat model sent something other than a stream of chat completions") from None
+        raise ConnectionLost(_NO_STREAM) from None
 
 
 def _check_status(status: int) -> None:
-    if status < 400:
+    if status == 200:
         return
+    if status < 400:  # a redirect is not followed: the key and the conversation would go elsewhere
+        raise ChatRefused(f"the chat model answered with HTTP status {status}: check its address")
     if status in (401, 403):
         raise ChatRefused("the chat model did not accept the API key")
     if status == 404:

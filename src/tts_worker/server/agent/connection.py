@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import anyio
 from starlette.websockets import WebSocket
 
-from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError
+from tts_worker.errors import ConnectionLost, InvalidRequest, RateLimited, SendTimeout, TTSWorkerError
 from tts_worker.protocol.json_codec import dumps
 from tts_worker.protocol.messages import CloseMessage, Message, PingMessage, PongMessage
 from tts_worker.protocol.session import Session
@@ -29,6 +29,7 @@ from tts_worker.server.agent.conversation import (
     Settled,
     Speak,
     UserTurn,
+    changes,
 )
 from tts_worker.server.agent.listener import SpeechListener
 from tts_worker.server.agent.messages import (
@@ -55,10 +56,18 @@ from tts_worker.server.agent.messages import (
 from tts_worker.server.agent.service import AgentService
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.message_socket import MessageSocket
+from tts_worker.server.rates import TokenBucket
 from tts_worker.server.security import SUBPROTOCOL
 from tts_worker.text.decoding import TextDecoder, replace_surrogates
 from tts_worker.text.spoken_words import split_spoken
 from tts_worker.types import Ended, Outcome, Output, PcmFrame, Skipped, Started, UtteranceKey, Word, Words, WordTiming
+
+_MAX_TURNS_PER_S = 3.0
+_MAX_TURNS_AT_ONCE = 10.0
+_MAX_GUESSES_PER_S = 30.0
+"""Words that the browser recognized and that are not final; each is compared with all that was played."""
+_MAX_OUTBOX_BYTES = 2_097_152
+"""Messages and audio that wait for a client that does not read: more than 30 s of speech."""
 
 
 @dataclass(slots=True)
@@ -106,7 +115,13 @@ class AgentConnection:
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
         self._session: Session | None = None
         self._opened = asyncio.Event()
-        self._outbox: asyncio.Queue[Message | bytes] = asyncio.Queue()
+        self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
+        self._outbox_bytes = 0
+        self._is_full = asyncio.Event()
+        self._asked: tuple[dict[str, str], ...] = ()  # what the page was told of the history
+        self._turns = TokenBucket(_MAX_TURNS_PER_S, _MAX_TURNS_AT_ONCE)
+        self._guesses = TokenBucket(_MAX_GUESSES_PER_S, 2 * _MAX_GUESSES_PER_S)
+        self._model_free = asyncio.Lock()
         self._utterance: _Utterance | None = None
         self._model = anyio.CancelScope()
         self._phase = Phase.LISTENING
@@ -119,7 +134,7 @@ class AgentConnection:
 
     async def run(self) -> None:
         """Serve the connection from handshake to close."""
-        jobs = [self._read, self._write, self._speak]
+        jobs = [self._read, self._write, self._watch_outbox, self._speak]
         if self._listener is not None:
             jobs.append(self._listener.run)
         await self._socket.run(
@@ -154,7 +169,12 @@ class AgentConnection:
     async def _write(self) -> None:
         while True:
             item = await self._outbox.get()
-            await self._socket.send(item if isinstance(item, bytes) else dumps(item))
+            self._outbox_bytes -= len(item)
+            await self._socket.send(item)
+
+    async def _watch_outbox(self) -> None:
+        await self._is_full.wait()
+        raise SendTimeout(f"the client left more than {_MAX_OUTBOX_BYTES} bytes unread")
 
     async def _speak(self) -> None:
         """Open the speech session and pass its audio on."""
@@ -179,17 +199,21 @@ class AgentConnection:
         raise ConnectionLost("the speech session has ended")
 
     async def _answer(self, answer: int, ask: Ask, scope: anyio.CancelScope) -> None:
-        """Let the model answer."""
+        """Let the model answer, after the request before has ended."""
         decoder = TextDecoder()  # as that of the session, whose report counts the characters
         with scope:
-            try:
-                async with aclosing(self._service.model.reply(ask.messages)) as reply:
-                    async for text in reply:
-                        self._on_delta(answer, decoder.feed(text))
-            except TTSWorkerError as error:
-                self._send(ProblemMessage.of(error.info))
+            async with self._model_free:
+                await self._reply(answer, ask, decoder)
             self._on_delta(answer, decoder.end())
             self._apply(self._conversation.answer_ended(answer))
+
+    async def _reply(self, answer: int, ask: Ask, decoder: TextDecoder) -> None:
+        try:
+            async with aclosing(self._service.model.reply(ask.messages)) as reply:
+                async for text in reply:
+                    self._on_delta(answer, decoder.feed(text))
+        except TTSWorkerError as error:
+            self._send(ProblemMessage.of(error.info))
 
     def _on_delta(self, answer: int, text: str) -> None:
         if text:
@@ -206,8 +230,13 @@ class AgentConnection:
                 text = replace_surrogates(text).strip()
                 if not text:
                     raise InvalidRequest("text must not be blank")
+                self._count_turn()
                 self._apply(conversation.say(text))
             case TranscriptMessage(text, final):
+                if final and text.strip():
+                    self._count_turn()
+                elif not final and not self._guesses.take(asyncio.get_running_loop().time()):
+                    return  # a later one holds its words
                 # The browser's recognizer listens all the time, also to loudspeakers.
                 self._on_words(text, final, "" if self._utterance is None else self._utterance.heard)
             case SpeechMessage():
@@ -223,6 +252,11 @@ class AgentConnection:
                 self._apply(conversation.stop())
             case PingMessage():
                 self._send(PongMessage(id=message.id))
+
+    def _count_turn(self) -> None:
+        """Count a turn of the user. Raises RateLimited: each one interrupts an answer and asks the model."""
+        if not self._turns.take(asyncio.get_running_loop().time()):
+            raise RateLimited(f"more than {_MAX_TURNS_PER_S:g} turns a second")
 
     def _on_speech(self, message: SpeechMessage) -> None:
         self._note_position(message.played_samples, message.turn)
@@ -298,7 +332,9 @@ class AgentConnection:
             match effect:
                 case Ask(answer, messages):
                     self._utterance = _Utterance(answer)
-                    self._send(AskedMessage(turn=answer, messages=messages))
+                    kept, removed, added = changes(self._asked, messages)
+                    self._asked = messages
+                    self._send(AskedMessage(turn=answer, kept=kept, removed=removed, messages=tuple(added)))
                     self._model = anyio.CancelScope()
                     self._socket.spawn(self._answer(answer, effect, self._model), "agent answer")
                 case UserTurn(turn, text):
@@ -352,7 +388,12 @@ class AgentConnection:
     # -- output -------------------------------------------------------------------------------------------------------
 
     def _send(self, message: Message | bytes) -> None:
-        self._outbox.put_nowait(message)
+        item = message if isinstance(message, bytes) else dumps(message)
+        if self._outbox_bytes + len(item) > _MAX_OUTBOX_BYTES:
+            self._is_full.set()
+            return
+        self._outbox_bytes += len(item)
+        self._outbox.put_nowait(item)
 
     def _send_phase(self) -> None:
         phase = self._conversation.phase
@@ -364,5 +405,7 @@ class AgentConnection:
         """Remove unsent audio; the order of messages stays."""
         unsent = [self._outbox.get_nowait() for _ in range(self._outbox.qsize())]
         for item in unsent:
-            if not isinstance(item, bytes):
+            if isinstance(item, bytes):
+                self._outbox_bytes -= len(item)
+            else:
                 self._outbox.put_nowait(item)

@@ -9,6 +9,7 @@ nothing recognizable lets it continue at the next sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -16,7 +17,8 @@ from typing import Literal
 from tts_worker.types import Skipped, skipped_before, text_heard
 
 MAX_TURNS = 200
-"""Turns that are kept; the oldest are forgotten."""
+MAX_HISTORY_CHARS = 100_000
+"""Turns that are kept, and characters of all turns but the last; the oldest are forgotten."""
 
 ASSENTS = frozenset(
     ("ah", "aha", "hm", "hmm", "huh", "mhm", "mm", "oh", "ok", "okay", "right", "uh", "um", "yeah", "yes")
@@ -320,7 +322,11 @@ class Conversation:
         self._count += 1
         turn = Turn(self._count, role, text)
         self.turns.append(turn)
-        del self.turns[:-MAX_TURNS]
+        excess = sum(len(each.text) for each in self.turns[:-1]) - MAX_HISTORY_CHARS
+        forgotten = max(0, len(self.turns) - MAX_TURNS)
+        while excess > sum(len(each.text) for each in self.turns[:forgotten]):
+            forgotten += 1
+        del self.turns[:forgotten]
         return turn
 
     def _ask(self) -> list[Effect]:
@@ -364,6 +370,21 @@ class Conversation:
         if not turn.text:
             self.turns = [other for other in self.turns if other is not turn]
         return [Settled(turn.number, turn.heard, turn.unheard, turn.skipped), *self._ask()]
+
+
+def changes(before: Sequence[Message], now: Sequence[Message]) -> tuple[int, int, Sequence[Message]]:
+    """Return how ``before`` becomes ``now``, so that a long history need not be sent again.
+
+    Returns:
+        The number of first messages that stay, the number after them that are removed, and the messages to append.
+    """
+    kept = 0
+    while kept < min(len(before), len(now)) and before[kept] == now[kept]:
+        kept += 1
+    removed = 0
+    while before[kept + removed :] != now[kept : len(before) - removed]:
+        removed += 1
+    return kept, removed, now[len(before) - removed :]
 
 
 def _words(text: str) -> list[str]:

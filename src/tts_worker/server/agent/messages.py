@@ -112,9 +112,17 @@ class UserMessage(Message, tag="user"):
 
 
 class AskedMessage(Message, tag="asked"):
-    """The model was sent these messages for this turn."""
+    """What the model was sent for this turn, as a change of what it was sent before.
+
+    Attributes:
+        kept: Number of messages at the beginning that stay.
+        removed: Number of messages after these that are gone; the ones behind stay.
+        messages: Those that follow.
+    """
 
     turn: int
+    kept: int
+    removed: int
     messages: tuple[dict[str, str], ...]
 
 

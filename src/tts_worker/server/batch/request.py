@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
@@ -9,8 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.settings import BatchSettings
+from tts_worker.text import markup
 from tts_worker.text.decoding import replace_surrogates
-from tts_worker.types import SessionOptions
+from tts_worker.types import BREAK_CHARS_PER_S, BYTES_PER_SAMPLE, SessionOptions
+
+_BREAK = re.compile(rf"<break[^<>]{{0,{markup.TAG_LIMIT}}}>", re.IGNORECASE)
 
 
 class BatchItem(BaseModel):
@@ -73,7 +77,25 @@ class BatchRequest(BaseModel):
 
     @property
     def chars(self) -> int:
-        return sum(len(item.input) for item in self.items)
+        """Characters of the texts; silence counts as text that takes as long."""
+        return sum(len(item.input) for item in self.items) + int(self.break_s * BREAK_CHARS_PER_S)
+
+    @property
+    def break_s(self) -> float:
+        """Silence that the texts ask for, in seconds."""
+        tags = (tag.group() for item in self.items for tag in _BREAK.finditer(item.input))
+        return sum(markup.break_ms(markup.values_of(tag)) or 0 for tag in tags) / 1000
+
+    @property
+    def break_bytes(self) -> int:
+        """Size of that silence in a format of a constant rate; 0 in others, which need little for it."""
+        bytes_per_s = {
+            AudioFormat.PCM: BYTES_PER_SAMPLE * self.rate_hz,
+            AudioFormat.WAV: BYTES_PER_SAMPLE * self.rate_hz,
+            AudioFormat.MULAW: self.rate_hz,
+            AudioFormat.ALAW: self.rate_hz,
+        }
+        return int(self.break_s * bytes_per_s.get(self.response_format, 0))
 
     @property
     def text_bytes(self) -> int:

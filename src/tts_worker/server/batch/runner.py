@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import BinaryIO, ParamSpec, TypeVar
 
 import anyio
@@ -31,9 +31,11 @@ from tts_worker.server.batch.store import (
     BatchFolder,
     ItemResult,
     StoredBatch,
+    TemporaryFolder,
     id_of_key,
     is_id,
     new_id,
+    remove_abandoned_folders,
     stored_ids,
     unix_time_s,
 )
@@ -52,6 +54,9 @@ TRANSPORT = "batch"
 
 _MAINTENANCE_S = 5.0
 """Interval at which expired batches are deleted, and those of crashed processes claimed."""
+_CLOCK_JUMP_S = 60.0
+_DISTRUST_S = 3_600.0
+"""How long nothing expires after the clock has jumped: it may be set right again."""
 _MAX_ATTEMPTS = 3
 """How often an item is tried that fails with a retryable error of the engine."""
 _RETRY_S = 1.0
@@ -133,12 +138,14 @@ class BatchRunner:
         self._hub = hub
         self._max_input_chars = max_input_chars
         self._caller_of = caller_of
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryFolder | None = None
         self._directory = settings.directory
         self._batches: dict[str, Batch] = {}
         self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
         self._work = asyncio.Event()
         self._submission = asyncio.Lock()
+        self._clock_offset_s = unix_time_s() - monotonic()
+        self._distrusts_until_s = 0.0  # monotonic
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -175,11 +182,15 @@ class BatchRunner:
 
     async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
         request.check(self.settings)
-        running = sum(not batch.is_done for batch in self._batches.values())
-        if running >= self.settings.max_running:
-            raise OverCapacity(f"all {running} batches are running", retry_after_s=60.0)
+        if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
+            raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
+        running = [batch for batch in self._batches.values() if not batch.is_done]
+        if len(running) >= self.settings.max_running:
+            raise OverCapacity(f"all {len(running)} batches are running", retry_after_s=60.0)
+        if sum(batch.stored.owner == caller.key for batch in running) >= self._max_running(caller.key):
+            raise OverCapacity("this API key has its share of running batches", retry_after_s=60.0)
         try:
-            await self._make_room(request.text_bytes)
+            await self._make_room(request.text_bytes, caller.key)
         except StorageFull:
             raise OverCapacity("the results of other batches fill the storage", retry_after_s=60.0) from None
         stored = StoredBatch(id=name, owner=caller.key, created_at_s=unix_time_s(), request=request)
@@ -274,6 +285,7 @@ class BatchRunner:
         """Run batches until cancelled; items in progress are then synthesized again by the next process."""
         workers = [asyncio.create_task(self._run_items(), name="batch") for _ in range(self.settings.parallel)]
         try:
+            await asyncio.to_thread(remove_abandoned_folders)
             while True:
                 try:
                     await self._maintain()
@@ -287,7 +299,7 @@ class BatchRunner:
             for batch in self._batches.values():
                 batch.folder.release()
             if self._temporary is not None:
-                self._temporary.cleanup()
+                self._temporary.remove()
 
     def _enqueue(self, batch: Batch) -> None:
         """Queue the unfinished items so that batches take turns."""
@@ -401,8 +413,7 @@ class BatchRunner:
                     samples += part.samples
                     if len(pending) >= _WRITE_BYTES:
                         size += await _write(stream, pending)
-                        if self._stored_bytes() + size > self.settings.max_bytes:
-                            await self._make_room(size)
+                        await self._make_room(size, batch.stored.owner)
             pending += encoder.finish()
             size += await _write(stream, pending)
             if batch.request.response_format is AudioFormat.WAV:  # a stream's header does not know the size
@@ -410,7 +421,7 @@ class BatchRunner:
                 await asyncio.to_thread(_write_start, stream, header)
         finally:
             await _to_thread(stream.close)
-        await self._make_room(size)
+        await self._make_room(size, batch.stored.owner)
         start = len(item.input) - len(text)  # behind the instruction
         runs = [run for each in ended for run in each.receipt.skipped]
         skipped = tuple(replace(run, start=start + run.start, end=start + run.end) for run in runs)
@@ -420,26 +431,47 @@ class BatchRunner:
 
     async def _open_directory(self) -> Path:
         if self._directory is None:
-            self._temporary = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="tts-worker-batch-")
-            self._directory = Path(self._temporary.name)
+            self._temporary = await asyncio.to_thread(TemporaryFolder)
+            self._directory = self._temporary.path
         return self._directory
 
-    def _stored_bytes(self) -> int:
-        return sum(batch.size for batch in self._batches.values())
+    def _max_bytes(self, owner: str | None) -> int:
+        """What the batches of a key may take of the storage; without keys all of it."""
+        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * self.settings.key_share)
+
+    def _max_running(self, owner: str | None) -> int:
+        most = self.settings.max_running
+        return most if owner is None else max(1, int(most * self.settings.key_share))
 
     def _finished(self) -> Sequence[Batch]:
         return [batch for batch in self._batches.values() if batch.is_done]
 
-    async def _make_room(self, size: int) -> None:
-        """Delete the oldest finished batches until ``size`` bytes fit. Raises OverCapacity if they cannot."""
-        while finished := self._finished():
-            if self._stored_bytes() + size < self.settings.max_bytes and len(finished) <= self.settings.max_kept:
-                return
-            oldest = min(finished, key=lambda batch: batch.stored.created_at_s)
-            log.info("batch %s is deleted to make room for others", oldest.stored.id)
-            await self.delete(oldest)
-        if self._stored_bytes() + size > self.settings.max_bytes:
+    async def _make_room(self, size: int, owner: str | None) -> None:
+        """Delete the oldest finished batches of a key until ``size`` bytes fit; those of other keys stay.
+
+        Args:
+            size: Bytes to be stored.
+            owner: Name of the API key.
+
+        Raises:
+            StorageFull: They cannot fit. Then nothing was deleted.
+        """
+        own = [batch for batch in self._batches.values() if batch.stored.owner == owner]
+        total = sum(batch.size for batch in self._batches.values())
+        excess = max(
+            total + size - self.settings.max_bytes, sum(batch.size for batch in own) + size - self._max_bytes(owner)
+        )
+        finished = sorted((each for each in own if each.is_done), key=lambda batch: batch.stored.created_at_s)
+        if excess > sum(batch.size for batch in finished):
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
+        surplus = len(finished) - self.settings.max_kept
+        for oldest in finished:
+            if excess <= 0 and surplus <= 0:
+                return
+            log.info("batch %s is deleted to make room for others of its key", oldest.stored.id)
+            excess -= oldest.size
+            surplus -= 1
+            await self.delete(oldest)
 
     def _forget(self, batch: Batch) -> None:
         """Forget a batch whose folder another process has deleted."""
@@ -451,9 +483,10 @@ class BatchRunner:
 
     async def _maintain(self) -> None:
         now_s = unix_time_s()
-        for batch in list(self._batches.values()):
-            if now_s > self.expires_at_s(batch):
-                await self.delete(batch)
+        if self._is_clock_trusted(now_s):
+            for batch in list(self._batches.values()):
+                if now_s > self.expires_at_s(batch):
+                    await self.delete(batch)
         finished = self._finished()
         for batch in await asyncio.to_thread(lambda: [each for each in finished if each.folder.is_lost()]):
             self._forget(batch)
@@ -462,6 +495,16 @@ class BatchRunner:
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
             if name not in self._batches:
                 await self._adopt(name, now_s)
+
+    def _is_clock_trusted(self, now_s: float) -> bool:
+        """Whether the clock of the system has not jumped a while ago."""
+        monotonic_s = monotonic()
+        jump_s = now_s - monotonic_s - self._clock_offset_s
+        self._clock_offset_s += jump_s
+        if abs(jump_s) > _CLOCK_JUMP_S:
+            log.warning("batches: the clock has jumped by %.0f s; none expires for an hour", jump_s)
+            self._distrusts_until_s = monotonic_s + _DISTRUST_S
+        return monotonic_s >= self._distrusts_until_s
 
     async def _adopt(self, name: str, now_s: float) -> None:
         """Continue a batch that no process runs."""

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -35,6 +36,7 @@ except ImportError:  # Windows: a directory must not be shared there
 _NAME = re.compile(r"[A-Za-z0-9_-]{16}")
 _REQUEST, _LOCK = "batch.json", "lock"
 _NEW, _DELETED = ".new-", ".deleted-"  # how the names of folders begin that hold no batch yet, or none any more
+_TEMPORARY = "tts-worker-batch-"
 _ABANDONED_S = 3_600  # a new folder of this age is one whose process crashed
 
 
@@ -205,6 +207,35 @@ class BatchFolder:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(self.path / name)
+
+
+class TemporaryFolder:
+    """A folder of batches that end with the process, locked while the process lives."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=_TEMPORARY)
+        self.path = Path(self._folder.name)
+        self._lock = open(self.path / _LOCK, "ab")  # noqa: SIM115  (held until ``remove``)
+        if fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Remove the folder with its batches."""
+        self._lock.close()
+        self._folder.cleanup()
+
+
+def remove_abandoned_folders() -> None:
+    """Remove the temporary folders of processes that were killed: they hold texts and audio."""
+    if fcntl is None:
+        return
+    for folder in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):  # another process has it, or it belongs to another user
+            if not (folder / _LOCK).exists() and not _is_abandoned(folder):
+                continue  # it is being made
+            with open(folder / _LOCK, "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _identity(file: os.stat_result) -> tuple[int, int, int]:

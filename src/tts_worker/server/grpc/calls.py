@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
+import anyio
 import grpc
 from google.protobuf.message import DecodeError
 
@@ -30,6 +31,13 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[_Request, _Response] | None"
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """Services without API key check; they expose no user data."""
+
+_MAX_START_BYTES = 131_072
+"""Size of a ``StartSessionRequest``: decoding very many options would hold up everybody."""
+
+_MAX_OPEN_CALLS = 64
+"""Calls of open services at the same time; a new one ends the oldest."""
+_OPEN_REQUEST_S = 3.0
 
 COSYVOICE_SERVICE = "/cosyvoice."
 UNCOUNTED_METHODS = ("/Control", "/EndSession")
@@ -60,10 +68,17 @@ def _api_key(metadata: object) -> str:
 
 
 class KeyGuard(grpc.aio.ServerInterceptor):
-    """Rejects calls without a valid API key where keys are required, and sets the caller for logs and quotas."""
+    """Rejects calls without a valid API key where keys are required, and sets the caller for logs and quotas.
 
-    def __init__(self, keys: KeyRing) -> None:
+    Args:
+        keys: The valid keys.
+        on_valid: Called with the peer of each call that has a valid key or needs none, but for health checks.
+    """
+
+    def __init__(self, keys: KeyRing, on_valid: Callable[[str], None] = lambda peer: None) -> None:
         self._keys = keys
+        self._on_valid = on_valid
+        self._open_calls: dict[anyio.CancelScope, None] = {}  # oldest first
 
     async def intercept_service(
         self,
@@ -76,7 +91,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         set_request_id(request_id if isinstance(request_id, str) else None)
         set_traceparent(metadata.get(TRACEPARENT))
         if method.startswith(OPEN_SERVICES):
-            return _adapt(await continuation(handler_call_details))
+            return self._bounded(_adapt(await continuation(handler_call_details)))
         api_key = _api_key(handler_call_details.invocation_metadata) or None
         transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
@@ -86,11 +101,49 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None and api_key is None and self._keys.knows_certificates:
-            return _adapt(await continuation(handler_call_details), self._identify(transport, counted=counted))
+            identify = self._identify(transport, counted=counted)
+            return _adapt(await continuation(handler_call_details), identify, _max_bytes(method))
         if caller is None:
             return self._rejecting_key_handler(api_key, transport)
         set_caller(caller)
-        return _adapt(await continuation(handler_call_details))
+        return _adapt(await continuation(handler_call_details), self._note, _max_bytes(method))
+
+    async def _note(self, context: Context) -> None:
+        self._on_valid(context.peer())
+
+    def _bounded(self, handler: Any) -> _Handler[Any, Any]:
+        """Serve a call without a key: few at a time, so that they cannot take the places of others.
+
+        Its handler is that of a stream, which runs before the request has arrived.
+        """
+        if handler is None:
+            return None
+
+        async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+            if len(self._open_calls) >= _MAX_OPEN_CALLS:
+                next(iter(self._open_calls)).cancel()
+            with anyio.CancelScope() as scope:
+                self._open_calls[scope] = None
+                try:
+                    await self._serve_open(handler, requests, context)
+                finally:
+                    self._open_calls.pop(scope, None)
+            if scope.cancelled_caught:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many health checks at the same time")
+
+        return grpc.stream_stream_rpc_method_handler(serve, handler.request_deserializer, handler.response_serializer)
+
+    @staticmethod
+    async def _serve_open(handler: Any, requests: AsyncIterator[Any], context: Context) -> None:
+        request = None
+        with anyio.move_on_after(_OPEN_REQUEST_S):
+            request = await anext(aiter(requests), None)
+        if request is None:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive")
+        if handler.response_streaming:
+            await handler.unary_stream(request, context)
+        else:
+            await context.write(await handler.unary_unary(request, context))
 
     def _identify(self, transport: str, *, counted: bool) -> Callable[[Context], Awaitable[None]]:
         """Return what identifies a caller by the certificate, which only the call's context tells."""
@@ -103,6 +156,7 @@ class KeyGuard(grpc.aio.ServerInterceptor):
                 await abort(context, error.info)
             if caller is None:
                 await abort(context, (await self._keys.rejection(None, _address(context), transport)).info)
+            self._on_valid(context.peer())
             set_caller(caller)
 
         return identify
@@ -115,24 +169,39 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(reject)
 
 
-def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None = None) -> _Handler[Any, Any]:
+def _decoder(handler: Any, max_bytes: int | None) -> Callable[[bytes], object]:
+    """Return what decodes a request: to the InvalidRequest that it deserves, if that is so."""
+
+    def decode(data: bytes) -> object:
+        if max_bytes is not None and len(data) > max_bytes:
+            return InvalidRequest(f"a request may have at most {max_bytes} bytes")
+        try:
+            return handler.request_deserializer(data)
+        except DecodeError:  # raised here, gRPC would answer UNKNOWN and log a traceback
+            return InvalidRequest("a message is not valid protobuf of its type")
+
+    return decode
+
+
+def _max_bytes(method: str) -> int | None:
+    return _MAX_START_BYTES if method.endswith("/StartSession") else None
+
+
+def _adapt(
+    handler: Any, identify: Callable[[Context], Awaitable[None]] | None = None, max_bytes: int | None = None
+) -> _Handler[Any, Any]:
     """Wrap a handler: what cannot be decoded is InvalidRequest, and a single response has the request ID.
 
     Args:
         handler: The handler; None if there is no such method.
         identify: Called before the handler.
+        max_bytes: Size of a request, checked before it is decoded; None for that of the port.
     """
     if handler is None:
         return None
     ends = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
     behaviour = getattr(handler, kind)
-
-    def decode(data: bytes) -> object:
-        try:
-            return handler.request_deserializer(data)
-        except DecodeError:
-            return _UNDECODABLE  # raised here, gRPC would answer UNKNOWN and log a traceback
 
     async def prepare(request: Any, context: Context) -> Any:
         if identify is not None:
@@ -141,8 +210,8 @@ def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None =
             context.set_trailing_metadata(_request_id_metadata())
         if handler.request_streaming:
             return _DecodedRequests(request)
-        if request is _UNDECODABLE:
-            await abort(context, _undecodable().info)
+        if isinstance(request, InvalidRequest):
+            await abort(context, request.info)
         return request
 
     async def answer(request: Any, context: Context) -> Any:
@@ -154,15 +223,7 @@ def _adapt(handler: Any, identify: Callable[[Context], Awaitable[None]] | None =
 
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
     wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
-    return make(wrapped, decode, handler.response_serializer)  # type: ignore[no-any-return]
-
-
-_UNDECODABLE = object()
-"""Takes the place of a message."""
-
-
-def _undecodable() -> InvalidRequest:
-    return InvalidRequest("a message is not valid protobuf of its type")
+    return make(wrapped, _decoder(handler, max_bytes), handler.response_serializer)  # type: ignore[no-any-return]
 
 
 class _DecodedRequests:
@@ -176,8 +237,8 @@ class _DecodedRequests:
 
     async def __anext__(self) -> Any:
         request = await anext(self._requests)
-        if request is _UNDECODABLE:
-            raise _undecodable()
+        if isinstance(request, InvalidRequest):
+            raise request
         return request
 
 

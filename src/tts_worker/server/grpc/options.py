@@ -16,6 +16,7 @@ from tts_worker.protocol.messages import Message, StartMessage
 from tts_worker.server.grpc.frames import StreamFormat
 from tts_worker.types import Encoding, SessionOptions
 
+MAX_OPTIONS = 64
 MAX_OPTION_CHARS = 20_000
 
 
@@ -48,6 +49,8 @@ class StartOptions:
 
 def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> StartOptions:
     """Parse the options; the hub checks that the voice exists and that numbers are in range. Raises InvalidRequest."""
+    if len(options) > MAX_OPTIONS:
+        raise InvalidRequest(f"there may be at most {MAX_OPTIONS} options")
     if sum(len(value) for value in options.values()) > MAX_OPTION_CHARS:
         raise InvalidRequest(f"options may have at most {MAX_OPTION_CHARS} characters")
     if options.get("encoding") in _OTHER_ENCODINGS:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from tts_worker.server.grpc.converse import ConversationService
 from tts_worker.server.grpc.conversion import VoiceConversionService
 from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
+from tts_worker.server.grpc.port_connections import PortConnections
 from tts_worker.server.grpc.service import ServiceConfig, TTSService
 from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
@@ -85,6 +87,13 @@ class TlsFiles:
         return file_states((self.certificate, self.key, self.client_ca))
 
 
+class PortObserver(Protocol):
+    """Metrics of the connections (``metrics.Metrics``)."""
+
+    def watch_grpc(self, port: int, active: Callable[[], float], waiting: Callable[[], float]) -> None: ...
+    def connection_closed(self, reason: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PortConfig:
     """Settings of one port.
@@ -99,6 +108,8 @@ class PortConfig:
         handshake_timeout_s: Time limit for the handshakes of TLS and HTTP/2.
         max_request_bytes: Size of a message.
         keepalive_s: The connection of a client that answers no ping for this long is closed.
+        idle_s: A connection without a call is closed after this time; a client connects again for its next call.
+        observer: Counts the connections; None counts nothing.
     """
 
     host: str = "127.0.0.1"
@@ -109,6 +120,8 @@ class PortConfig:
     handshake_timeout_s: float = 10.0
     max_request_bytes: int = 1_048_576
     keepalive_s: float = 20.0
+    idle_s: float = 30.0
+    observer: PortObserver | None = None
 
 
 class Drainable(Protocol):
@@ -167,7 +180,11 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         AddressInUse: Another process listens on the port.
         ConfigError: The port cannot be bound for another reason, or a TLS file cannot be used.
     """
-    server = _new_server(hub, config)
+    observer = config.observer
+    connections = PortConnections(
+        config.max_connections, partial(observer.connection_closed, "evicted") if observer is not None else _ignore
+    )
+    server = _new_server(hub, config, connections)
     names, drainable = register(server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
@@ -175,21 +192,32 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     address = _bind(server, config)
     await _set_health(health_service, names, ready=hub.ready)
     await server.start()
-    watcher = asyncio.create_task(_watch_health(health_service, names, hub), name="grpc-health")
+    port = int(address.rpartition(":")[2])
+    if observer is not None:
+        observer.watch_grpc(port, lambda: connections.active, lambda: connections.waiting)
+    watchers = (
+        asyncio.create_task(_watch_health(health_service, names, hub), name="grpc-health"),
+        asyncio.create_task(connections.watch(port), name="grpc-connections"),
+    )
     try:
         yield RunningServer(address, drainable)
     finally:
-        watcher.cancel()
+        for watcher in watchers:
+            watcher.cancel()
         await server.stop(_CLOSE_GRACE_S)
 
 
-def _new_server(hub: SessionHub, config: PortConfig) -> grpc.aio.Server:
+def _ignore() -> None:
+    """Count nothing."""
+
+
+def _new_server(hub: SessionHub, config: PortConfig, connections: PortConnections) -> grpc.aio.Server:
     keepalive_ms = int(1000 * config.keepalive_s)
     return grpc.aio.server(
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
         + _EXTRA_CALLS,
-        interceptors=[KeyGuard(config.keys)],
+        interceptors=[KeyGuard(config.keys, connections.has_key)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_allowed_incoming_connections", config.max_connections),
@@ -197,6 +225,9 @@ def _new_server(hub: SessionHub, config: PortConfig) -> grpc.aio.Server:
             ("grpc.so_reuseport", 0),  # two workers on one port would split the calls of a session
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_connection_idle_ms", int(1000 * config.idle_s)),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
             ("grpc.http2.max_ping_strikes", 0),

@@ -108,8 +108,11 @@ class WorkerSession:
     @property
     def pause_timeout_s(self) -> float:
         """Time after which a pause without RESUME becomes a STOP."""
+        config = self._hub.config
         configured_s = self._options.pause_timeout_s
-        return self._hub.config.timeouts.pause_s if configured_s is None else configured_s
+        if configured_s is None:
+            return config.timeouts.pause_s
+        return min(configured_s, max(config.timeouts.pause_s, config.longest_pause_s))
 
     @property
     def state(self) -> State:

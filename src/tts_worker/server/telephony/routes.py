@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
@@ -23,6 +25,8 @@ from tts_worker.settings import TelephonySettings
 
 CALLS_PATH = "/v1/calls/"
 PATHS = ("/twilio", "/telnyx", CALLS_PATH)
+MAX_UNSTARTED = 64
+"""Streams that have not started at the same time, whose provider is not known yet; a new one ends the oldest."""
 CALLER_AUDIO = "caller_audio"
 """Query parameter of an agent: send the caller's audio."""
 
@@ -59,7 +63,8 @@ class _Telephony:
     settings: TelephonySettings
     keys: KeyRing
     directory: CallDirectory = field(init=False)
-    streams: int = 0  # connected media streams
+    calls: int = 0
+    unstarted: dict[MediaStream, None] = field(default_factory=dict)  # oldest first
 
     def __post_init__(self) -> None:
         self.directory = CallDirectory(self.settings.join_timeout_s)
@@ -71,16 +76,36 @@ class _Telephony:
                 await self._check_handshake(websocket, wire, token.get_secret_value())
             if self.hub.draining:
                 raise Draining("the worker is shutting down; use another one")
-            if self.streams >= self.settings.max_calls:
-                raise OverCapacity(f"all {self.settings.max_calls} calls are taken", retry_after_s=1.0)
+            self._check_capacity()
         except TTSWorkerError as error:
             await websocket.send_denial_response(error_response(error.info, HTTP_STATUS[error.code]))
             return
-        self.streams += 1
+        await MediaStream(websocket, wire, self.directory, self.limits, None if token else self.keys, self).run()
+
+    @contextmanager
+    def waiting(self, stream: MediaStream) -> Iterator[None]:
+        """Hold a stream that has not started. Few wait at a time: what is not authenticated yet takes no call."""
+        if len(self.unstarted) >= MAX_UNSTARTED:
+            next(iter(self.unstarted)).evict()
+        self.unstarted[stream] = None
         try:
-            await MediaStream(websocket, wire, self.directory, self.limits, None if token else self.keys).run()
+            yield
         finally:
-            self.streams -= 1
+            self.unstarted.pop(stream, None)
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Count a call. Raises OverCapacity."""
+        self._check_capacity()
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
+    def _check_capacity(self) -> None:
+        if self.calls >= self.settings.max_calls:
+            raise OverCapacity(f"all {self.settings.max_calls} calls are taken", retry_after_s=1.0)
 
     async def _check_handshake(self, websocket: WebSocket, wire: MediaStreamFormat, token: str) -> None:
         """

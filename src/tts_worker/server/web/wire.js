@@ -6,7 +6,7 @@ export const RATE_HZ = 24000;
 
 /** Audio sent ahead of playback: it covers a busy moment of the page, and a stop discards it at once. */
 const LEAD_MS = 250;
-/** A person reads, thinks and types slowly. */
+/** A person reads, thinks and types slowly. The limits of the server's settings count if they are shorter. */
 const PAUSE_TIMEOUT_S = 600;
 const TEXT_IDLE_TIMEOUT_S = 3600;
 /** Text is sent in messages of at most this size: the server limits a message, not an utterance. */

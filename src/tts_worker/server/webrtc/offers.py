@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,7 @@ class PeerRegistry:
         self._limits = limits
         self._peers: set[Peer] = set()
         self._joining = 0
+        self._negotiation = asyncio.Lock()
 
     async def join(self, offer: Offer) -> dict[str, Any]:
         """Answer an offer. On an error nothing stays allocated.
@@ -83,7 +85,7 @@ class PeerRegistry:
             self._peers.add(peer)
         finally:
             self._joining -= 1
-        return {"type": "answer", "sdp": await peer.answer(offer.sdp), "session": session.id}
+        return {"type": "answer", "sdp": await peer.answer(offer.sdp, self._negotiation), "session": session.id}
 
 
 def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_page: bool) -> Routes:

@@ -101,8 +101,12 @@ class Peer:
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def answer(self, sdp: str) -> str:
+    async def answer(self, sdp: str, turn: asyncio.Lock) -> str:
         """Answer an offer and start serving the peer in a task.
+
+        Args:
+            sdp: The offer.
+            turn: Held meanwhile: peers that negotiate all at once hold up everybody's audio.
 
         Returns:
             The SDP of the answer.
@@ -111,7 +115,8 @@ class Peer:
             InvalidRequest: The offer cannot be answered; everything is released.
         """
         try:
-            description = await self._negotiate(sdp)
+            async with turn:
+                description = await self._negotiate(sdp)
         except BaseException:
             await self._release()
             raise
@@ -128,11 +133,15 @@ class Peer:
         opus = [codec for codec in RTCRtpSender.getCapabilities("audio").codecs if codec.mimeType == "audio/opus"]
         audio.setCodecPreferences(opus)
         try:
+            await asyncio.sleep(0)  # each step takes milliseconds: others come between them
             await connection.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+            await asyncio.sleep(0)
             for transceiver in connection.getTransceivers():
                 if transceiver is not audio:
                     transceiver.direction = "inactive"
-            await connection.setLocalDescription(await connection.createAnswer())
+            answer = await connection.createAnswer()
+            await asyncio.sleep(0)
+            await connection.setLocalDescription(answer)
         except Exception:  # aiortc's SDP parser raises arbitrary exceptions
             raise InvalidRequest("the SDP cannot be parsed, or its audio is not Opus") from None
         if connection.sctp is None or audio.currentDirection != "sendonly":

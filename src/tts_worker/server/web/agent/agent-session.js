@@ -24,6 +24,7 @@ export class AgentSession {
   #reportedSamples = 0;
   #resting = false; // the player is paused
   #askedAtMs = 0;
+  #history = []; // what the model was sent last
   #voiceAtMs = null; // when the user's voice began, while its effect is measured
 
   /**
@@ -187,6 +188,7 @@ export class AgentSession {
       case "ready":
         if (!isPlayable(message)) this.#view.problem("The server sends audio in a format that this page does not play.");
         this.#utterance = null;
+        this.#history = [];
         this.#setPhase("listening");
         this.#view.ready(message);
         break;
@@ -199,7 +201,9 @@ export class AgentSession {
       case "asked":
         this.#askedAtMs = Date.now();
         this.#utterance = this.#newUtterance(message.turn);
-        this.#view.asked(message.turn, message.messages);
+        this.#history.splice(message.kept, message.removed);
+        this.#history.push(...message.messages);
+        this.#view.asked(message.turn, this.#history);
         break;
       case "answer":
         if (this.#utterance?.turn === message.turn) this.#utterance.text += message.text;
