@@ -50,8 +50,8 @@ import torch
 from torch import Tensor
 
 import tts_worker
+from tools.bench.engine import TEXT, forced_tokens, random_voice
 from tools.forced_speech import SWITCH_INTERVAL_S, VOICE
-from tts_worker.benchmarks.engine import TEXT, forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import EngineFault

@@ -30,14 +30,11 @@ VOICE = "benchmark"
 
 def load(args: argparse.Namespace) -> Any:
     """Return the ``Bench`` of the version on the path."""
+    loader = import_module("tts_worker.engine.cosyvoice.loader")
     try:
-        bench = import_module("tts_worker.benchmarks.engine")
-        loader = import_module("tts_worker.engine.cosyvoice.loader")
-        voice_builder = "random_voice"
-    except ModuleNotFoundError:  # versions before 23 November 2026
-        bench = import_module("tts_worker.commands.bench_engine")
-        loader = import_module("tts_worker.engine.streaming.load")
-        voice_builder = "made_up_voice"
+        bench = import_module("tts_worker.benchmarks.engine")  # versions before 28 November 2026
+    except ModuleNotFoundError:
+        bench = import_module("tools.bench.engine")
     names = [field.name for field in fields(loader.LoadOptions)]
     length = next(name for name in names if name.startswith("max_") and name.endswith("_s"))  # has had other names
     options = loader.LoadOptions(
@@ -52,7 +49,7 @@ def load(args: argparse.Namespace) -> Any:
         **{length: args.max_segment_s},
     )
     voice = import_module("tts_worker.voicepack.voice_file").load_voice(args.voices, VOICE)
-    with patch.object(bench, voice_builder, lambda bundle, tokens: voice):
+    with patch.object(bench, "random_voice", lambda bundle, tokens: voice):
         return bench.Bench(options, len(voice.tokens))
 
 

@@ -199,10 +199,10 @@ def speak_all() -> dict[str, Any]:
 
 
 def _speak(family: str, text: str) -> dict[str, Any]:
+    from tools.random_bundle.writer import write_random_bundle
     from tts_worker.engine.chunk_log import chunk_log
     from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
     from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
     logging.getLogger("tts_worker").setLevel(logging.ERROR)  # random weights are meant here
     chunk_log.setLevel(logging.DEBUG)  # has the range of the mel computed

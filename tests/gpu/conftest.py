@@ -54,8 +54,8 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
 
     Those that are in the folder GPU_BUNDLES already, as ``FAMILY-SIZE``, are not written again.
     """
+    from tools.random_bundle.writer import write_random_bundle
     from tts_worker.engine.cosyvoice.bundle import Bundle
-    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 
     size = "full" if device.type == "cuda" else "tiny"
     bundles: dict[str, Bundle] = {}

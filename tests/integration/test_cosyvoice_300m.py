@@ -53,7 +53,7 @@ def few_layers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedWorker]:
-    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+    from tools.random_bundle.writer import write_random_bundle
 
     bundle: Path = tmp_path_factory.mktemp("served") / "tiny"
     write_random_bundle(bundle, "cosyvoice1", prompt_models=True)

@@ -14,14 +14,14 @@ from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import spoken_transcript
-from tts_worker.engine.cosyvoice.reference.normalizer import (
+from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
+from tts_worker.engine.cosyvoice.transcript import (
     is_only_punctuation,
     normalize,
     normalize_and_split,
     spell_out_numbers,
     wetext_rewriter,
 )
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
 from tts_worker.errors import BundleError
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tts_worker.benchmarks.simulate import SimulatedCall, SimulatedListener, Simulation
-from tts_worker.engine.scheduler import UNPACED_SHARE, Need
-from tts_worker.engine.simulator.config import (
+from tools.bench.simulate import SimulatedCall, SimulatedListener, Simulation
+from tools.simulator.config import (
     CHUNK_TOKENS,
     SAMPLES_PER_TOKEN,
     TOKEN_RATE_HZ,
@@ -18,8 +17,9 @@ from tts_worker.engine.simulator.config import (
     SimulationConfig,
     never_fails,
 )
-from tts_worker.engine.simulator.engine import SimulatedEngine
-from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
+from tools.simulator.engine import SimulatedEngine
+from tools.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
+from tts_worker.engine.scheduler import UNPACED_SHARE, Need
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 
 SECOND_US = 1_000_000

@@ -15,9 +15,9 @@ pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
 import torch
 
 from tests.unit.cosyvoice.bundles import tiny
+from tools.bench.engine import forced_tokens, random_voice
 from tools.compare_upstream import StreamTimes, figures_of, mel_figures
 from tools.forced_speech import VOICE, load, speak_mel
-from tts_worker.benchmarks.engine import forced_tokens, random_voice
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.voicepack.voice_file import save_voice
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.assigned_booleans import assigned_booleans
+from tools.simulator.stage_times import VirtualClock
 from tts_worker.engine import loop, process, shell
 from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import sequence as phrases
-from tts_worker.engine.simulator.stage_times import VirtualClock
 
 ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
 

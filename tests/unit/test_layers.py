@@ -30,7 +30,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.shell",
         "engine.output_buffer",
         "engine.phases",
-        "engine.simulator",
         "engine.cosyvoice.chunks",
         "engine.cosyvoice.phases",
         "engine.cosyvoice.render_progress",
@@ -180,9 +179,6 @@ def test_torch_is_imported_only_by_engines_and_tools() -> None:
         "engine",
         "commands.doctor",
         "commands.export",
-        "benchmarks.engine",
-        "benchmarks.gpu",
-        "benchmarks.language_model",
     )
     wrong = [
         _describe(found)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tools.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
+from tools.reference.algorithms import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
 from tts_worker.engine.cosyvoice.models.hift import Hift, Noise
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.algorithms import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
 
 
 def seed_of(meta: dict[str, Any]) -> int:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tools.parity.compare import SCORES, CheckList, Golden
+from tools.reference.algorithms import nucleus, reference_draw
+from tools.reference.compat import Compat
+from tools.reference.pipeline import OfflinePipeline, TokenDecoder
 from tts_worker.engine.cosyvoice.interleave import Draw
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.algorithms import nucleus, reference_draw
-from tts_worker.engine.cosyvoice.reference.compat import Compat
-from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline, TokenDecoder
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
 from tts_worker.engine.cosyvoice.silence import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from tools.parity.compare import FEATURES, MEL, NETWORK, PITCH_HZ, SCORES, CheckList, Golden
+from tools.reference.algorithms import FadeState, reference_fade
+from tools.reference.v1_pipeline import V1Decoder, V1Pipeline
 from tts_worker.engine.cosyvoice.features import MelSpectrogram
 from tts_worker.engine.cosyvoice.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.lm_inputs import Kind
@@ -13,8 +15,6 @@ from tts_worker.engine.cosyvoice.models.hift import HashedNoise
 from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.algorithms import FadeState, reference_fade
-from tts_worker.engine.cosyvoice.reference.v1_pipeline import V1Decoder, V1Pipeline
 from tts_worker.engine.cosyvoice.request import Request
 
 HOP_TOKENS = 30  # of the recorded stream; the model's own would make long files

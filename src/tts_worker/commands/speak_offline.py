@@ -321,7 +321,7 @@ def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speak
 
 def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, speaker: Speaker) -> Speak:
     """Prepare speech of the reference's algorithms: everything that needs no weights."""
-    from tts_worker.engine.cosyvoice.reference.speech import ReferenceOptions, ReferenceSpeech
+    from tools.reference.speech import ReferenceOptions, ReferenceSpeech
 
     if args.backend != "torch":
         raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")

@@ -190,7 +190,7 @@ def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) ->
         MissingExtra: torch is not installed.
     """
     need_torch()
-    from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+    from tools.random_bundle.writer import write_random_bundle
 
     return write_random_bundle(path, family, size, seed).campplus.is_file()
 

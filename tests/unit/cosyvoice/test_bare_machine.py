@@ -18,7 +18,7 @@ for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoi
     if not module.name.endswith("_triton"):  # imported by the first launch on CUDA
         importlib.import_module(module.name)
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
+from tools.random_bundle.writer import write_random_bundle
 
 bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny", prompt_models=False)
 print(bundle.validate().ok, len(bundle.load_weights("flow")), len(TextTokenizer.from_bundle(bundle).encode("hello")))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.reference.compat import Compat
 from tts_worker.cli import COMMANDS
-from tts_worker.engine.cosyvoice.reference.compat import Compat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
 TYPED = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

@@ -27,6 +27,7 @@ from tests.unit.cosyvoice.graph_files import (
     with_other_weights,
 )
 from tests.unit.cosyvoice.networks import apart, load_thin
+from tools.reference.pipeline import OfflinePipeline
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     ENCODER,
@@ -49,7 +50,6 @@ from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey

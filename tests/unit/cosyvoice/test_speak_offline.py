@@ -19,13 +19,13 @@ import soundfile
 from tests.contract.engine_contract import EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of, tiny
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.benchmarks.engine import random_voice
+from tools.bench.engine import random_voice
+from tools.random_bundle.writer import write_random_bundle
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.offline import load_offline_engine
-from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.simulator.engine import SimulatedEngine
+from tools.simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.engine.shell import EngineShell
-from tts_worker.engine.simulator.engine import SimulatedEngine
-from tts_worker.engine.simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Failed, Open, Speech, SynthesisParams, UtteranceKey

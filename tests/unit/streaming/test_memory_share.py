@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
-from tts_worker.benchmarks.gpu_load import slots_for
+from tools.bench.gpu_load import slots_for
 from tts_worker.engine.cosyvoice import loader, memory
 from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.backends.streams import CudaStream, HostStream

@@ -181,7 +181,7 @@ from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.benchmarks import engine
+from tools.bench import engine
 from tests.unit.cosyvoice.networks import load_shallow
 Networks.load = load_shallow  # nothing that is asserted here depends on the depth, or on the solver steps
 config.EULER_STEPS = 1

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.unit.cosyvoice.networks import load_shallow
-from tts_worker.engine.cosyvoice import v1_random
+from tools.random_bundle import v1
+from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
@@ -17,7 +18,6 @@ from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
@@ -123,7 +123,7 @@ def test_pace_changes_the_length(engine: CosyVoiceEngine) -> None:
 
 def test_model_of_25_hz_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The published CosyVoice-300M-25Hz: half the tokens, and another vocabulary."""
-    monkeypatch.setattr(v1_random, "WHISPER", WHISPER_CHARACTERS)  # for the rows of its special tokens
+    monkeypatch.setattr(v1, "WHISPER", WHISPER_CHARACTERS)  # for the rows of its special tokens
     path = write_random_bundle(tmp_path / "x", "cosyvoice1", prompt_models=False).path
     yaml = path / "cosyvoice.yaml"
     text = yaml.read_text("utf-8").replace("input_frame_rate: 50", "input_frame_rate: 25")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
+from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
 from tts_worker.voicepack import commands, manifest

@@ -24,10 +24,10 @@ from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend, check_rat
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1, V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.presets import instruction_of
-from tts_worker.engine.cosyvoice.reference.normalizer import normalize
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.transcript import normalize
 from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
 from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT

@@ -1,0 +1,1 @@
+"""The commands of ``python -m tools.bench``: arguments and output."""

@@ -1,0 +1,1 @@
+"""Model directories with random weights: ``python -m tools.random_bundle DIR``."""
