@@ -94,6 +94,7 @@ SLOW = (
     "quality/",
     "unit/tools/bench/",
     "unit/tools/test_random_bundle.py",
+    "unit/tools/test_reference.py",
     "unit/commands/test_doctor_backends.py",
     "unit/cosyvoice/",
     "unit/engine/test_process.py",

@@ -1,4 +1,4 @@
-"""Speech with the algorithms of the reference implementation: ``tts-worker say --compat reference``.
+"""Speech with the algorithms of the reference implementation: ``python -m tools.reference``.
 
 Also the path without caches that tests and ``tools/parity`` compare the streaming engine with.
 """

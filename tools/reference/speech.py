@@ -1,4 +1,4 @@
-"""Speech as the reference makes it: ``tts-worker say --compat reference``.
+"""Speech as the reference makes it: ``python -m tools.reference``.
 
 Splits and normalizes a text with the reference's rules and computes each segment by itself, with its draws, chunk sizes
 and cross-fades.

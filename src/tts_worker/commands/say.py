@@ -86,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest("give the text or --file, not both")
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
-    if not args.allow_special:
-        _take_instruction(args)
+    take_instruction(args)
     if args.bundle is not None or args.engine == OFFLINE_ENGINE:
         return speak_offline.run(args)
     if args.mode == speak_offline.CONVERSION or args.source is not None:
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _take_instruction(args: argparse.Namespace) -> None:
+def take_instruction(args: argparse.Namespace) -> None:
     """Use what precedes ``<|endofprompt|>`` as ``--instruct``. Raises InvalidRequest."""
     text = given_text(args)
     if text is not None and END_OF_PROMPT in text:

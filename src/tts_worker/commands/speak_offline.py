@@ -1,7 +1,7 @@
 """``tts-worker say --engine cosyvoice --bundle DIR``: one utterance through the streaming engine, without a worker.
 
-Supports every mode of the models. Takes the arguments of ``say`` and the ones added here. ``--compat reference`` speaks
-with the reference's algorithms instead (``engine.cosyvoice.reference``).
+Supports every mode of the models. Takes the arguments of ``say`` and the ones added here;
+``--set engines.cosyvoice.KEY=VALUE`` sets the engine's options as in a worker.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
@@ -17,14 +18,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tts_worker.audio.decode import read_recording
-from tts_worker.audio.pcm import to_pcm
-from tts_worker.audio.resampler import Resampler
 from tts_worker.audio.source import recording_windows
-from tts_worker.commands.common import given_text, open_sink
+from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, settings_from
 from tts_worker.commands.progress import Bar
-from tts_worker.errors import InvalidRequest, UnspeakableText
+from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
 from tts_worker.settings import read_yaml
+from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.language import LanguageDetector
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
     from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 
+log = logging.getLogger(__name__)
+
 MODES = {"zero-shot": "zero_shot", "cross-lingual": "cross_lingual", "instruct": "instruct2", "sft": "sft"}
 CONVERSION = "vc"
 MAX_TEXT_CHARS = 20_000
@@ -50,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that ``say`` does not define."""
     group = parser.add_argument_group("CosyVoice model directory (--engine cosyvoice)")
     group.add_argument("--bundle", type=Path, metavar="DIR", help="model directory (default: an installed voice)")
-    group.add_argument(
-        "--voices", type=Path, metavar="DIR", help=f"directory of stored voices (default: BUNDLE/{VOICES_DIR})"
-    )
     group.add_argument(
         "--mode",
         choices=[*MODES, CONVERSION],
@@ -68,35 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stream", action="store_true", help="write each chunk at once (default: all audio when it is complete)"
     )
-    group.add_argument(
-        "--interleave", action="store_true", help="feed the text word by word, as if it were being written"
-    )
-    group.add_argument(
-        "--compat",
-        choices=["ours", "reference"],
-        default="ours",
-        help="speak with the streaming engine or with the reference's algorithms (default: ours)",
-    )
-    group.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    group.add_argument(
-        "--backend",
-        default="torch",
-        metavar="NAME",
-        help="back end of flow and vocoder: torch (default), onnxruntime or tensorrt",
-    )
-    group.add_argument(
-        "--graphs", type=Path, metavar="DIR", help="directory written by `export onnx` (default: BUNDLE/onnx)"
-    )
-    group.add_argument("--rl", action="store_true", help="speak with llm.rl.pt (CosyVoice3)")
-    group.add_argument(
-        "--reading",
-        choices=["own", "reference"],
-        help="write out numbers as a worker does (own, default), or by CosyVoice's own front end",
-    )
-    group.add_argument(
-        "--normalise", action="store_true", help="CosyVoice's front end with wetext (--reading reference)"
-    )
-    group.add_argument("--allow-special", action="store_true", help="interpret every special token in the text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,7 +74,18 @@ def run(args: argparse.Namespace) -> int:
     check_conversion(args)
     if args.source_rate is not None:
         raise InvalidRequest("--source - needs a worker (--url): without one, give a file")
-    return asyncio.run(_run(args))
+    settings = settings_from(args)
+    engine = settings.engines[OFFLINE_ENGINE]
+    if not isinstance(engine, CosyVoiceEngineSettings):
+        raise InvalidRequest(f"--set engines.{OFFLINE_ENGINE}.kind: must be cosyvoice")
+    bundle = open_bundle(engine.bundle, rl=engine.rl)
+
+    by_reference = settings.text.reading == "reference"
+
+    def prepare(name: str, speaker: Speaker) -> Speak:
+        return _prepare(args, bundle, engine, name, speaker, by_reference=by_reference)
+
+    return speak_bundle(args, bundle, engine.voices, prepare)
 
 
 def check_conversion(args: argparse.Namespace) -> None:
@@ -119,29 +99,41 @@ def check_conversion(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     """A chunk of audio and what the summary tells about it."""
 
     pcm: bytes
     report: dict[str, Any]
 
 
-Speak = Callable[["_Result"], Iterator[_Chunk]]
+Speak = Callable[["Result"], Iterator[Chunk]]
 """Loads the weights and speaks; reports in the result when it begins and whether the speech was truncated."""
 
 
-async def _run(args: argparse.Namespace) -> int:
+def speak_bundle(
+    args: argparse.Namespace, bundle: Bundle, voices: Path | None, prepare: Callable[[str, Speaker], Speak]
+) -> int:
+    """Speak as ``args`` say, write the audio and the summary, and return the exit code.
+
+    Args:
+        args: Those of ``say``.
+        bundle: Model directory.
+        voices: Directory of stored voices; None: inside the model directory.
+        prepare: Does everything that needs no weights; takes the voice's name and the voice.
+    """
+    return asyncio.run(_run(args, bundle, voices or bundle.path / VOICES_DIR, prepare))
+
+
+async def _run(args: argparse.Namespace, bundle: Bundle, voices: Path, prepare: Callable[[str, Speaker], Speak]) -> int:
     quiet = args.quiet or args.json
     with Bar(shown=not quiet, unit="s of speech") as bar:
         # Errors in voice or text are reported before the weights are loaded.
-        bundle = open_bundle(args.bundle, rl=args.rl)
-        name, speaker = _speaker(args, bundle)
-        prepare = _prepare_reference if args.compat == "reference" else _prepare
-        speak = prepare(args, bundle, name, speaker)
+        name, speaker = _speaker(args, bundle, voices)
+        speak = prepare(name, speaker)
         if bundle.has_random_weights and not args.quiet:
             print("The weights of this model directory are random: the output is noise.", file=sys.stderr)
         bar.update("loading the networks")
-        result = _Result(bar)
+        result = Result(bar)
         place = await _write(args, speak(result), result)
     summary = {
         "family": bundle.config.family,
@@ -160,7 +152,7 @@ async def _run(args: argparse.Namespace) -> int:
     return 0 if result.end_sample else 1
 
 
-async def _write(args: argparse.Namespace, chunks: Iterator[_Chunk], result: _Result) -> str:
+async def _write(args: argparse.Namespace, chunks: Iterator[Chunk], result: Result) -> str:
     """Write the audio to the sink and return its name.
 
     A failure before the first chunk leaves no file; without ``--stream``, no failure does.
@@ -181,14 +173,13 @@ async def _write(args: argparse.Namespace, chunks: Iterator[_Chunk], result: _Re
     return place
 
 
-def _speaker(args: argparse.Namespace, bundle: Bundle) -> tuple[str, Speaker]:
-    """Load the voice and check that it supports the mode."""
+def _speaker(args: argparse.Namespace, bundle: Bundle, root: Path) -> tuple[str, Speaker]:
+    """Load the voice, of those stored in ``root`` or of the model, and check that it supports the mode."""
     from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
     from tts_worker.engine.cosyvoice.loader import bundle_voices
     from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.from_bundle(bundle)
-    root = args.voices or args.bundle / VOICES_DIR
     stored = stored_voices(root)
     bundled = bundle_voices(bundle) if args.voice not in stored else {}
     name = _voice_name(args, stored, bundled)
@@ -197,11 +188,12 @@ def _speaker(args: argparse.Namespace, bundle: Bundle) -> tuple[str, Speaker]:
     if args.source is not None:
         speaker.request("", mode=Mode.CROSS_LINGUAL)
     else:
-        speaker.request("", mode=_mode(args), instruction=args.instruct or "")
+        speaker.request("", mode=mode_of(args), instruction=args.instruct or "")
     return name, speaker
 
 
-def _mode(args: argparse.Namespace) -> Mode | None:
+def mode_of(args: argparse.Namespace) -> Mode | None:
+    """Return the mode that is asked for; None: the voice's default."""
     from tts_worker.engine.cosyvoice.enrol import Mode
 
     return Mode(MODES[args.mode]) if args.mode in MODES else None
@@ -222,7 +214,15 @@ def _voice_name(args: argparse.Namespace, stored: Collection[str], bundled: Coll
 # -- with the streaming engine ----------------------------------------------------------------------------------------
 
 
-def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speaker) -> Speak:
+def _prepare(
+    args: argparse.Namespace,
+    bundle: Bundle,
+    settings: CosyVoiceEngineSettings,
+    name: str,
+    speaker: Speaker,
+    *,
+    by_reference: bool,
+) -> Speak:
     """Prepare speech of the streaming engine: everything that needs no weights."""
     from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
     from tts_worker.engine.cosyvoice.engine import SPEED_RANGE
@@ -233,24 +233,16 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
     segments: list[Segment] = []
     tokens: list[tuple[int, ...]] = []
     if args.source is None:
-        segments = _segments(args, speaker)
+        segments = _segments(args, speaker, by_word=settings.text_mode == "interleaved", by_reference=by_reference)
     else:
         frontend = PromptFrontend(bundle)
         tokens = [frontend.window_tokens(window) for window in recording_windows(args.source)]
     starts = [segment.start for segment in segments]
     params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
 
-    def chunks(result: _Result) -> Iterator[_Chunk]:
-        engine = load_offline_engine(
-            args.bundle,
-            {name: voice_in_mode(speaker.voice, _mode(args))},
-            rl=args.rl,
-            device=args.device,
-            backend=args.backend,
-            graphs_dir=args.graphs,
-            text_mode="interleaved" if args.interleave else "clause",
-            allow_special=args.allow_special,
-        )
+    def chunks(result: Result) -> Iterator[Chunk]:
+        voice = voice_in_mode(speaker.voice, mode_of(args))
+        engine = load_offline_engine(bundle.path, {name: voice}, **_engine_options(settings))
         try:
             result.begin()
             for event in speak(engine, params, segments, tokens):
@@ -259,7 +251,7 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
                     part = max(0, bisect_right(starts, meta.text_start) - 1)
                     result.show_progress(f"speaking, part {part + 1} of {len(starts) or 1}", event.samples)
                     report = {"part": part, "text_start": meta.text_start, "text_end": meta.text_end}
-                    yield _Chunk(event.pcm, {**report, "stages_ms": dict(meta.stages_ms)})
+                    yield Chunk(event.pcm, {**report, "stages_ms": dict(meta.stages_ms)})
                 else:
                     result.truncated = event.truncated is not None
         finally:
@@ -268,44 +260,54 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
     return chunks
 
 
-def _segments(args: argparse.Namespace, speaker: Speaker) -> list[Segment]:
+def _engine_options(settings: CosyVoiceEngineSettings) -> dict[str, Any]:
+    """Return the options of an engine with one slot; it runs on the CPU unless a device is set."""
+    own = {"kind", "bundle", "voices", "graphs", "max_utterances", "cached_voices", "decode_batch", "render_batch"}
+    options = settings.model_dump(exclude=own)
+    return options if "device" in settings.model_fields_set else {**options, "device": "cpu"}
+
+
+def _segments(args: argparse.Namespace, speaker: Speaker, *, by_word: bool, by_reference: bool) -> list[Segment]:
     """Read the text as a session does.
 
     Raises:
         InvalidRequest: The text is too long, or an option is invalid.
         UnspeakableText: The text contains nothing to speak.
-        MissingExtra: ``--normalise`` needs wetext.
     """
     from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
 
-    text = _text(args)
+    text = read_text(args)
     known = phonemes(speaker.config.tokenizer_version)
     options = TextOptions(
-        markdown=not (args.plain or args.allow_special),
-        drop_reasoning=not args.allow_special,
+        markdown=not args.plain,
         language=args.language,
         languages=speaker.config.languages,
-        control_tags=None if args.allow_special else control_tags(CONTROL_TAGS, known),
+        control_tags=control_tags(CONTROL_TAGS, known),
         alphabets=PHONEME_ALPHABETS if known else ("ipa",),
-        by_word=args.interleave,
+        by_word=by_word,
     )
     lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
-    by_reference = args.normalise or args.reading == "reference"
     verbalizer = None
-    if not (by_reference or args.allow_special):
-        verbalizer = Verbalizer(speaker.config.languages, args.language, shape=None if args.interleave else shape)
+    if not by_reference:
+        verbalizer = Verbalizer(speaker.config.languages, args.language, shape=None if by_word else shape)
     pipeline = TextPipeline(options, lexicon, verbalizer)
     segments = [*pipeline.feed(text), *pipeline.end()]
     if not any(char.isalnum() for segment in segments for char in segment.text):
         raise UnspeakableText("there is nothing in this text that can be spoken")
-    return _rewritten(args, segments, speaker) if by_reference else segments
+    return _read_by_reference(args, segments, speaker, by_word=by_word) if by_reference else segments
 
 
-def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speaker) -> list[Segment]:
-    """Apply the rules of the reference's front end, after those of wetext with ``--normalise``."""
-    normalize = load_normalizer() if args.normalise else None
+def _read_by_reference(
+    args: argparse.Namespace, segments: list[Segment], speaker: Speaker, *, by_word: bool
+) -> list[Segment]:
+    """Apply the rules of the reference's front end, after those of wetext if it is installed."""
+    try:
+        normalize = load_normalizer()
+    except MissingExtra as error:
+        log.warning("text.reading: reference has only its own rules: %s", error)
+        normalize = None
     languages = speaker.config.languages
-    front_end = None if args.interleave or args.allow_special else FrontEnd(languages, args.language)
+    front_end = None if by_word else FrontEnd(languages, args.language)
     detector = front_end or LanguageDetector(languages, args.language)
     rewritten = []
     for segment in segments:
@@ -316,57 +318,10 @@ def _rewritten(args: argparse.Namespace, segments: list[Segment], speaker: Speak
     return rewritten
 
 
-# -- with the reference's algorithms ----------------------------------------------------------------------------------
-
-
-def _prepare_reference(args: argparse.Namespace, bundle: Bundle, _name: str, speaker: Speaker) -> Speak:
-    """Prepare speech of the reference's algorithms: everything that needs no weights."""
-    from tools.reference.speech import ReferenceOptions, ReferenceSpeech
-
-    if args.backend != "torch":
-        raise InvalidRequest("--compat reference runs on PyTorch only: leave --backend out")
-    options = ReferenceOptions(
-        mode=_mode(args),
-        instruction=args.instruct or "",
-        seed=args.seed,
-        speed=args.speed,
-        stream=args.stream,
-        interleave=args.interleave,
-        allow_special=args.allow_special,
-        normalise=args.normalise,
-    )
-    speech = ReferenceSpeech(bundle, speaker, options)
-    if args.source is None:
-        speech.read(_text(args))
-    else:
-        speech.convert(read_recording(args.source))
-
-    def chunks(result: _Result) -> Iterator[_Chunk]:
-        networks = speech.load(args.device)
-        result.begin()
-        resampler = Resampler(bundle.config.sample_rate_hz, SAMPLE_RATE_HZ)
-        for part, chunk in speech.speak(networks):
-            result.truncated |= chunk.truncated
-            result.show_progress("speaking", len(chunk.samples))
-            report = {
-                "part": part,
-                "first_token": chunk.first_token,
-                "end_token": chunk.end_token,
-                "flow_tokens": chunk.flow_tokens,
-                "mel_frames": chunk.frames,
-                "chunk_mask": chunk.chunked,
-                "stages_ms": dict(chunk.stages_ms),
-            }
-            pcm = resampler.process(to_pcm(chunk.samples.numpy()))
-            yield _Chunk(pcm + resampler.flush() if chunk.final else pcm, report)
-
-    return chunks
-
-
 # -- input and output -------------------------------------------------------------------------------------------------
 
 
-def _text(args: argparse.Namespace) -> str:
+def read_text(args: argparse.Namespace) -> str:
     """Read the text. Raises InvalidRequest if it cannot be read or is too long."""
     text = given_text(args)
     if text is None:
@@ -377,7 +332,7 @@ def _text(args: argparse.Namespace) -> str:
 
 
 @dataclass
-class _Result:
+class Result:
     """Measurements of a synthesis, without the audio.
 
     Attributes:
@@ -406,7 +361,7 @@ class _Result:
         self.spoken_samples += samples
         self.bar.update(label, self.spoken_samples / SAMPLE_RATE_HZ)
 
-    def add(self, chunk: _Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         self.first_s = self.first_s or perf_counter() - self.began_s
         start_sample = self.end_sample
         self.end_sample += len(chunk.pcm) // BYTES_PER_SAMPLE

@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.enrol import instruct_ids
 from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
 from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
+from tts_worker.errors import MissingExtra
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.lexicon import Lexicon
@@ -137,26 +138,35 @@ def test_engine_names_its_tags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "spoken"),
+    ("how", "spoken"),
     [
-        ([], ["他有三平方米。"]),
-        (["--reading", "reference"], ["他有3m平方。"]),
-        (["--allow-special"], ["他 有3m²"]),
-        (["--interleave"], ["他", " 有", "三平方米"]),
+        ({}, ["他有三平方米。"]),
+        ({"by_reference": True}, ["他有3m平方。"]),
+        ({"by_word": True}, ["他", " 有", "三平方米"]),
     ],
 )
-def test_say_applies_the_rules(flags: list[str], spoken: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    say.add_arguments(parser)
-    args = parser.parse_args(["他 有3m²", *flags])
-    speaker = SimpleNamespace(config=bundle(FAMILY).config)
-    assert [segment.text for segment in speak_offline._segments(args, speaker)] == spoken  # type: ignore[arg-type]
+def test_say_applies_the_rules(how: dict[str, bool], spoken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_wetext() -> None:
+        raise MissingExtra("text normalization", "normalise")
+
+    monkeypatch.setattr(speak_offline, "load_normalizer", without_wetext)
+    assert [segment.text for segment in said("他 有3m²", **how)] == spoken
+
+
+def test_say_reads_with_wetext_where_it_is_installed() -> None:
+    pytest.importorskip("wetext", reason="needs the extra 'normalise'")
+    (segment,) = said("他有25%。", by_reference=True)
+    assert segment.text == "他有百分之二十五。"
 
 
 def test_say_knows_the_tags_of_a_session() -> None:
+    spoken = [span.phonemes for segment in said(TEXT) for span in segment.spans if span.phonemes]
+    assert spoken == ["[laughter]", "[sigh]", "<strong>", "</strong>", "[breath]", "[j]", "[ǐ]"]
+
+
+def said(text: str, *, by_word: bool = False, by_reference: bool = False) -> list[Segment]:
+    """The segments of ``say`` with a model directory."""
     parser = argparse.ArgumentParser()
     say.add_arguments(parser)
     speaker = SimpleNamespace(config=bundle(FAMILY).config)
-    found = speak_offline._segments(parser.parse_args([TEXT]), speaker)  # type: ignore[arg-type]
-    spoken = [span.phonemes for segment in found for span in segment.spans if span.phonemes]
-    assert spoken == ["[laughter]", "[sigh]", "<strong>", "</strong>", "[breath]", "[j]", "[ǐ]"]
+    return speak_offline._segments(parser.parse_args([text]), speaker, by_word=by_word, by_reference=by_reference)

@@ -292,7 +292,6 @@ def test_former_name_of_the_backend_is_explained(tmp_path: Path, capsys: pytest.
     with pytest.raises(ConfigError, match="backend: must be one of: torch, onnxruntime, tensorrt"):
         load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", backend="jax"))
     bundle = str(tiny("cosyvoice3"))
-    main(["voice", "import", "--bundle", bundle, "--voices", str(tmp_path)])
-    say = ["say", "--bundle", bundle, "--voices", str(tmp_path), "--backend", "onnx", "--quiet", "Hi."]
+    say = ["say", "--bundle", bundle, "--set", "engines.cosyvoice.backend=onnx", "--quiet", "Hi."]
     assert main([*say, "--out", str(tmp_path / "x.wav")]) != 0
     assert "onnx is called onnxruntime now" in capsys.readouterr().err

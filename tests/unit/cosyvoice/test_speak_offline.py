@@ -32,6 +32,7 @@ from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisPar
 
 SAMPLES_PER_TOKEN = 960
 TEXT = "Hello."
+INTERLEAVED = ["--set", "engines.cosyvoice.text_mode=interleaved"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -143,17 +144,6 @@ def test_streamed_audio_equals_whole_audio(say: Say) -> None:
     assert whole == streamed
 
 
-def test_reference_chunks_grow_and_the_last_is_recomputed(say: Say, tmp_path: Path) -> None:
-    spoken, rate_hz = soundfile.read(GOLDEN["cosyvoice2"] / "prompt_24k.wav")
-    soundfile.write(tmp_path / "long.wav", np.tile(spoken, 3), rate_hz)
-    chunks = say("--mode", "vc", "--source", str(tmp_path / "long.wav"), "--stream", "--compat", "reference")["chunks"]
-
-    sizes = [chunk["end_token"] - chunk["first_token"] for chunk in chunks]
-    assert sizes[1:3] == [50, 100]
-    assert 25 <= sizes[0] < 50  # with what completes the prompt's last chunk
-    assert [chunk["chunk_mask"] for chunk in chunks] == [True, True, True, False]
-
-
 def test_long_text_is_split(say: Say) -> None:
     text = "This is about the weather. It was fine. Then it rained."
     said = say(text)
@@ -174,7 +164,7 @@ def test_speed_changes_the_duration(say: Say) -> None:
 
 
 def test_interleaved_text_is_synthesized(say: Say) -> None:
-    said = say("Hello, how are you doing today?", "--interleave", "--seed", "4")
+    said = say("Hello, how are you doing today?", *INTERLEAVED, "--seed", "4")
     assert said["audio_s"] > 0.2
 
 
@@ -213,13 +203,13 @@ def test_invalid_arguments_are_reported(bundle: Path, tmp_path: Path, capsys: py
         ([*anna, "--source", "x.wav"], 2, "--mode vc and --source FILE must be used together"),
         ([*anna, "--mode", "vc", "--source", "x.wav", TEXT], 2, "takes no text"),
         ([*anna, "--mode", "vc", "--source", "x.wav"], 2, "x.wav: no such audio file"),
-        ([*anna, "--compat", "reference", "--stream", "--speed", "2", TEXT], 2, "disable streaming"),
-        ([*anna, "--compat", "reference", "--backend", "onnxruntime", TEXT], 2, "runs on PyTorch only"),
         ([*anna, "--speed", "40", TEXT], 2, "speed must be 0.5 to 2"),
         ([*anna, "--language", "tlh", TEXT], 2, "this model does not speak 'tlh'"),
         ([*anna, "--lexicon", str(tmp_path / "none.yaml"), TEXT], 2, "none.yaml"),
-        ([*anna, "--backend", "onnxruntime", TEXT], 1, "create it with: tts-worker export onnx"),
-        ([*anna, "--rl", TEXT], 1, "llm.rl.pt: is missing"),
+        ([*anna, "--set", "engines.cosyvoice.backend=onnxruntime", TEXT], 1, "create it with: tts-worker export onnx"),
+        ([*anna, "--set", "engines.cosyvoice.rl=true", TEXT], 1, "llm.rl.pt: is missing"),
+        ([*anna, "--set", "engines.cosyvoice.device=gpu0", TEXT], 2, "engines.cosyvoice.device"),
+        ([*anna, "--set", "engines.cosyvoice.kind=tone", TEXT], 2, "engines.cosyvoice"),
         (["--bundle", str(tmp_path), TEXT], 1, "not a CosyVoice model directory"),
     ]
     for args, code, message in cases:
@@ -253,7 +243,7 @@ def test_random_bundle_warns_about_noise(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("interleave", [False, True])
 def test_offline_audio_equals_the_engine_in_a_crowd(bundle: Path, say: Say, interleave: bool) -> None:
     text = "Hello, how are you today? It is fine."
-    said = say(text, "--seed", "7", "--speed", "1.25", *["--interleave"] * interleave)
+    said = say(text, "--seed", "7", "--speed", "1.25", *INTERLEAVED * interleave)
     options = LoadOptions(bundle, device="cpu", text_mode="interleaved" if interleave else "clause")
     engine = load_engine(options)
     pipeline = TextPipeline(TextOptions(by_word=interleave))
@@ -294,24 +284,6 @@ def test_instruction_in_the_text_is_not_spoken(say: Say) -> None:
     assert written["samples"].tolist() == say("Hello.", "--instruct", "Whisper.", "--seed", "1")["samples"].tolist()
 
 
-def test_special_token_is_text_unless_allowed(say: Say) -> None:
-    text = "Well <|im_start|> yes."
-    assert (
-        say(text, "--seed", "1")["samples"].tolist() != say(text, "--seed", "1", "--allow-special")["samples"].tolist()
-    )
-
-
-def test_reference_mode_requires_the_prompt_tag(bundle: Path, say: Say, capsys: pytest.CaptureFixture[str]) -> None:
-    reference = ["--compat", "reference", "--allow-special"]
-    tagged = "You are a helpful assistant.<|endofprompt|>Hello."
-    assert say(tagged, *reference, "--seed", "1", voice="mute")["audio_s"] > 0
-    if "cosyvoice3" in bundle.name:
-        args = ["--bundle", str(bundle), "--voice", "mute", *reference, "Hello."]
-        code, text = refusal(capsys, *args)
-        assert code == 2
-        assert "requires <|endofprompt|> in the text" in text
-
-
 def test_rl_model_is_used_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "random"
     write_random_bundle(path, "cosyvoice3", seed=1)
@@ -324,7 +296,7 @@ def test_rl_model_is_used_on_request(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main(["say", "--bundle", str(path), "--quiet", "--out", str(out), *args, "Hi."]) == 0
         return out.read_bytes()
 
-    assert pcm("--rl") != pcm()
+    assert pcm("--set", "engines.cosyvoice.rl=true") != pcm()
 
 
 def test_given_voice_precedes_the_speaker_of_the_model() -> None:

@@ -57,7 +57,6 @@ class LoadOptions(EngineOptions):
         threads: PyTorch threads.
         backend: ``torch``, ``onnxruntime`` or ``tensorrt``, for flow and vocoder.
         graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
-        allow_special: Interpret tags such as ``[laughter]`` in the text instead of reading them.
         memory_gb: Memory of the flow cache.
         memory_share: Part of the GPU's memory for this engine, weights included; processes that share a GPU divide it.
         plan_cache: Directory of the engines that TensorRT builds; ``None``: in the user's cache directory.
@@ -85,7 +84,6 @@ class LoadOptions(EngineOptions):
     render_batch: int | None = None
     first_chunk_on_device: bool = True
     graphs_dir: Path | None = None
-    allow_special: bool = False
     plan_cache: Path | None = None
 
 
@@ -184,8 +182,7 @@ def _load_engine(
     components = Components.build(
         networks, tokenizer, voices, settings, stored=stored, enrolled=enrolled, backend=backend
     )
-    text_tokenizer = tokenizer.with_special() if options.allow_special else tokenizer
-    return CosyVoiceEngine(components, EngineSpec(bundle.config, text_tokenizer, settings, script))
+    return CosyVoiceEngine(components, EngineSpec(bundle.config, tokenizer, settings, script))
 
 
 def _check_counts(options: LoadOptions) -> None:

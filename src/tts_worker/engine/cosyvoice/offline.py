@@ -58,7 +58,7 @@ def load_offline_engine(bundle: Path, voices: dict[str, Voice], **options: Any) 
     alone = LoadOptions(
         bundle, graphs=False, max_utterances=1, cached_voices=1, decode_batch=1, render_batch=1, **options
     )
-    if alone.device == "cpu":
+    if alone.device == "cpu" and alone.memory_gb is None:
         alone = replace(alone, memory_gb=_memory_gb())
     return load_engine(alone, enrolled=enrolled)
 

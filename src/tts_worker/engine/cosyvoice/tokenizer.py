@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +105,6 @@ class TextTokenizer:
         if config.family == V1:
             return WhisperTokenizer(bundle.whisper_vocabulary, config.tokenizer_version, config.lm.text_vocab)
         return cls(bundle.text_model_dir, config.tokenizer_version, config.lm.text_vocab)
-
-    def with_special(self) -> TextTokenizer:
-        """Return a tokenizer that interprets special tokens in every text."""
-        other = copy(self)
-        other._plain = self._special
-        return other
 
     def __len__(self) -> int:
         return int(self._special.get_vocab_size())
