@@ -39,10 +39,10 @@ serve *args:
 # measure control latency under load, first audio, and underruns of many sessions
 bench:
     scripts/setup base
-    .venv/bin/tts-worker bench control
-    .venv/bin/tts-worker bench control --transport ws
+    .venv/bin/python -m tools.bench control
+    .venv/bin/python -m tools.bench control --transport ws
     .venv/bin/tts-worker bench latency --engine cpu
-    .venv/bin/tts-worker bench load --engine cpu
+    .venv/bin/python -m tools.bench load --engine cpu
 
 # format, and fix what ruff can fix
 fix:

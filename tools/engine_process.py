@@ -1,4 +1,4 @@
-"""Compare an engine on a thread with one in a process of its own: alternating runs of ``tts-worker bench``.
+"""Compare an engine on a thread with one in a process of its own: alternating runs of ``tools.bench``.
 
     python -m tools.record engine-process-tone -- python -m tools.engine_process --engine tone
 
@@ -19,7 +19,7 @@ KINDS = ("thread", "process")
 
 
 def run_bench(bench: str, kind: str, engine: str, sessions: int, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tts_worker", "bench", bench, "--engine", engine]
+    command = [sys.executable, "-m", "tools.bench", bench, "--engine", engine]
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json"]
     if bench == "load" and engine == "cpu":
         command += ["--set", f"engines.hibari.max_utterances={sessions}"]

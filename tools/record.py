@@ -1,7 +1,7 @@
 """Run a benchmark and store its figures with the command and the hardware, as a JSON file in bench/results.
 
-    python -m tools.record NAME -- tts-worker bench load --engine cpu --sessions 40
-    python -m tools.record NAME --runs 6 -- tts-worker bench fairness
+    python -m tools.record NAME -- python -m tools.bench load --engine cpu --sessions 40
+    python -m tools.record NAME --runs 6 -- python -m tools.bench fairness
 
 The last line of its output must be one JSON object; ``--json`` is added to the command if it is missing.
 """

@@ -2,8 +2,8 @@
 
 Exit codes: 0 success, 1 failure (the reason is on standard error), 2 wrong usage, 75 the device is lost for this
 process (start it again), 130 interrupted. A command is a module of ``tts_worker.commands`` with
-``add_arguments(parser)`` and ``run(args)``. It is imported late, so that ``bench engine`` runs on a machine with only
-torch installed.
+``add_arguments(parser)`` and ``run(args)``. It is imported late, so that a command runs where the packages of
+the others are not installed.
 """
 
 from __future__ import annotations
@@ -32,25 +32,15 @@ COMMANDS: dict[str, str] = {
     "up": "run a small fleet on this machine: Redis and two CPU workers",
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
-    "voicepack": "download, check, convert or create CosyVoice model directories",
+    "voicepack": "download, check or convert CosyVoice model directories, or create a voice pack",
     "config init": "write a configuration with every setting, its default and its meaning",
     "config check": "report everything that is invalid in a configuration, by line",
     "completion": "print the completion of commands and options for bash, zsh or fish",
     "doctor": "report what is installed, what is missing and how to install it",
-    "parity": "compare every stage of a CosyVoice model directory with reference figures (in a clone)",
     "export": "export ONNX graphs of a CosyVoice model directory",
-    "bench control": "measure the latency of STOP, PAUSE and RESUME under load",
     "bench latency": "measure the first-audio latency",
-    "bench load": "measure underruns with many sessions",
-    "bench fairness": "measure the effect of downloads on calls",
-    "bench frames": "measure the processor time of the server per frame",
-    "bench text": "measure the processor time of the text pipeline and of wetext per character",
-    "bench lm": "measure the decoder of the language model beside transformers, on the same weights",
-    "bench engine": "measure the CosyVoice engine by stage, with forced tokens",
-    "bench gpu": "measure everything that a GPU machine promises, within a time budget",
-    "bench simulate": "predict how many calls an engine serves, from the times of its stages",
 }
-"""Command -> summary. ``bench control`` is the module ``bench_control``."""
+"""Command -> summary. ``bench latency`` is the module ``bench_latency``."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "say": (
@@ -80,7 +70,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "config init": ("config init", "config init /etc/tts-worker.yaml"),
     "config check": ("config check worker.yaml",),
     "doctor": ("doctor", "doctor --json"),
-    "bench frames": ("bench frames --engine cpu --sessions 40",),
+    "bench latency": ("bench latency --engine cpu",),
 }
 """Command -> examples for its help, without the program's name."""
 
@@ -111,12 +101,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = _command(words)
     if name is None:
         return _help(words)
-    prog = f"tts-worker {name}"
+    module = f"tts_worker.commands.{name.replace(' ', '_')}"
+    return run_module(f"tts-worker {name}", module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+
+
+def run_module(prog: str, module: str, words: Sequence[str], *, description: str = "") -> int:
+    """Import the module of a command and run it as ``run_command`` does."""
     try:
-        module = cast(CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
+        command = cast(CommandModule, importlib.import_module(module))
     except ModuleNotFoundError as error:
         return _fail(_missing_extra(prog, error))
-    return run_command(prog, module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+    return run_command(prog, command, words, description=description)
 
 
 def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:

@@ -95,6 +95,7 @@ def test_wheels_have_no_common_file_and_no_gap(wheels: Wheels) -> None:
         | source_files(ROOT / "voicepacks", "tts_worker/voicepacks")
     )
     assert livekit == source_files(LIVEKIT / "livekit", "livekit")
+    assert {name.partition("/")[0] for name in server | client} == {"tts_worker"}, "the tools stay in the clone"
     assert {"tts_worker/__init__.py", "tts_worker/py.typed", "tts_worker/client/grpc.py"} <= client
     assert {
         "tts_worker/cli.py",
@@ -190,13 +191,6 @@ def test_installed_wheel_finds_its_voices_and_configs(installed: Path) -> None:
     )
     done = run_installed(["-c", code], installed)
     assert done.returncode == 0, done.stderr
-
-
-def test_installed_wheel_says_that_parity_needs_a_clone(installed: Path) -> None:
-    done = run_installed(["-m", "tts_worker", "parity", "--bundle", "x", "--golden", "y"], installed)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "python -m tools.parity" in done.stderr
 
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tts_worker.cli import main; sys.exit(main(sys.argv[1:]))"

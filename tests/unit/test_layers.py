@@ -144,7 +144,7 @@ def test_layers_import_only_lower_layers() -> None:
 
 
 def test_package_does_not_need_the_tools() -> None:
-    """``tools`` is not installed; only the command ``parity`` looks for it, in a clone."""
+    """``tools`` is not installed."""
     assert [_describe(found) for found in _imports() if found.imported.split(".")[0] == "tools"] == []
 
 

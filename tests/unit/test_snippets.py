@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tools.bench.__main__ import COMMANDS as BENCHMARKS
 from tts_worker.cli import COMMANDS
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELLS = ("sh", "bash", "shell", "console")
+TOOLS = ("tools.bench", "tools.parity", "tools.random_bundle", "tools.reference")
 
 
 class Snippet(NamedTuple):
@@ -118,6 +120,8 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
                 pytest.fail(f"{line!r} is a pipeline: one command per line")
             if words[:1] == ["tts-worker"]:
                 check_command(words[1:])
+            if words[:2] == ["python", "-m"] and words[2] in TOOLS:
+                check_tool(words[2], words[3:])
 
 
 def check_command(words: list[str]) -> None:
@@ -125,9 +129,21 @@ def check_command(words: list[str]) -> None:
         return
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     assert name is not None, f"there is no command {' '.join(words[:2])!r}"
+    parse(f"tts_worker.commands.{name.replace(' ', '_')}", words[len(name.split()) :])
+
+
+def check_tool(tool: str, words: list[str]) -> None:
+    module = f"{tool}.command"
+    if tool == "tools.bench":
+        assert words[0] in BENCHMARKS, f"there is no benchmark {words[0]!r}"
+        module = f"tools.bench.commands.{words.pop(0)}"
+    parse(module, words)
+
+
+def parse(module: str, words: list[str]) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}").add_arguments(parser)
-    parser.parse_args(words[len(name.split()) :])
+    importlib.import_module(module).add_arguments(parser)
+    parser.parse_args(words)
 
 
 @pytest.mark.parametrize("snippet", snippets("yaml", "json"))

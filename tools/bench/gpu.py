@@ -23,7 +23,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -39,7 +39,7 @@ from tools.bench.gpu_counts import EngineCounts, computations_of, fallbacks_of, 
 from tools.bench.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
 from tools.bench.gpu_machine import describe_machine
 from tools.bench.gpu_outputs import Outputs, compare_outputs, draw_ids, scores_after
-from tools.bench.gpu_plan import Figures, Plan, Results, Section
+from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.measure_stages import measure_stage_times, speak_together
 from tools.bench.stage_times import stage_times_as_json
 from tools.random_bundle.writer import write_random_bundle
@@ -77,6 +77,33 @@ LOAD_VARIANT_SHARE = 0.5  # of the time of a load
 
 Watch = Callable[[float], AbstractContextManager[None]]
 """Ends the process if a block takes longer than so many seconds."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the run.
+
+    Attributes:
+        name: Its key in the results.
+        run: Measures and returns the figures.
+        expected_s: Time that the measurement is expected to take, with the engine at hand.
+        options: The engine that it needs; None: it takes care of that itself.
+        utterances: How many that engine must take. If it takes fewer as served, another one is built.
+        takes_any: Whether it takes the engine at hand, and the one as served if there is none.
+        engines: Further engines that it builds.
+        needs_cuda: Whether it makes sense only on a CUDA device.
+        excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
+    """
+
+    name: str
+    run: Callable[[GpuBench], Figures]
+    expected_s: float
+    options: LoadOptions | None = None
+    utterances: int = 1
+    takes_any: bool = False
+    engines: int = 0
+    needs_cuda: bool = False
+    excludes_v1: bool = False
 
 
 def run_sections(

@@ -1,20 +1,16 @@
-"""What ``bench gpu`` measures, and the file of its results."""
+"""What ``tools.bench gpu`` measures, and the file of its results."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tools.bench.gpu_load import Arrivals
 from tools.bench.measure_stages import LIVE
 from tts_worker.engine.cosyvoice.loader import LoadOptions
-
-if TYPE_CHECKING:
-    from tools.bench.gpu import GpuBench
 
 Figures = dict[str, Any]
 
@@ -52,33 +48,6 @@ class Plan:
     cancels: int = 500
     budget_s: float = 1500.0
     sections: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Section:
-    """One part of the run.
-
-    Attributes:
-        name: Its key in the results.
-        run: Measures and returns the figures.
-        expected_s: Time that the measurement is expected to take, with the engine at hand.
-        options: The engine that it needs; None: it takes care of that itself.
-        utterances: How many that engine must take. If it takes fewer as served, another one is built.
-        takes_any: Whether it takes the engine at hand, and the one as served if there is none.
-        engines: Further engines that it builds.
-        needs_cuda: Whether it makes sense only on a CUDA device.
-        excludes_v1: Whether CosyVoice-300M lacks what it is about: chunks of a fixed size, or fused kernels.
-    """
-
-    name: str
-    run: Callable[[GpuBench], Figures]
-    expected_s: float
-    options: LoadOptions | None = None
-    utterances: int = 1
-    takes_any: bool = False
-    engines: int = 0
-    needs_cuda: bool = False
-    excludes_v1: bool = False
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Runs the sections of ``bench gpu`` in a process of their own, and what is left of them in another one if it dies.
+"""Runs the sections of ``tools.bench gpu`` in a process of their own, the rest of them in another one if it dies.
 
 After some errors, such as a read beyond the memory of a tensor, a CUDA device refuses everything that its process asks
 for. A process can also be killed, or hang in the driver. The file with the results tells which section it was in.

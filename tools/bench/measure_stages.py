@@ -198,7 +198,7 @@ def record_batches(bench: Bench, batches: Sequence[int], repeats: int) -> PassRe
 
 
 def record_load(bench: Bench, arrivals: Arrivals) -> tuple[dict[str, object], PassRecorder]:
-    """Run ``arrivals`` on the engine in real time; return the figures of ``bench gpu``, and the passes."""
+    """Run ``arrivals`` on the engine in real time; return the figures of ``tools.bench gpu``, and the passes."""
     engine = bench.engine
     scripts: dict[UtteranceKey, CallScript] = {}
     bench.tokens_of = lambda key, run: forced_tokens(scripts[key].tokens[run], run).tolist()

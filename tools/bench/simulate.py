@@ -1,7 +1,7 @@
 """Simulated calls: listeners in virtual time on the simulated engine, and the number of calls that it serves well.
 
-The calls are those that ``bench gpu`` opens on a real engine: the same arrivals, texts, credit and stops for the same
-seed, so that a prediction and a measurement differ by the engine alone.
+The calls are those that ``tools.bench gpu`` opens on a real engine: the same arrivals, texts, credit and stops for the
+same seed, so that a prediction and a measurement differ by the engine alone.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Simulation:
 
 
 def random_calls(arrivals: Arrivals) -> tuple[list[SimulatedCall], dict[UtteranceKey, CallScript]]:
-    """Return the calls that ``bench gpu`` opens for ``arrivals``, and what they say."""
+    """Return the calls that ``tools.bench gpu`` opens for ``arrivals``, and what they say."""
     rng = random.Random(arrivals.seed)
     calls: list[SimulatedCall] = []
     scripts = {}
@@ -226,7 +226,7 @@ def random_calls(arrivals: Arrivals) -> tuple[list[SimulatedCall], dict[Utteranc
 
 
 def predict(times: StageTimes, config: SimulationConfig, arrivals: Arrivals) -> dict[str, object]:
-    """Simulate ``arrivals`` and return the figures of ``bench gpu``, as far as they can be predicted."""
+    """Simulate ``arrivals`` and return the figures of ``tools.bench gpu``, as far as they can be predicted."""
     slots = slots_for(arrivals.calls)
     config = replace(config, max_utterances=slots, decode_batch=max(slots, config.decode_batch))
     calls, scripts = random_calls(arrivals)

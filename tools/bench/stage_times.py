@@ -21,7 +21,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_stage_times(path: Path) -> StageTimes:
-    """Read stage times that a person wrote, or those in the results of ``bench simulate`` or ``bench gpu``.
+    """Read stage times that a person wrote, or those in the results of ``tools.bench simulate`` or ``tools.bench gpu``.
 
     Each stage is an object of batch sizes and microseconds, such as ``{"1": 1700, "8": 9800}``.
 

@@ -6,5 +6,5 @@ of tokens and one of audio at a time, on one thread, with the flow on a thread o
 device; prompts of voices, pages, faults in a batch and their isolation. Times that depend on the length of a sequence
 are not modelled: a stage costs the same early and late in an utterance.
 
-Pure: no clock, no tensors. The driver delivers commands and reads the clock (``benchmarks/simulate.py``).
+Pure: no clock, no tensors. The driver delivers commands and reads the clock (``tools/bench/simulate.py``).
 """

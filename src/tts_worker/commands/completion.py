@@ -54,7 +54,7 @@ def words_of(command: str) -> CommandWords:
     try:
         module = importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}")
         module.add_arguments(parser)
-    except (ModuleNotFoundError, TTSWorkerError):  # an extra is missing, or the clone
+    except (ModuleNotFoundError, TTSWorkerError):  # an extra is missing
         return words
     _collect(parser, words)
     return words

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tts_worker.commands.progress import Bar
-from tts_worker.voicepack.commands import PRECISIONS, check, convert, random_bundle, report_json
+from tts_worker.voicepack.commands import PRECISIONS, check, convert, report_json
 from tts_worker.voicepack.manifest import PUBLISHED, published
 from tts_worker.voicepack.pull import SOURCES, pull
 from tts_worker.voicepack.voice_pack import METADATA, check_voicepack, init_voicepack, pack_voicepack
@@ -45,14 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     converting.add_argument("--out", type=Path, metavar="DIR", help="target folder (default: beside the old files)")
     converting.add_argument("--dtype", choices=PRECISIONS, default="fp32", help="bf16 halves all but the vocoder")
 
-    making = actions.add_parser("random", help="create a model directory with random weights, for tests and benchmarks")
-    making.add_argument("bundle", type=Path, metavar="DIR")
-    making.add_argument(
-        "--family", default="cosyvoice3", help="cosyvoice1 (CosyVoice-300M), cosyvoice2 or cosyvoice3 (default)"
-    )
-    making.add_argument("--size", default="tiny", help="full, mid or tiny (default tiny)")
-    making.add_argument("--seed", type=int, default=0, help="the same seed gives the same files (default 0)")
-
 
 def run(args: argparse.Namespace) -> int:
     actions = {
@@ -61,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
         "pack": _pack,
         "check": _check,
         "convert": _convert,
-        "random": _random,
     }
     return actions[args.action](args)
 
@@ -111,13 +102,3 @@ def _convert(args: argparse.Namespace) -> int:
         report = convert(args.bundle, args.out or args.bundle, args.dtype, step=step)
     print(report)
     return 0 if report.ok else 1
-
-
-def _random(args: argparse.Namespace) -> int:
-    with Bar() as bar:
-        bar.update(f"drawing random weights ({args.size})")
-        has_prompt_models = random_bundle(args.bundle, args.family, args.size, args.seed)
-    print(f"{args.bundle}: random weights; the output is noise, not speech")
-    if not has_prompt_models:
-        print('without prompt models: voices cannot be added; they are written with the extra "export"')
-    return 0

@@ -178,23 +178,6 @@ def _copy_rest(path: Path, out: Path) -> None:
         raise BundleError(f"{out}: cannot be written ({error.strerror})") from None
 
 
-def random_bundle(path: Path, family: str, size: str = "tiny", seed: int = 0) -> bool:
-    """Write a model directory with random weights.
-
-    Returns:
-        Whether it has prompt models, which adding a voice needs; they take the package onnx.
-
-    Raises:
-        ConfigError: Unknown family or size, or the directory is not empty.
-        BundleError: A file cannot be written.
-        MissingExtra: torch is not installed.
-    """
-    need_torch()
-    from tools.random_bundle.writer import write_random_bundle
-
-    return write_random_bundle(path, family, size, seed).campplus.is_file()
-
-
 def add_voice(
     bundle_path: Path, root: Path, name: str, audio: Path | bytes, text: str, *, replace: bool = False
 ) -> Voice:

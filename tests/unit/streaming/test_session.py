@@ -21,7 +21,7 @@ from tests.conftest import until
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.networks import shallow
 from tests.unit.streaming.engines import voice
-from tts_worker.cli import main
+from tools.bench.__main__ import main
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -176,7 +176,7 @@ def test_shipped_configs_load(family: str) -> None:
 
 BARE = """
 import sys
-from tts_worker.cli import main
+from tools.bench.__main__ import main
 from tts_worker.engine.cosyvoice import config, loader
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -186,7 +186,7 @@ from tests.unit.cosyvoice.networks import load_shallow
 Networks.load = load_shallow  # nothing that is asserted here depends on the depth, or on the solver steps
 config.EULER_STEPS = 1
 engine.SENTENCE_S = 3
-code = main(["bench", "engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "6", "--repeats", "1",
+code = main(["engine", "--bundle", sys.argv[1], "--seconds", "1", "--growth-seconds", "6", "--repeats", "1",
              "--threads", "1", "--memory-gb", "0.1", "--sessions", "2", "--session-seconds", "1", "--json"])
 print(code, *(name for name in sys.argv[2:] if name in sys.modules))
 """
@@ -210,7 +210,7 @@ def test_engine_benchmark_needs_minimal_packages() -> None:
     [("--growth-seconds", "4"), ("--seconds", "0"), ("--session-seconds", "1000"), ("--repeats", "0")],
 )
 def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["bench", "engine", "--bundle", str(tiny("cosyvoice2")), flag, value])
+    code = main(["engine", "--bundle", str(tiny("cosyvoice2")), flag, value])
     assert code != 0
     assert flag in capsys.readouterr().err
 

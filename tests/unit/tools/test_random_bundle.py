@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.cosyvoice.bundles import FAMILIES, fullsize
-from tools.random_bundle import writer
+from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, tiny
+from tools.random_bundle import command, writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
+from tts_worker.cli import run_command
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.backends.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -28,6 +29,11 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 from tts_worker.voicepack import commands
+
+
+def random_bundle(*args: str) -> int:
+    return run_command("python -m tools.random_bundle", command, args)
+
 
 CPU: Providers = [("CPUExecutionProvider", {})]
 
@@ -194,3 +200,27 @@ def test_converted_random_bundle_stays_marked(bundle: Bundle, tmp_path: Path) ->
     commands.convert(bundle.path, tmp_path / "converted")
 
     assert Bundle.open(tmp_path / "converted").has_random_weights
+
+
+def test_command_writes_a_random_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = tmp_path / "noise"
+    assert random_bundle(str(noise), "--family", "cosyvoice2", "--seed", "3") == 0
+    assert capsys.readouterr().out.endswith("the output is noise, not speech\n")
+    assert Bundle.open(noise).validate().ok
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["x", "--family", "cosyvoice4"], "family: must be cosyvoice1, cosyvoice2 or"),
+        (["x", "--size", "huge"], "size: must be one of: full, mid, tiny"),
+        ([str(tiny("cosyvoice2"))], "exists already"),
+    ],
+)
+def test_command_names_the_alternatives(
+    args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert random_bundle(*args) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("x").exists()

@@ -1,4 +1,4 @@
-"""``tts-worker bench engine``: the conditions of its measurements."""
+"""``python -m tools.bench engine``: the conditions of its measurements."""
 
 from __future__ import annotations
 

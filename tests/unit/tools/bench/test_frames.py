@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tts_worker
+from tools.bench.__main__ import main
 from tools.bench.commands.frames import server_settings
 from tools.bench.frames import PROTOCOLS, compare_frames, measure_frames
-from tts_worker.cli import main
 
 
 async def test_version_is_compared_with_a_baseline() -> None:
@@ -45,7 +45,7 @@ async def test_listeners_do_not_pause_for_garbage(monkeypatch: pytest.MonkeyPatc
 
 
 def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "frames", "--start-over", "-1"]) == 2
+    assert main(["frames", "--start-over", "-1"]) == 2
     assert "--start-over at least 0" in capsys.readouterr().err
 
 

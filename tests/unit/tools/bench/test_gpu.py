@@ -1,4 +1,4 @@
-"""``bench gpu`` on the CPU with tiny random weights: sections, budget, and what an error leaves behind."""
+"""``tools.bench gpu`` on the CPU with tiny random weights: sections, budget, and what an error leaves behind."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
 from tools.bench import gpu, gpu_attention, gpu_convolutions, gpu_load, gpu_process
+from tools.bench.__main__ import main
 from tools.bench.commands import gpu as gpu_command
 from tools.bench.engine import Bench
-from tools.bench.gpu import GpuBench, run_sections, sections
+from tools.bench.gpu import GpuBench, Section, run_sections, sections
 from tools.bench.gpu_counts import fallbacks_of
 from tools.bench.gpu_load import Arrivals, measure_arrivals, plan_calls, random_call, slots_for
 from tools.bench.gpu_outputs import draw_ids, scores_after
-from tools.bench.gpu_plan import Figures, Plan, Results, Section
+from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.gpu_process import run_isolated
 from tools.random_bundle import writer
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.cli import main
 from tts_worker.engine.cosyvoice import config
 from tts_worker.engine.cosyvoice.backends import kernels
 from tts_worker.engine.cosyvoice.backends.compiling import Compiler
@@ -587,7 +587,7 @@ def test_bad_arguments_are_refused(
         pytest.skip("there is a CUDA device")
     monkeypatch.setattr(writer, "write_random_bundle", lambda *_: pytest.fail("weights were written"))
 
-    assert main(["bench", "gpu", "--random", "cosyvoice3", *arguments]) == 2
+    assert main(["gpu", "--random", "cosyvoice3", *arguments]) == 2
 
     assert message in capsys.readouterr().err
 
@@ -598,7 +598,7 @@ def test_bad_bundle_is_refused_once(
     """Not by a process for each section, with a traceback of each."""
     monkeypatch.setattr(gpu_process, "run_isolated", lambda *_: pytest.fail("a process was started"))
 
-    assert main(["bench", "gpu", "--bundle", str(tmp_path / "none")]) == 2
+    assert main(["gpu", "--bundle", str(tmp_path / "none")]) == 2
 
     assert f"error: {tmp_path / 'none'}: no such model directory" in capsys.readouterr().err
 
@@ -759,7 +759,7 @@ def test_sections_run_in_another_process(tmp_path: Path, capfd: pytest.CaptureFi
     output = tmp_path / "gpu.json"
     arguments = ["--random", "cosyvoice3", "--size", "tiny", "--device", "cpu", "--threads", "1"]
 
-    assert main(["bench", "gpu", *arguments, "--sections", "machine,variant_gather", "--output", str(output)]) == 0
+    assert main(["gpu", *arguments, "--sections", "machine,variant_gather", "--output", str(output)]) == 0
 
     figures = json.loads(output.read_text())
     assert json.loads(capfd.readouterr().out) == figures

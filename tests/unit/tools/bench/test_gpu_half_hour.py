@@ -15,7 +15,7 @@ from tools.bench.gpu_plan import Plan
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 
 SCRIPT = Path(__file__).parents[4] / "scripts" / "gpu-half-hour"
-QUICK_BENCH_S = 560 - 120  # what the quick part gives to ``bench gpu``
+QUICK_BENCH_S = 560 - 120  # what the quick part gives to ``tools.bench gpu``
 MOST_S = 600
 """Of a command; a machine is lent for half an hour, a part of which it takes to start."""
 

@@ -1,4 +1,4 @@
-"""``bench gpu`` on a simulated CUDA device: time on a real one is too dear for a mistake in Python."""
+"""``tools.bench gpu`` on a simulated CUDA device: time on a real one is too dear for a mistake in Python."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from tts_worker.cli import main
+from tools.bench.__main__ import main
 
 SMALL = ["--layers", "2", "--width", "128", "--prompt", "5", "--steps", "3", "--batches", "1", "2", "--json"]
 
 
 def test_bench_lm_measures_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    assert main(["bench", "lm", *SMALL]) == 0
+    assert main(["lm", *SMALL]) == 0
     figures = json.loads(capsys.readouterr().out)
     for batch in (1, 2):
         assert figures[f"batch_{batch}_ours_prompt_ms"] > 0
@@ -28,5 +28,5 @@ def test_bench_lm_measures_each_batch(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("option", [("--layers", "0"), ("--width", "100"), ("--batches", "0")])
 def test_bench_lm_rejects_impossible_sizes(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "lm", *option]) == 2
+    assert main(["lm", *option]) == 2
     assert "--width a multiple of 128" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``bench simulate``: stage times from files and from an engine, predictions, and the largest load."""
+"""``tools.bench simulate``: stage times from files and from an engine, predictions, and the largest load."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cosyvoice.bundles import tiny
+from tools.bench.__main__ import main
 from tools.bench.gpu_load import Arrivals
 from tools.bench.measure_stages import PassRecorder
 from tools.bench.simulate import Goal, SimulatedCall, Simulation, largest_load, predict
@@ -19,7 +20,6 @@ from tools.bench.stage_times import adjusted, fit, read_stage_times, stage_times
 from tools.simulator.config import SimulationConfig
 from tools.simulator.engine import SimulatedEngine
 from tools.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
-from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
 from tts_worker.errors import ConfigError
@@ -136,26 +136,26 @@ def test_modelled_times_say_that_they_are_modelled(name: str) -> None:
     ],
 )
 def test_bad_numbers_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "simulate", "--times", "unread.json", "--calls", "2", *arguments]) == 2
+    assert main(["simulate", "--times", "unread.json", "--calls", "2", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = STAGE_TIMES / "h200-modelled-mended.json"
-    args = ["bench", "simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]
+    args = ["simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]
 
     assert main([*args, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
 
     assert [load["calls"] for load in figures["predicted"]] == [2, 4]
     assert all(load["continuity_c50"] == 1.0 for load in figures["predicted"])
-    assert main(["bench", "simulate", "--times", str(tmp_path / "none.json"), "--calls", "1"]) == 2
-    assert main(["bench", "simulate", "--times", str(file)]) == 2
-    assert main(["bench", "simulate", "--times", str(file), "--calls", "2", "--measure"]) == 2
+    assert main(["simulate", "--times", str(tmp_path / "none.json"), "--calls", "1"]) == 2
+    assert main(["simulate", "--times", str(file)]) == 2
+    assert main(["simulate", "--times", str(file), "--calls", "2", "--measure"]) == 2
 
 
 def test_cosyvoice_300m_is_not_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "simulate", "--bundle", str(tiny("cosyvoice1")), "--calls", "1"]) == 2
+    assert main(["simulate", "--bundle", str(tiny("cosyvoice1")), "--calls", "1"]) == 2
     assert "not CosyVoice-300M's parts" in capsys.readouterr().err
 
 
@@ -169,7 +169,7 @@ def test_measured_times_are_read_again(
     monkeypatch.setattr("tools.bench.measure_stages.LIVE", Arrivals(2, 0.1, (0.2, 0.3), "benchmark"))
     load = ["--call-seconds", "0.2,0.3", "--calls", "2", "--seconds", "0.5", "--measure", "--json"]
 
-    assert main(["bench", "simulate", "--bundle", str(tiny("cosyvoice3")), *quick, *load]) == 0
+    assert main(["simulate", "--bundle", str(tiny("cosyvoice3")), *quick, *load]) == 0
     printed = capsys.readouterr().out
     figures = json.loads(printed)
     file = tmp_path / "measured.json"
