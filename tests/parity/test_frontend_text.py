@@ -12,16 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
+from tools.reference.text import is_only_punctuation, normalize_and_split, wetext_rewriter
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.enrol import spoken_transcript
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
-from tts_worker.engine.cosyvoice.transcript import (
-    is_only_punctuation,
-    normalize,
-    normalize_and_split,
-    spell_out_numbers,
-    wetext_rewriter,
-)
+from tts_worker.engine.cosyvoice.transcript import normalize, spell_out_numbers
 from tts_worker.errors import BundleError
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese

@@ -14,6 +14,7 @@ import torch
 from tools.reference.algorithms import ReferenceFrontend, reference_request
 from tools.reference.compat import Compat
 from tools.reference.pipeline import AudioChunk, OfflinePipeline
+from tools.reference.text import normalize_and_split, wetext_rewriter
 from tools.reference.v1_pipeline import V1Pipeline
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -21,7 +22,6 @@ from tts_worker.engine.cosyvoice.config import V1, V3
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.transcript import normalize_and_split, wetext_rewriter
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
 
