@@ -9,7 +9,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any
 
-_PACKAGE = "tts_worker.engine"
+_PACKAGES = ("tts_worker.engine", "tools.simulator")
 _CONSTRUCTORS = ("__init__", "__post_init__")
 
 
@@ -17,10 +17,10 @@ def _engine_classes() -> list[type]:
     """Return the loaded classes of the package, bases before the classes that inherit from them."""
     found: dict[type, None] = {}
     for name, module in list(sys.modules.items()):
-        if not name.startswith(_PACKAGE):
+        if not name.startswith(_PACKAGES):
             continue
         for each in vars(module).values():
-            if isinstance(each, type) and each.__module__.startswith(_PACKAGE):
+            if isinstance(each, type) and each.__module__.startswith(_PACKAGES):
                 found[each] = None
     return sorted(found, key=lambda each: len(each.__mro__))
 
@@ -48,8 +48,8 @@ def _recorder(assign: Callable[[object, str, Any], None], found: list[str]) -> C
 def assigned_booleans() -> Iterator[list[str]]:
     """Yield a list to which ``Class.attribute`` is added when an instance is assigned True or False.
 
-    Constructors, and what they call, assign settings, which do not count. Concerns the classes of ``tts_worker.engine``
-    that are loaded now and those that inherit from them, on all threads of this process.
+    Constructors, and what they call, assign settings, which do not count. Concerns the classes of ``tts_worker.engine`` and
+    ``tools.simulator`` that are loaded now and those that inherit from them, on all threads of this process.
     """
     found: list[str] = []
     recorders: set[Callable[[object, str, Any], None]] = set()

@@ -17,7 +17,9 @@ from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import sequence as phrases
 
-ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT / "src" / "tts_worker" / "engine", ROOT / "tools" / "simulator", ROOT / "tools" / "reference")
+FILES = {path: path.relative_to(folder).as_posix() for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 
 ALLOWED = {
     "cosyvoice/backends/kernels/__init__.py: FusedOperator.is_excluded": "a setting of the process",
@@ -115,7 +117,7 @@ def unchecked_changes(source: str, enums: set[str]) -> Iterator[str]:
 
 
 def test_every_life_of_phases_has_a_table() -> None:
-    found = {name for path in ENGINE.rglob("*.py") for name in phase_enums(path.read_text("utf-8"))}
+    found = {name for path in FILES for name in phase_enums(path.read_text("utf-8"))}
     assert found == {type(next(iter(table))).__name__ for table in TABLES}
 
 
@@ -123,7 +125,7 @@ def test_phases_change_by_their_tables_only() -> None:
     names = {type(next(iter(table))).__name__ for table in TABLES}
     found = [
         f"{path.name}: {change}"
-        for path in sorted(ENGINE.rglob("*.py"))
+        for path in FILES
         for change in unchecked_changes(path.read_text("utf-8"), names)
         if path.parent.name != "reference"  # it repeats what the reference does wrong
     ]
@@ -132,8 +134,8 @@ def test_phases_change_by_their_tables_only() -> None:
 
 def test_engines_have_no_mutable_booleans() -> None:
     found = {
-        f"{path.relative_to(ENGINE).as_posix()}: {attribute}"
-        for path in sorted(ENGINE.rglob("*.py"))
+        f"{name}: {attribute}"
+        for path, name in FILES.items()
         for attribute in mutable_booleans(path.read_text("utf-8"))
     }
     assert found == set(ALLOWED), "use a phase (engine/phases.py), a count, or the data that it follows from"
