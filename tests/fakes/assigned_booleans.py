@@ -48,8 +48,8 @@ def _recorder(assign: Callable[[object, str, Any], None], found: list[str]) -> C
 def assigned_booleans() -> Iterator[list[str]]:
     """Yield a list to which ``Class.attribute`` is added when an instance is assigned True or False.
 
-    Constructors, and what they call, assign settings, which do not count. Concerns the classes of ``tts_worker.engine`` and
-    ``tools.simulator`` that are loaded now and those that inherit from them, on all threads of this process.
+    Constructors, and what they call, assign settings, which do not count. Concerns the classes of ``tts_worker.engine``
+    and ``tools.simulator`` that are loaded now and those that inherit from them, on all threads of this process.
     """
     found: list[str] = []
     recorders: set[Callable[[object, str, Any], None]] = set()
