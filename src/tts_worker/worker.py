@@ -24,11 +24,8 @@ from tts_worker.engine.factory import (
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
 from tts_worker.metrics import Metrics
-from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
-from tts_worker.models.voice_library import VoiceLibrary
-from tts_worker.models.voice_store import VoiceStore
 from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.factory import HubConfig, Reading
@@ -49,8 +46,11 @@ from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
-from tts_worker.voicepack.voice_pack import InstalledPack, read_voicepacks
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.library import VoiceLibrary
+from tts_worker.voices.packs import InstalledPack, read_voicepacks
+from tts_worker.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.settings import load_settings
 from tts_worker.text.normalizer import Normalize, load_normalizer
 from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.worker import Worker, running_worker
 
 ASKED = SessionOptions(realtime=False, normalise=True)

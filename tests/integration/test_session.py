@@ -18,7 +18,7 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.timeouts import fail_after
 from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, SessionOptions, Started, State, Words
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.worker import Worker, running_worker
 
 FAST = SessionOptions(realtime=False)

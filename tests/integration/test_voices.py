@@ -37,7 +37,7 @@ from tts_worker.errors import (
 )
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started, SynthesisParams
-from tts_worker.voicepack.voice_file import load_voice, save_voice
+from tts_worker.voices.files import load_voice, save_voice
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
 elevenlabs_core = LateModule("elevenlabs.core")

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("voices", "text", "audio", "metrics", "logs", "tracing", "gpus", "settings", "voicepack", "timeouts"),
+    ("voices", "text", "audio", "metrics", "logs", "tracing", "gpus", "settings", "models.bundles", "timeouts"),
     (
         "session.machine",
         "session.utterance",
@@ -43,7 +43,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("worker", "fleet", "serving"),
     ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
-    ("cli", "__main__", "commands", "benchmarks", "voicepack.commands"),
+    ("cli", "__main__", "commands", "benchmarks"),
 )
 PURE = ROWS[1] + ROWS[3]
 """Modules without a clock, thread, event loop or tensor."""

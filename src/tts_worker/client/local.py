@@ -21,7 +21,6 @@ from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
-from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.compat.rendering import converted
@@ -42,7 +41,8 @@ from tts_worker.types import (
     SynthesisParams,
     UtteranceKey,
 )
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
+from tts_worker.voices.library import NewVoice
 
 
 def connector(url: str, settings: ClientSettings) -> LocalConnector:

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 from tts_worker.audio.prompt import NOT_CHECKED
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
 from tts_worker.server.limits import ApiLimits
-from tts_worker.voicepack.voice_details import VoiceDetails
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
+from tts_worker.voices.details import VoiceDetails
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
-from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.language_routing import LanguageRouter, RoutingPort
@@ -28,7 +27,8 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, SynthesisParams
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import Voice, VoiceCatalog
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""

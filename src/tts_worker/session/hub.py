@@ -28,9 +28,6 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.models.enrolment import Enrolment
-from tts_worker.models.routing import VoiceRequest, choose_voice
-from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.factory import HubConfig, SessionFactory
@@ -44,7 +41,10 @@ from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import Voice, VoiceCatalog
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.library import VoiceLibrary
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 
 log = logging.getLogger(__name__)
 

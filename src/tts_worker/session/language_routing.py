@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tts_worker.models.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.language import is_written_in_latin, language_of
 from tts_worker.types import Alignment, Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import Voice, VoiceCatalog
+from tts_worker.voices.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
 
 _DETECTED_CHARS = 400
 

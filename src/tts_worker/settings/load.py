@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from tts_worker.errors import ConfigError
 from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.tree import ENV_PREFIX, Settings
-from tts_worker.voicepack.installed import installed_voices
+from tts_worker.voices.installed import installed_voices
 
 _CLIENT_VARIABLES = frozenset(
     {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize
 from tts_worker.audio.decode import Recording
+from tts_worker.commands import bundles as commands
 from tts_worker.engine.cosyvoice import random_bundle
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.backends.onnx_providers import Providers, create_session
@@ -27,7 +28,6 @@ from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
-from tts_worker.voicepack import commands
 
 CPU: Providers = [("CPUExecutionProvider", {})]
 

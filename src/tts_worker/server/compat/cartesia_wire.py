@@ -21,7 +21,7 @@ from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
 
 Message = dict[str, Any]
 

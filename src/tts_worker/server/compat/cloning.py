@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest
-from tts_worker.models.voice_library import NewVoice
 from tts_worker.server.audit import audited
 from tts_worker.server.compat import cartesia_wire
 from tts_worker.server.compat.uploads import Body, read_body
@@ -25,7 +24,8 @@ from tts_worker.server.responses import SafeJSONResponse
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
+from tts_worker.voices.library import NewVoice
 
 ELEVENLABS_PATH = "/v1/voices/add"
 CARTESIA_PATH = "/voices/clone"

@@ -23,7 +23,7 @@ from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import validate
 from tts_worker.session.conversion import SPEECH_TOKENS
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
 
 Message = dict[str, Any]
 

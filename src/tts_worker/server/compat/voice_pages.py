@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
 
 
 @dataclass(frozen=True, slots=True)

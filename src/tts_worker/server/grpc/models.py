@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tts_worker.errors import IllegalCommand, UnknownModel, UnknownVoice
 from tts_worker.session.host import WorkerHost
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
-from tts_worker.models.enrolment import MAX_PROMPT_BYTES
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.voice_codec import encode_voice, parse_upload
 from tts_worker.protocol.voices import VoiceInfo
@@ -14,7 +13,8 @@ from tts_worker.server.grpc.calls import Context, abort_with
 from tts_worker.server.responses import voice_json
 from tts_worker.server.voices import add_voice, delete_voice
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices import Voice
+from tts_worker.voices.catalog import Voice
+from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
 
 _MAX_UPLOADS = 8
 """Recordings that are received at the same time; each is at most 8 MiB in memory."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
-from tts_worker.voicepack.voice_details import NEUTRAL, VoiceDetails, split_style
-from tts_worker.voicepack.voice_pack import VoicePack
+from tts_worker.voices.details import NEUTRAL, VoiceDetails, split_style
+from tts_worker.voices.packs import VoicePack
 
 log = logging.getLogger(__name__)
 

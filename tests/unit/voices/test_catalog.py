@@ -9,10 +9,10 @@ import pytest
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.types import Alignment, EngineInfo
-from tts_worker.voicepack.voice_pack import VoicePack, read_voicepacks
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.packs import VoicePack, read_voicepacks
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def info(*voices: str) -> EngineInfo:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.voice_file import DETAILS_FILE, STYLE_SEPARATOR, voice_folder
+from tts_worker.voices.files import DETAILS_FILE, STYLE_SEPARATOR, voice_folder
 
 MAX_DETAILS_BYTES = 64 << 10
 NEUTRAL = "neutral"

@@ -31,14 +31,14 @@ from tts_worker.errors import (
     UnknownVoice,
     VoiceQuotaExceeded,
 )
-from tts_worker.models.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
-from tts_worker.models.voice_store import VoiceStore
-from tts_worker.voicepack.mixing import mix_voices
-from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag, VoiceDetails, split_style
-from tts_worker.voicepack.voice_file import STYLE_SEPARATOR, Voice, voice_folder
-from tts_worker.voicepack.voice_pack import InstalledPack, PackPrompt, VoicePack
-from tts_worker.voices import Voice as CatalogVoice
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import Voice as CatalogVoice
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.details import NEUTRAL, LanguageTag, Tag, VoiceDetails, split_style
+from tts_worker.voices.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
+from tts_worker.voices.files import STYLE_SEPARATOR, Voice, voice_folder
+from tts_worker.voices.mixing import mix_voices
+from tts_worker.voices.packs import InstalledPack, PackPrompt, VoicePack
+from tts_worker.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.recordings import SAID, speech, wav
-from tests.unit.voicepack.test_voice_file import voice
+from tests.unit.voices.test_files import voice
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.callers import ApiScope, Caller, acting_as
 from tts_worker.errors import Forbidden, InvalidRequest, OverCapacity, UnknownVoice
-from tts_worker.models.enrolment import Enrolment
-from tts_worker.models.voice_library import NewVoice, VoiceLibrary
-from tts_worker.models.voice_store import VoiceStore
 from tts_worker.types import Alignment, EngineInfo
-from tts_worker.voicepack.voice_details import VoiceDetails
-from tts_worker.voicepack.voice_file import Voice, load_voice
-from tts_worker.voicepack.voice_pack import read_voicepacks
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.details import VoiceDetails
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.files import Voice, load_voice
+from tts_worker.voices.library import NewVoice, VoiceLibrary
+from tts_worker.voices.packs import read_voicepacks
+from tts_worker.voices.store import VoiceStore
 
 INFO = EngineInfo("fake", (), ("en", "zh"), Alignment.NONE, max_utterances=4, capabilities=("instruct",))
 

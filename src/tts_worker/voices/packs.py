@@ -24,10 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
 from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, TTSWorkerError
+from tts_worker.models.bundles.report import Problem, Report
 from tts_worker.settings.load import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.voicepack.report import Problem, Report
-from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag
+from tts_worker.voices.details import NEUTRAL, LanguageTag, Tag
 
 METADATA = "metadata.yaml"
 MAX_METADATA_BYTES = 1 << 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest, UnknownModel
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import Voice, VoiceCatalog
 
 INSTRUCT = "instruct"
 """Capability: the engine follows a natural-language instruction (``SynthesisParams.instruct``)."""
