@@ -19,7 +19,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("voices", "text", "audio", "metrics", "logs", "tracing", "gpus", "settings", "models.bundles", "timeouts"),
+    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml"),
+    ("voices",),
+    ("settings",),
     (
         "session.machine",
         "session.utterance",
@@ -45,7 +47,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks"),
 )
-PURE = ROWS[1] + ROWS[3]
+PURE = ROWS[1] + ROWS[5]
 """Modules without a clock, thread, event loop or tensor."""
 
 EXTRAS = (

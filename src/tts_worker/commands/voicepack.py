@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tts_worker.commands.bundles import PRECISIONS, check, convert, random_bundle, report_json
 from tts_worker.commands.progress import Bar
+from tts_worker.commands.voice_packs import check_voicepack, init_voicepack, pack_voicepack
 from tts_worker.models.bundles.manifest import PUBLISHED, published
 from tts_worker.models.bundles.pull import SOURCES, pull
-from tts_worker.voices.packs import METADATA, check_voicepack, init_voicepack, pack_voicepack
+from tts_worker.voices.packs import METADATA
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
