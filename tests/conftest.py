@@ -29,7 +29,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tts_worker.serving import serve
 from tts_worker.settings import Settings, load_settings
-from tts_worker.voices.catalog import packs as voice_pack
+from tts_worker.voices import packs as voice_pack
 from tts_worker.worker import Worker, running_worker
 
 # Without byte code on disk every process that a test starts compiles the package again, and every run rewrites the

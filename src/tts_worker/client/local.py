@@ -24,7 +24,6 @@ from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.compat.rendering import converted
-from tts_worker.server.responses import voice_json
 from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
@@ -41,7 +40,7 @@ from tts_worker.types import (
     SynthesisParams,
     UtteranceKey,
 )
-from tts_worker.voices.catalog import Voice
+from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.library import NewVoice
 
 
@@ -150,8 +149,8 @@ class LocalVoices:
     async def delete(self, voice: str) -> None:
         await self._hub.require_library().delete(voice)
 
-    def _describe(self, voice: Voice) -> VoiceInfo:
-        return VoiceInfo.of_json(voice_json(voice, self._hub.voices.default))
+    def _describe(self, voice: VoiceDescription) -> VoiceInfo:
+        return voice.for_clients(self._hub.voices.default)
 
 
 class DeadlineSession:

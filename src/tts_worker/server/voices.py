@@ -17,7 +17,7 @@ from tts_worker.server.responses import SafeJSONResponse, voice_json
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices.catalog import Voice
+from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.library import NewVoice
 
 PATH = "/v1/voices"
@@ -70,7 +70,7 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
         return SafeJSONResponse({"id": name, "deleted": True, "status": "ok", **more})
 
 
-async def add_voice(hub: SessionHub, body: Body) -> Voice:
+async def add_voice(hub: SessionHub, body: Body) -> VoiceDescription:
     """Add the voice of a request. Raises as ``VoiceLibrary.add`` does."""
     fields = {key: value for key, value in body.fields.items() if key != RECORDING_FIELD}
     new = NewVoice.parse(fields)

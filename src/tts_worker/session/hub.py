@@ -41,7 +41,8 @@ from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
-from tts_worker.voices.catalog import Voice, VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.enrolment import Enrolment
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.routing import VoiceRequest, choose_voice
@@ -415,7 +416,7 @@ class SessionHub:
         self._sessions[session.id].is_conversion = True
         return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
-    async def _choose_voice(self, options: SessionOptions) -> Voice:
+    async def _choose_voice(self, options: SessionOptions) -> VoiceDescription:
         await self.look_up_voice(options.voice)
         return choose_voice(self.voices, VoiceRequest.of(options))
 
@@ -469,7 +470,7 @@ class SessionHub:
         self._touch(voice.engine)
         return session
 
-    def _engine_speaking(self, voice: Voice) -> EnginePort:
+    def _engine_speaking(self, voice: VoiceDescription) -> EnginePort:
         """Return the engine of a voice. Raises NotReady if it is not loaded."""
         engine = self._engines.get(voice.engine)
         if engine is not None:

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.callers import ApiScope, Caller, current_caller
@@ -31,9 +31,9 @@ from tts_worker.errors import (
     UnknownVoice,
     VoiceQuotaExceeded,
 )
-from tts_worker.voices.catalog import Voice as CatalogVoice
 from tts_worker.voices.catalog import VoiceCatalog
-from tts_worker.voices.details import NEUTRAL, LanguageTag, Tag, VoiceDetails, split_style
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.details import NEUTRAL, VoiceDetails, VoiceMetadata, split_style
 from tts_worker.voices.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
 from tts_worker.voices.files import STYLE_SEPARATOR, Voice, voice_folder
 from tts_worker.voices.mixing import mix_voices
@@ -46,11 +46,6 @@ MAX_MIX = 8
 MAX_NAME_CHARS = 64
 
 
-def _split_list(value: Any) -> Any:
-    """Accept a comma-separated text for a list, as a form sends it."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
 class MixPart(BaseModel):
     """A voice of a mix and its weight."""
 
@@ -60,15 +55,13 @@ class MixPart(BaseModel):
     weight: float = Field(1.0, gt=0, le=1_000, allow_inf_nan=False)
 
 
-class NewVoice(BaseModel):
+class NewVoice(VoiceMetadata):
     """A voice to be added.
 
     Attributes:
         name: Name of the voice: up to 64 letters, digits, _ . or -.
         transcript: The words of the recording; without them only the timbre is cloned.
-        consent: The speaker consents to the use of the recording.
         style: Adds a style to the voice ``name``, which is then addressed as ``NAME@STYLE``.
-        languages: BCP-47 tags; empty for those of the engine.
         engine: The engine; None selects the first that stores voices.
         mix: Mixes stored voices instead of using a recording.
         prompt: Of a mix: the voice whose prompt audio it uses; None for none.
@@ -78,17 +71,16 @@ class NewVoice(BaseModel):
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     transcript: str = Field("", max_length=MAX_PROMPT_CHARS)
-    consent: bool = False
     style: str = Field(NEUTRAL, pattern=r"^\w[\w-]{0,31}$")
-    languages: Annotated[tuple[LanguageTag, ...], BeforeValidator(_split_list)] = Field((), max_length=32)
-    tags: Annotated[tuple[Tag, ...], BeforeValidator(_split_list)] = Field((), max_length=32)
-    description: str = Field("", max_length=500)
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    title: str = Field("", max_length=100)
     engine: str | None = Field(None, max_length=64)
     mix: tuple[MixPart, ...] = Field((), max_length=MAX_MIX)
     prompt: str | None = Field(None, max_length=128)
+
+    @field_validator("languages", "tags", mode="before")
+    @classmethod
+    def _split_list(cls, value: Any) -> Any:
+        """Accept a comma-separated text for a list, as a form sends it."""
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check_mix(self) -> NewVoice:
@@ -118,13 +110,7 @@ class NewVoice(BaseModel):
     ) -> VoiceDetails:
         """Return what is stored about the voice."""
         return VoiceDetails(
-            title=self.title,
-            languages=self.languages,
-            tags=self.tags,
-            description=self.description,
-            gender=self.gender,
-            license=self.license,
-            consent=self.consent,
+            **self.metadata(),
             owner=caller.key,
             created_at_s=_now_s(),
             source=source,
@@ -207,7 +193,7 @@ class VoiceLibrary:
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
-    async def add(self, new: NewVoice, recording: bytes, *, requires_consent: bool = True) -> CatalogVoice:
+    async def add(self, new: NewVoice, recording: bytes, *, requires_consent: bool = True) -> VoiceDescription:
         """Add a voice from a recording.
 
         Args:
@@ -241,7 +227,7 @@ class VoiceLibrary:
             details = new.details(caller, "recording", _rounded(figures), voice.notes)
             return await self._save(engine, new, voice, details)
 
-    async def mix(self, new: NewVoice) -> CatalogVoice:
+    async def mix(self, new: NewVoice) -> VoiceDescription:
         """Add a voice that mixes stored voices of one engine (``new.mix``).
 
         The voices must be the caller's own or belong to no key: a mix is a copy that its owner keeps.
@@ -301,16 +287,7 @@ class VoiceLibrary:
         name = pack.name if prompt.style == NEUTRAL else f"{pack.name}{STYLE_SEPARATOR}{prompt.style}"
         source_hash = await asyncio.to_thread(lambda: prompt.source_hash)
         details = VoiceDetails(
-            title=pack.title,
-            languages=pack.languages,
-            tags=pack.tags,
-            description=pack.description,
-            gender=pack.gender,
-            license=pack.license,
-            consent=pack.consent,
-            capabilities=pack.capabilities,
-            source="pack",
-            source_hash=source_hash,
+            **pack.metadata(), capabilities=pack.capabilities, source="pack", source_hash=source_hash
         )
         known = self._stored[engine].get(name)
         if known is not None:
@@ -377,7 +354,7 @@ class VoiceLibrary:
         finally:
             del self._adding[place]
 
-    async def _save(self, engine: str, new: NewVoice, voice: Voice, details: VoiceDetails) -> CatalogVoice:
+    async def _save(self, engine: str, new: NewVoice, voice: Voice, details: VoiceDetails) -> VoiceDescription:
         with _hidden_paths():
             await asyncio.to_thread(self._stores[engine].save, new.stored_name, voice, details)
         await self.refresh(engine)
@@ -433,13 +410,13 @@ class VoiceLibrary:
             sources |= found
         return tuple(sorted(each for each in sources if stored[each].source == "mix" and each != name))
 
-    def _check_owner(self, voice: CatalogVoice, caller: Caller) -> None:
+    def _check_owner(self, voice: VoiceDescription, caller: Caller) -> None:
         """Raises Forbidden unless the caller's key added the voice or may administer the worker."""
         owner = voice.stored.owner if voice.stored is not None else None
         if caller.key is not None and owner != caller.key and ApiScope.ADMIN not in caller.scopes:
             raise Forbidden(f'the API key "{caller.key}" did not add the voice "{voice.name}"')
 
-    async def _get(self, name: str) -> CatalogVoice:
+    async def _get(self, name: str) -> VoiceDescription:
         await self.refresh()
         return self._catalog.get(name)
 

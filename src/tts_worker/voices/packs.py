@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.voices.details import NEUTRAL, LanguageTag, Tag
+from tts_worker.voices.details import NEUTRAL, Tag, VoiceMetadata
 
 METADATA = "metadata.yaml"
 MAX_METADATA_BYTES = 1 << 20
@@ -43,16 +43,14 @@ class PackStyle(BaseModel):
     text: str = Field("", max_length=1_000)
 
 
-class VoicePack(BaseModel):
-    """The content of ``metadata.yaml``. See docs/models.md.
+class VoicePack(VoiceMetadata):
+    """The content of ``metadata.yaml``. See docs/models.md. ``language`` may name one language.
 
     Attributes:
         name: Name of the voice; that of the folder if it is missing.
         family: Family of the engine; that of the folder if it is missing.
-        languages: BCP-47 tags; ``language`` may name one.
         capabilities: What the voice can do beyond its engine; a mapping to booleans is read too.
         styles: Recordings by style; a list names those with the default files.
-        consent: Whether the speaker consents to the use of the recordings.
         loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         lexicon: Word -> spelling or /phonemes/.
         model_id: Of the older schema, like all attributes after it; only ``audio.sample_rate`` and
@@ -63,16 +61,9 @@ class VoicePack(BaseModel):
 
     name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
     family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
-    title: str = Field("", max_length=100)
-    description: str = Field("", max_length=500)
-    languages: tuple[LanguageTag, ...] = Field((), max_length=32)
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    tags: tuple[Tag, ...] = Field((), max_length=32)
     capabilities: tuple[Tag, ...] = Field((), max_length=32)
     sample_rate: int | None = Field(None, ge=8_000, le=192_000)
     styles: dict[str, PackStyle] = Field(default_factory=dict, max_length=32)
-    consent: bool = False
     loudness_lufs: float | None = Field(None, ge=-60, le=0)
     lexicon: dict[str, Any] = Field(default_factory=dict)
     model_id: str | None = None

@@ -10,7 +10,7 @@ import pytest
 from tts_worker.cli import main
 from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
 from tts_worker.settings import load_settings
-from tts_worker.voices.catalog import installed
+from tts_worker.voices import installed
 from tts_worker.voices.installed import installed_voice, installed_voices
 
 

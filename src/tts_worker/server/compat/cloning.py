@@ -24,7 +24,7 @@ from tts_worker.server.responses import SafeJSONResponse
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices.catalog import Voice
+from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.library import NewVoice
 
 ELEVENLABS_PATH = "/v1/voices/add"
@@ -98,7 +98,7 @@ def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
 
 async def _clone(
     hub: SessionHub, fields: _CloneRequest, body: Body, file_fields: tuple[str, ...], labels: dict[str, str]
-) -> Voice:
+) -> VoiceDescription:
     library = hub.require_library()
     language = fields.language or labels.get("language", "")
     new = NewVoice.parse(
