@@ -268,7 +268,6 @@ async def test_voices_that_cannot_be_read_cost_no_call(
     async def fail(engine: str | None = None) -> None:
         raise PermissionError(13, "no directory for this test")
 
-    assert other.worker.hub.library is not None
     monkeypatch.setattr(other.worker.hub.library, "refresh", fail)
     if transport == "webrtc":
         async with webrtc_client.connected_client(other.address) as peer:

@@ -41,7 +41,7 @@ from tts_worker.types import (
     UtteranceKey,
 )
 from tts_worker.voices.description import VoiceDescription
-from tts_worker.voices.library import NewVoice
+from tts_worker.voices.upload import NewVoice
 
 
 def connector(url: str, settings: ClientSettings) -> LocalConnector:
@@ -134,20 +134,20 @@ class LocalVoices:
         self._hub = hub
 
     async def list(self) -> list[VoiceInfo]:
-        await self._hub.refresh_voices()
+        await self._hub.library.refresh()
         return [self._describe(voice) for voice in self._hub.voices]
 
     async def get(self, voice: str) -> VoiceInfo:
-        await self._hub.refresh_voices()
+        await self._hub.library.refresh()
         return self._describe(self._hub.voices.get(voice))
 
     async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
-        library = self._hub.require_library()
+        library = self._hub.library
         new = NewVoice.parse(upload.fields())
         return self._describe(await (library.mix(new) if audio is None else library.add(new, audio)))
 
     async def delete(self, voice: str) -> None:
-        await self._hub.require_library().delete(voice)
+        await self._hub.library.delete(voice)
 
     def _describe(self, voice: VoiceDescription) -> VoiceInfo:
         return voice.for_clients(self._hub.voices.default)

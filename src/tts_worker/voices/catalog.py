@@ -6,7 +6,7 @@ import difflib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
@@ -25,8 +25,6 @@ class _EngineVoices:
     """What the catalog knows of an engine.
 
     Attributes:
-        stored: Voices in the engine's store, by name.
-        ever_stored: All names that were in it: ``info.voices`` may still have those.
         order: The voices of the engine that was loaded first come first; None for one that was never loaded.
     """
 
@@ -34,8 +32,6 @@ class _EngineVoices:
     info: EngineInfo
     loaded: bool
     order: int | None = None
-    stored: Mapping[str, VoiceDetails] = field(default_factory=dict)
-    ever_stored: set[str] = field(default_factory=set)
 
 
 class VoiceCatalog:
@@ -66,6 +62,8 @@ class VoiceCatalog:
         self._styles: dict[str, VoiceDescription] = {}  # by NAME@STYLE; not listed
         self._removed: dict[str, VoiceDescription] = {}  # deleted while sessions may use them
         self._engines: dict[str, _EngineVoices] = {}
+        self._stored: dict[str, Mapping[str, VoiceDetails]] = {}  # by engine, also of one that is not known yet
+        self._ever_stored: dict[str, set[str]] = {}  # names: ``info.voices`` may still have those
         self._orders = itertools.count(1)
         self._on_demand = on_demand
         self._wanted_default = default
@@ -93,28 +91,26 @@ class VoiceCatalog:
         if engine in self._engines:
             self._engines[engine].loaded = False
             self._publish(engine)
-        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            del self._enrolled[name]
+        self.remove_all_enrolled(engine)
 
     def remove_all_enrolled(self, engine: str) -> None:
         """Remove the enrolled voices of an engine; sessions that have one keep it."""
         for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            self._removed[name] = self._enrolled.pop(name)
+            self._remember_removed(self._enrolled.pop(name))
 
-    def remove(self, engine: str) -> None:
-        """Remove an engine and all its voices."""
-        self._engines.pop(engine, None)
-        self._withdraw(engine)
-        self._choose_first()
-        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            del self._enrolled[name]
+    def is_loaded(self, engine: str) -> bool:
+        """Whether an engine is loaded."""
+        return engine in self._engines and self._engines[engine].loaded
+
+    def stored(self, engine: str) -> Mapping[str, VoiceDetails]:
+        """Return the stored voices of an engine, by name."""
+        return self._stored.get(engine, {})
 
     def set_stored(self, engine: str, stored: Mapping[str, VoiceDetails]) -> None:
         """Replace the stored voices of an engine. A name that another engine uses stays with that engine."""
-        known = self._engines.get(engine)
-        if known is not None:
-            known.stored = dict(stored)
-            known.ever_stored.update(stored)
+        self._stored[engine] = stored
+        self._ever_stored.setdefault(engine, set()).update(stored)
+        if engine in self._engines:
             self._publish(engine)
 
     def _engine(self, engine: str, family: str, info: EngineInfo) -> _EngineVoices:
@@ -143,13 +139,14 @@ class VoiceCatalog:
         before = self._withdraw(engine)
         voices: dict[str, VoiceDescription] = {}
         # A voice of the engine itself takes precedence over a stored one.
-        own = [name for name in known.info.voices if name not in known.ever_stored]
-        for name in dict.fromkeys((*own, *sorted(known.stored))):
+        stored = self.stored(engine)
+        own = [name for name in known.info.voices if name not in self._ever_stored.get(engine, ())]
+        for name in dict.fromkeys((*own, *sorted(stored))):
             other = self._voices.get(name) or self._unloaded.get(name)
             if other is not None:
                 log.warning("the stored voice %r of engine %s is hidden by engine %s", name, engine, other.engine)
                 continue
-            details = None if name in own else known.stored[name]
+            details = None if name in own else stored[name]
             voice = self._describe(engine, known, name, details)
             if split_style(name)[1] == NEUTRAL:
                 voices[name] = voice
@@ -160,9 +157,12 @@ class VoiceCatalog:
         self._voices = dict(sorted(self._voices.items(), key=lambda item: order.get(item[1].engine, 0)))
         self._choose_first()
         for name in before.keys() - voices.keys() - self._styles.keys():
-            self._removed[name] = before[name]
-            if len(self._removed) > _MAX_REMOVED:
-                del self._removed[next(iter(self._removed))]
+            self._remember_removed(before[name])
+
+    def _remember_removed(self, voice: VoiceDescription) -> None:
+        self._removed[voice.name] = voice
+        if len(self._removed) > _MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
 
     def _choose_first(self) -> None:
         """Choose the voice of requests without one: that of the engine which was loaded first.
@@ -180,7 +180,7 @@ class VoiceCatalog:
         found = (self._packs.get((family, base)) for family in families)
         pack = next((each for each in found if each is not None), VoicePack(name=base, family=known.family))
         about = details or VoiceDetails()
-        styles = sorted(split_style(other)[1] for other in known.stored if other.startswith(f"{base}@"))
+        styles = sorted(split_style(other)[1] for other in self.stored(engine) if other.startswith(f"{base}@"))
         return VoiceDescription(
             name=name,
             engine=engine,
@@ -197,8 +197,9 @@ class VoiceCatalog:
             stored=details,
         )
 
-    def add_enrolled(self, name: str, engine: str, info: EngineInfo) -> None:
+    def add_enrolled(self, name: str, engine: str) -> None:
         """Add an enrolled voice of a loaded engine; it is never listed."""
+        info = self._engines[engine].info
         self._enrolled[name] = VoiceDescription(name, engine, info, info.languages, capabilities=info.capabilities)
 
     def remove_enrolled(self, name: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.voice_codec import encode_upload, encode_voice, parse_upload, parse_voice
 from tts_worker.protocol.voices import StoredVoiceInfo, VoiceInfo, VoiceUpload
-from tts_worker.voices.library import NewVoice
+from tts_worker.voices.upload import NewVoice
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 lists = st.lists(texts, max_size=3).map(tuple)

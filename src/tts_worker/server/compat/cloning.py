@@ -25,7 +25,7 @@ from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription
-from tts_worker.voices.library import NewVoice
+from tts_worker.voices.upload import NewVoice
 
 ELEVENLABS_PATH = "/v1/voices/add"
 CARTESIA_PATH = "/voices/clone"
@@ -75,7 +75,7 @@ def add_elevenlabs_delete(routes: Routes, hub: SessionHub) -> None:
     @routes.delete("/v1/voices/{voice}")
     async def delete(voice: str) -> Response:
         with audited("delete_voice", voice, ApiScope.ENROL):
-            await hub.require_library().delete(voice)
+            await hub.library.delete(voice)
         return SafeJSONResponse({"status": "ok"})
 
 
@@ -92,14 +92,14 @@ def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
     @routes.delete("/voices/{voice}", summary="Delete a voice for Cartesia clients", status_code=204)
     async def delete(voice: str) -> Response:
         with audited("delete_voice", voice, ApiScope.ENROL):
-            await hub.require_library().delete(voice)
+            await hub.library.delete(voice)
         return Response(status_code=204)
 
 
 async def _clone(
     hub: SessionHub, fields: _CloneRequest, body: Body, file_fields: tuple[str, ...], labels: dict[str, str]
 ) -> VoiceDescription:
-    library = hub.require_library()
+    library = hub.library
     language = fields.language or labels.get("language", "")
     new = NewVoice.parse(
         {

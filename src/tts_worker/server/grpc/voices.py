@@ -28,7 +28,7 @@ class VoicesService:
     async def ListVoices(self, request: pb.ListVoicesRequest, context: Context) -> pb.ListVoicesResponse:
         """List the voices."""
         try:
-            await self._hub.refresh_voices()
+            await self._hub.library.refresh()
         except Exception as error:
             await abort_with(context, error)
         return pb.ListVoicesResponse(voices=[self._encode(voice) for voice in self._hub.voices])
@@ -36,7 +36,7 @@ class VoicesService:
     async def GetVoice(self, request: pb.GetVoiceRequest, context: Context) -> pb.VoiceInfo:
         """Describe a voice."""
         try:
-            await self._hub.refresh_voices()
+            await self._hub.library.refresh()
             return self._encode(self._hub.voices.get(request.id))
         except Exception as error:
             await abort_with(context, error)
