@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tts_worker.audio.decode import Recording, read_recording
-from tts_worker.audio.prompt import PromptFigures
+from tts_worker.audio.prompt import MAX_PROMPT_S, PromptFigures
 from tts_worker.audio.source import Window
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 from tts_worker.voices.files import Voice
 
-MAX_PROMPT_S = 30.0
 MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz 16-bit stereo is 5.5 MiB
 MAX_PROMPT_CHARS = 1_000
 MAX_CHANNELS = 2

@@ -24,11 +24,11 @@ from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.voices.details import NEUTRAL, Tag, VoiceMetadata
+from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
 
 METADATA = "metadata.yaml"
 MAX_METADATA_BYTES = 1 << 20
 MAX_TRANSCRIPT_BYTES = 16 << 10
-MAX_PROMPT_BYTES = 8 << 20
 PROMPTS = "prompts"
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".webm")
 _STYLE = r"^\w[\w-]{0,31}$"
