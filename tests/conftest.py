@@ -29,7 +29,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tts_worker.serving import serve
 from tts_worker.settings import Settings, load_settings
-from tts_worker.voicepack import voice_pack
+from tts_worker.voices import packs as voice_pack
 from tts_worker.worker import Worker, running_worker
 
 # Without byte code on disk every process that a test starts compiles the package again, and every run rewrites the
@@ -95,15 +95,20 @@ SLOW = (
     "unit/tools/bench/",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
+    "unit/commands/test_bundles.py",
     "unit/commands/test_doctor_backends.py",
+    "unit/commands/test_voice_commands.py",
     "unit/cosyvoice/",
     "unit/engine/test_process.py",
+    "unit/models/test_hyperyaml.py",
+    "unit/models/test_onnx_file.py",
+    "unit/models/test_pull.py",
     "unit/streaming/",
     "unit/test_compare_upstream.py",
     "unit/test_distribution.py",
     "unit/test_fast_subset.py",
     "unit/train/",
-    "unit/voicepack/",
+    "unit/voices/test_files.py",
 )
 """Folders and files whose tests are marked ``slow``: they take seconds, start processes or import PyTorch."""
 

@@ -56,7 +56,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import EngineFault
 from tts_worker.types import SAMPLE_RATE_HZ
-from tts_worker.voicepack.voice_file import save_voice
+from tts_worker.voices.files import save_voice
 
 STUBBED_MODULES = (
     "torchaudio",

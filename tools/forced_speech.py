@@ -48,7 +48,7 @@ def load(args: argparse.Namespace) -> Any:
         max_utterances=4,
         **{length: args.max_segment_s},
     )
-    voice = import_module("tts_worker.voicepack.voice_file").load_voice(args.voices, VOICE)
+    voice = import_module("tts_worker.voices.files").load_voice(args.voices, VOICE)
     with patch.object(bench, "random_voice", lambda bundle, tokens: voice):
         return bench.Bench(options, len(voice.tokens))
 

@@ -35,7 +35,7 @@ from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParam
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle
-    from tts_worker.voicepack.voice_file import Voice
+    from tts_worker.voices.files import Voice
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "cosyvoice" / "golden_chunks.json"
 
@@ -238,7 +238,7 @@ def _voice(bundle: Bundle) -> Voice:
 
     from tts_worker.engine.cosyvoice.config import V3
     from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-    from tts_worker.voicepack.voice_file import Voice
+    from tts_worker.voices.files import Voice
 
     config = bundle.config
     tokenizer = TextTokenizer.from_bundle(bundle)

@@ -166,7 +166,7 @@ def _registrar(worker: Worker, models: ModelCatalog, name: str, address: str) ->
             name=name,
             addr=addr,
             capabilities=WorkerCapabilities(
-                zero_shot=hub.can_enrol,
+                zero_shot=hub.library.can_enrol,
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),

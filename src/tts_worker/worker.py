@@ -24,11 +24,8 @@ from tts_worker.engine.factory import (
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
 from tts_worker.metrics import Metrics
-from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
-from tts_worker.models.voice_library import VoiceLibrary
-from tts_worker.models.voice_store import VoiceStore
 from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.factory import HubConfig, Reading
@@ -49,8 +46,11 @@ from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
-from tts_worker.voicepack.voice_pack import InstalledPack, read_voicepacks
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.library import VoiceLibrary
+from tts_worker.voices.packs import InstalledPack, read_voicepacks
+from tts_worker.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +86,14 @@ class Worker:
         directory = voices.directory or packaged("voicepacks")
         self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
         packs = [installed.pack for installed in self.packs]
-        self.hub = SessionHub(
+        stores = {name: self.store_of(engine) for name, engine in settings.engines.items()}
+        library = VoiceLibrary(
             VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
-            self.metrics,
-            _hub_config(settings),
-            quotas,
+            {name: store for name, store in stores.items() if store is not None},
+            enrolling=[name for name, engine in settings.engines.items() if self.can_enrol(name, engine)],
+            max_stored=voices.max_stored,
         )
+        self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
         self.models = ModelManager(
             settings.engines,
             EngineActions(
@@ -107,18 +109,6 @@ class Worker:
             asyncio.get_running_loop().time,
         )
         self.hub.models = self.models
-        self.hub.enrolling_engines = [name for name, engine in settings.engines.items() if self.can_enrol(name, engine)]
-        stores = {name: self.store_of(engine) for name, engine in settings.engines.items()}
-        present = {name: store for name, store in stores.items() if store is not None}
-        if present:
-            self.hub.library = VoiceLibrary(
-                self.hub.voices,
-                present,
-                self.hub.enrolment_of,
-                max_stored=voices.max_stored,
-                on_change=self.hub.renew_loudness,
-                in_use=lambda: self.hub.voices_in_use,
-            )
         self.batches: BatchRunner | None = None
         if settings.batch.enabled:
             self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
@@ -129,7 +119,7 @@ class Worker:
         """Load the preloaded engines. Raises ConfigError, and the error of an engine that fails to start."""
         for name, engine in self.settings.engines.items():
             self.hub.voices.add_unloaded(name, engine.kind, info_before_loading(name, engine))
-        await self.hub.refresh_voices()
+        await self.hub.library.refresh()
         await self.models.start()
         self.hub.voices.check()
         self.run_housekeeping()
@@ -147,7 +137,7 @@ class Worker:
         jobs = {"loop-lag": self.metrics.measure_loop_lag(), "quotas": self.hub.quotas.run()}
         if self.batches is not None:
             jobs["batches"] = self.batches.run()
-        if self.hub.library is not None:
+        if self.hub.library.can_store:
             jobs["stored-voices"] = self.hub.library.watch(self.settings.voices.watch_interval_s)
         if self.key_file is not None:
             jobs["key-file"] = self.key_file.run()
@@ -267,8 +257,7 @@ class Worker:
         """Store the recordings of the voice packs that belong to an engine; takes time the first time only."""
         families = (kind, dict(engine.info.extra).get("family"))
         packs = [installed for installed in self.packs if installed.pack.family in families]
-        if self.hub.library is not None:
-            await self.hub.library.import_packs(name, packs)
+        await self.hub.library.import_packs(name, packs)
 
     async def _unload(self, name: str) -> None:
         self.metrics.forget_engine(name)
@@ -284,8 +273,7 @@ class Worker:
             await asyncio.wait(self._housekeeping)
         self.metrics.gpus.stop()
         await self.hub.drain(timeout_s=0.0)
-        if self.hub.library is not None:
-            await self.hub.library.close()
+        await self.hub.library.close()
         await self.models.close()
         if retiring := [*self._retiring]:  # their sessions are closed
             await asyncio.wait(retiring)

@@ -17,10 +17,10 @@ from tts_worker.audio.source import Window
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest
-from tts_worker.models.enrolment import Enrolment
 from tts_worker.serving import create_application
 from tts_worker.types import Command, Open, SynthesisParams
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.files import Voice
 from tts_worker.worker import Worker
 
 

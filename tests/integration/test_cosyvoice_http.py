@@ -18,8 +18,8 @@ import soundfile
 from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.integration.test_websocket import metric, until_live_sessions
-from tts_worker.models.enrolment import MAX_PROMPT_BYTES
 from tts_worker.types import PcmFrame, SessionOptions
+from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
 from tts_worker.worker import Worker
 
 TEXT = "Hello there, my friend. How are you today?"

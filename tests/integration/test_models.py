@@ -31,10 +31,10 @@ from tts_worker.errors import (
     UnknownModel,
     UnknownVoice,
 )
-from tts_worker.models.enrolment import Enrolment, voice_name
 from tts_worker.models.manager import ModelState
 from tts_worker.settings import load_settings
 from tts_worker.types import Command, EngineInfo, Open, Outcome, SessionOptions
+from tts_worker.voices.enrolment import Enrolment, voice_name
 from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."

@@ -22,7 +22,8 @@ from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.settings import load_settings
 from tts_worker.text.normalizer import Normalize, load_normalizer
 from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.library import VoiceLibrary
 from tts_worker.worker import Worker, running_worker
 
 ASKED = SessionOptions(realtime=False, normalise=True)
@@ -81,7 +82,7 @@ class RecordingEngine:
 
 async def text_for(engine: RecordingEngine, text: str, config: HubConfig | None = None, **options: Any) -> str:
     """The text that reaches an engine, all segments together."""
-    hub = SessionHub(VoiceCatalog(), Metrics(), config or HubConfig())
+    hub = SessionHub(VoiceLibrary(VoiceCatalog()), Metrics(), config or HubConfig())
     hub.add_engine("cosy", "cosyvoice", engine)
     session = hub.open(SessionOptions(**options))
     try:

@@ -23,12 +23,12 @@ from tests.integration.test_models import NamedTone
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady
 from tts_worker.fleet import join_fleet
-from tts_worker.models.enrolment import Enrolment
 from tts_worker.server.grpc import cosyvoice_pb2 as cv
 from tts_worker.server.grpc import cosyvoice_pb2_grpc
 from tts_worker.serving import create_application
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.types import ComputationCounts, EngineReport
+from tts_worker.voices.enrolment import Enrolment
 from tts_worker.worker import Worker
 
 

@@ -18,7 +18,8 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.timeouts import fail_after
 from tts_worker.types import Acknowledged, Ended, Outcome, Output, PcmFrame, SessionOptions, Started, State, Words
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.library import VoiceLibrary
 from tts_worker.worker import Worker, running_worker
 
 FAST = SessionOptions(realtime=False)
@@ -283,7 +284,7 @@ async def test_engine_fault_reaches_the_client_and_readiness() -> None:
     engine = EngineLoop(lambda: ToneEngine(settings), restart_backoff_s=(600.0, 600.0))
     await engine.start()
     try:
-        hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig())
+        hub = SessionHub(VoiceLibrary(VoiceCatalog()), Metrics(), HubConfig())
         hub.add_engine("tone", "tone", engine)
         session = hub.open(FAST)
         session.speak(TEXT)

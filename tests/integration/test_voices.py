@@ -37,7 +37,7 @@ from tts_worker.errors import (
 )
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started, SynthesisParams
-from tts_worker.voicepack.voice_file import load_voice, save_voice
+from tts_worker.voices.files import load_voice, save_voice
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
 elevenlabs_core = LateModule("elevenlabs.core")
@@ -268,7 +268,6 @@ async def test_voices_that_cannot_be_read_cost_no_call(
     async def fail(engine: str | None = None) -> None:
         raise PermissionError(13, "no directory for this test")
 
-    assert other.worker.hub.library is not None
     monkeypatch.setattr(other.worker.hub.library, "refresh", fail)
     if transport == "webrtc":
         async with webrtc_client.connected_client(other.address) as peer:

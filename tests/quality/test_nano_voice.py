@@ -19,7 +19,7 @@ from tools.train.text import held_out
 from tts_worker.engine.cosyvoice.alignment import DEFAULT_TOKENS_PER_WEIGHT, text_weight
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.voicepack.installed import FOLDER, installed_voices
+from tts_worker.voices.installed import FOLDER, installed_voices
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 

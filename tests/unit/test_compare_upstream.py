@@ -19,7 +19,7 @@ from tools.bench.engine import forced_tokens, random_voice
 from tools.compare_upstream import StreamTimes, figures_of, mel_figures
 from tools.forced_speech import VOICE, load, speak_mel
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.voicepack.voice_file import save_voice
+from tts_worker.voices.files import save_voice
 
 
 def _times(first_s: float, wall_s: float, cpu_s: float) -> StreamTimes:

@@ -182,7 +182,7 @@ def test_installed_wheel_finds_its_voices_and_configs(installed: Path) -> None:
         "from pathlib import Path\n"
         "import tts_worker\n"
         "from tts_worker.settings import find_config, load_settings, packaged\n"
-        "from tts_worker.voicepack.voice_pack import read_voicepacks\n"
+        "from tts_worker.voices.packs import read_voicepacks\n"
         f"assert Path(tts_worker.__file__).is_relative_to({str(installed)!r}), tts_worker.__file__\n"
         "packs = {each.pack.name: each.pack for each in read_voicepacks(packaged('voicepacks'))}\n"
         "assert packs['heart'].description and packs['heart'].lexicon\n"

@@ -19,7 +19,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("voices", "text", "audio", "metrics", "logs", "tracing", "gpus", "settings", "voicepack", "timeouts"),
+    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml"),
+    ("voices",),
+    ("settings",),
     (
         "session.machine",
         "session.utterance",
@@ -42,9 +44,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("worker", "fleet", "serving"),
     ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
     ("integrations",),
-    ("cli", "__main__", "commands", "benchmarks", "voicepack.commands"),
+    ("cli", "__main__", "commands", "benchmarks"),
 )
-PURE = ROWS[1] + ROWS[3]
+PURE = ROWS[1] + ROWS[5]
 """Modules without a clock, thread, event loop or tensor."""
 
 EXTRAS = (

@@ -38,7 +38,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nothing is late."
 WINDOW_SAMPLES = 3 * SAMPLE_RATE_HZ // 2  # playout lead allowed per session

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tts_worker.commands.bundles import need_torch
 from tts_worker.commands.progress import Bar
-from tts_worker.voicepack.commands import need_torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
+from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.say import take_instruction
 from tts_worker.commands.speak_offline import (
@@ -24,7 +25,6 @@ from tts_worker.commands.speak_offline import (
     speak_bundle,
 )
 from tts_worker.types import SAMPLE_RATE_HZ
-from tts_worker.voicepack.commands import open_bundle
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.enrol import Speaker

@@ -27,7 +27,7 @@ from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.types import SAMPLE_RATE_HZ, Audio, SynthesisParams
-from tts_worker.voicepack.voice_file import VOICES_DIR, load_voice, stored_voices
+from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 
 HOP = SAMPLE_RATE_HZ // 100
 _WINDOW = 2 * HOP

@@ -30,7 +30,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, SynthesisParams
-from tts_worker.voicepack.voice_file import VOICES_DIR, load_voice, stored_voices
+from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 
 STAGES = ("teacher", "copy", "codes", "text")
 

@@ -33,7 +33,7 @@ from tts_worker.engine.cosyvoice.enrol import instruct_ids, plain_transcript
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError, TTSWorkerError
-from tts_worker.voicepack.voice_file import VOICES_DIR, Voice, save_voice
+from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 
 METHODS = ("full", "lora", "none")
 _HELD_OUT_SHARE = 20  # every n-th row, at least one

@@ -14,7 +14,7 @@ from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.tensor_files import compress_int8, write_safetensors
 from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS
 from tts_worker.errors import ConfigError
-from tts_worker.voicepack.voice_file import VOICES_DIR, save_voice
+from tts_worker.voices.files import VOICES_DIR, save_voice
 
 PRECISIONS = ("fp32", "fp16", "int8")
 _EXACT = "hift"  # its pitch accumulates to a phase, and it is small

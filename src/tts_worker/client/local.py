@@ -21,11 +21,9 @@ from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
-from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.compat.rendering import converted
-from tts_worker.server.responses import voice_json
 from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
@@ -42,7 +40,8 @@ from tts_worker.types import (
     SynthesisParams,
     UtteranceKey,
 )
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.upload import NewVoice
 
 
 def connector(url: str, settings: ClientSettings) -> LocalConnector:
@@ -135,23 +134,23 @@ class LocalVoices:
         self._hub = hub
 
     async def list(self) -> list[VoiceInfo]:
-        await self._hub.refresh_voices()
+        await self._hub.library.refresh()
         return [self._describe(voice) for voice in self._hub.voices]
 
     async def get(self, voice: str) -> VoiceInfo:
-        await self._hub.refresh_voices()
+        await self._hub.library.refresh()
         return self._describe(self._hub.voices.get(voice))
 
     async def add(self, upload: VoiceUpload, audio: bytes | None) -> VoiceInfo:
-        library = self._hub.require_library()
+        library = self._hub.library
         new = NewVoice.parse(upload.fields())
         return self._describe(await (library.mix(new) if audio is None else library.add(new, audio)))
 
     async def delete(self, voice: str) -> None:
-        await self._hub.require_library().delete(voice)
+        await self._hub.library.delete(voice)
 
-    def _describe(self, voice: Voice) -> VoiceInfo:
-        return VoiceInfo.of_json(voice_json(voice, self._hub.voices.default))
+    def _describe(self, voice: VoiceDescription) -> VoiceInfo:
+        return voice.for_clients(self._hub.voices.default)
 
 
 class DeadlineSession:

@@ -14,8 +14,8 @@ import yaml
 
 from tts_worker.client.playback import FileSink, PlayerSink, Sink, StdoutSink, find_player
 from tts_worker.errors import InvalidRequest
-from tts_worker.settings import Settings, find_config, load_settings, parse_yaml
-from tts_worker.settings.load import RefusedYaml
+from tts_worker.safe_yaml import RefusedYaml, parse_yaml
+from tts_worker.settings import Settings, find_config, load_settings
 
 ENGINES = {
     "cpu": {"hibari": {"kind": "hibari"}},

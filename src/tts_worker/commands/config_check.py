@@ -19,7 +19,7 @@ from tts_worker.settings import Settings, check_directory, find_config, load_set
 from tts_worker.settings.keys import read_key_file
 from tts_worker.settings.problems import InvalidSettings, SettingProblem
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.voicepack.voice_pack import read_voicepacks
+from tts_worker.voices.packs import read_voicepacks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

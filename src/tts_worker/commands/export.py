@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import MissingExtra
-from tts_worker.voicepack.commands import open_bundle
 
 GRAPHS_DIR = "onnx"
 PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}

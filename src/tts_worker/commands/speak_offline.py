@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.source import recording_windows
+from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, settings_from
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
@@ -32,9 +33,8 @@ from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriti
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
-from tts_worker.voicepack.commands import open_bundle
-from tts_worker.voicepack.installed import installed_voice
-from tts_worker.voicepack.voice_file import VOICES_DIR, load_voice, stored_voices
+from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
+from tts_worker.voices.installed import installed_voice
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tts_worker.commands.bundles import PRECISIONS, check, convert, report_json
 from tts_worker.commands.progress import Bar
-from tts_worker.voicepack.commands import PRECISIONS, check, convert, report_json
-from tts_worker.voicepack.manifest import PUBLISHED, published
-from tts_worker.voicepack.pull import SOURCES, pull
-from tts_worker.voicepack.voice_pack import METADATA, check_voicepack, init_voicepack, pack_voicepack
+from tts_worker.commands.voice_packs import check_voicepack, init_voicepack, pack_voicepack
+from tts_worker.models.bundles.manifest import PUBLISHED, published
+from tts_worker.models.bundles.pull import SOURCES, pull
+from tts_worker.voices.packs import METADATA
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

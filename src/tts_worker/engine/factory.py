@@ -19,7 +19,7 @@ from tts_worker.settings import (
     ToneEngineSettings,
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
-from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 _SAMPLED_BYTES = 65_536
 

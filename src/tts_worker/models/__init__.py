@@ -1,1 +1,1 @@
-"""Model residency: loading on demand, eviction of idle models, voice selection and voice enrolment."""
+"""Models of a worker: residency (loading on demand, eviction of idle ones), and their directories (``bundles``)."""

@@ -6,18 +6,16 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from datetime import datetime, timezone
+from dataclasses import asdict
 from types import MappingProxyType
 
 import anyio
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tts_worker.audio.prompt import NOT_CHECKED
 from tts_worker.errors import HTTP_STATUS, ErrorCode, ErrorInfo, SendTimeout, TTSWorkerError
 from tts_worker.server.limits import ApiLimits
-from tts_worker.voicepack.voice_details import VoiceDetails
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
 
 log = logging.getLogger(__name__)
 
@@ -67,40 +65,20 @@ def error_body(error: ErrorInfo, status: int) -> dict[str, object]:
     }
 
 
-def voice_json(voice: Voice, default: str | None) -> dict[str, object]:
+def voice_json(voice: VoiceDescription, default: str | None) -> dict[str, object]:
     """Encode a voice for ``GET /v1/voices``."""
+    fields = asdict(voice.for_clients(default))
+    stored, is_default = fields.pop("stored"), fields.pop("is_default")
     return {
-        "id": voice.name,
+        **fields,
         "voice_id": voice.name,  # read by ElevenLabs clients, as is "category"
-        "category": "premade" if voice.stored is None else "cloned",
-        "name": voice.title,
-        "engine": voice.engine,
-        "languages": list(voice.languages),
-        "description": voice.description,
-        "sample_rate": voice.info.sample_rate_hz,
+        "category": "premade" if stored is None else "cloned",
+        "default": is_default,
         "alignment": voice.info.alignment.value,
-        "speed_range": list(voice.info.speed_range),
-        "default": voice.name == default,
-        "capabilities": list(voice.capabilities),
-        "control_tags": list(voice.info.control_tags),
+        "speed_range": voice.info.speed_range,
+        "control_tags": voice.info.control_tags,
         "phonemes": bool(voice.info.phonemes),
-        "tags": list(voice.tags),
-        "styles": list(voice.styles),
-        "license": voice.license,
-        **({} if voice.stored is None else {"stored": _stored_json(voice.stored)}),
-    }
-
-
-def _stored_json(details: VoiceDetails) -> dict[str, object]:
-    created_at = datetime.fromtimestamp(details.created_at_s, timezone.utc).isoformat(timespec="seconds")
-    return {
-        "source": details.source,
-        "created_at": created_at if details.created_at_s else None,
-        "owner": details.owner,
-        "consent": details.consent,
-        "figures": details.figures,
-        "notes": list(details.notes),
-        "not_checked": list(NOT_CHECKED) if details.source == "recording" else [],
+        **({} if stored is None else {"stored": stored}),
     }
 
 

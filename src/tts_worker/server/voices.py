@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest
-from tts_worker.models.voice_library import NewVoice
 from tts_worker.server.audit import audited
 from tts_worker.server.compat import cloning, elevenlabs
 from tts_worker.server.compat.uploads import Body, read_body
@@ -18,7 +17,8 @@ from tts_worker.server.responses import SafeJSONResponse, voice_json
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.upload import NewVoice
 
 PATH = "/v1/voices"
 UPLOAD_PATHS = frozenset((PATH, *cloning.PATHS))
@@ -38,15 +38,15 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
     @routes.get(PATH, summary="List the voices")
     @routes.get("/v1/audio/voices", summary="The same as /v1/voices, for clients that ask here")
     async def voices(request: Request) -> Response:
-        await hub.refresh_voices()
+        await hub.library.refresh()
         if is_elevenlabs(request):
             return elevenlabs.voices_response(hub)
         listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]
-        return SafeJSONResponse({"voices": listed, "can_add": hub.can_add_voices})
+        return SafeJSONResponse({"voices": listed, "can_add": hub.library.can_add})
 
     @routes.get(f"{PATH}/{{name}}", summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:
-        await hub.refresh_voices()
+        await hub.library.refresh()
         if is_elevenlabs(request):
             return elevenlabs.voice_response(hub, name)
         return SafeJSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
@@ -70,7 +70,7 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
         return SafeJSONResponse({"id": name, "deleted": True, "status": "ok", **more})
 
 
-async def add_voice(hub: SessionHub, body: Body) -> Voice:
+async def add_voice(hub: SessionHub, body: Body) -> VoiceDescription:
     """Add the voice of a request. Raises as ``VoiceLibrary.add`` does."""
     fields = {key: value for key, value in body.fields.items() if key != RECORDING_FIELD}
     new = NewVoice.parse(fields)
@@ -78,12 +78,12 @@ async def add_voice(hub: SessionHub, body: Body) -> Voice:
         if new.mix:
             if body.files or RECORDING_FIELD in body.fields:
                 raise InvalidRequest("a mix takes no recording")
-            return await hub.require_library().mix(new)
+            return await hub.library.mix(new)
         recording = next(iter(body.files.values())) if body.files else body.recording(RECORDING_FIELD)
-        return await hub.require_library().add(new, recording)
+        return await hub.library.add(new, recording)
 
 
 async def delete_voice(hub: SessionHub, name: str) -> tuple[str, ...]:
     """Delete a voice and its mixes, whose names are returned. Raises as ``VoiceLibrary.delete`` does."""
     with audited("delete_voice", name, ApiScope.ENROL):
-        return await hub.require_library().delete(name)
+        return await hub.library.delete(name)

@@ -97,7 +97,7 @@ class StreamConnection:
                 with contextlib.suppress(InvalidRequest):  # the dialogue reports the error
                     await self._hub.lexicons.prepare_from(partial(find_lexicon, raw))
             if (voice := find_voice(raw)) is not None:
-                await self._hub.look_up_voice(voice)
+                await self._hub.library.look_up(voice)
             self._receive(raw)
 
     def _receive(self, raw: str | bytes) -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
-from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.language_routing import LanguageRouter, RoutingPort
@@ -28,7 +27,9 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, SynthesisParams
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
@@ -126,7 +127,7 @@ class SessionPlan:
 
     options: SessionOptions
     params: SynthesisParams
-    voice: Voice
+    voice: VoiceDescription
     delivery: Delivery
     timeouts: SessionTimeouts
     port: CommandPort
@@ -327,7 +328,7 @@ class SessionFactory:
 
         return make_text
 
-    def _verbalizer(self, voice: Voice, params: SynthesisParams) -> Verbalizer:
+    def _verbalizer(self, voice: VoiceDescription, params: SynthesisParams) -> Verbalizer:
         """Return what reads the segments of an utterance; the reference's front end, if that reads them, follows."""
         if not voice.info.front_end:
             return Verbalizer(voice.languages, params.language)

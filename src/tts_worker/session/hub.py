@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,9 +28,6 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.models.enrolment import Enrolment
-from tts_worker.models.routing import VoiceRequest, choose_voice
-from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.factory import HubConfig, SessionFactory
@@ -44,7 +41,10 @@ from tts_worker.text.language import primary_tag
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.library import VoiceLibrary
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 
 log = logging.getLogger(__name__)
 
@@ -127,23 +127,19 @@ class SessionHub:
 
     def __init__(
         self,
-        voices: VoiceCatalog,
+        library: VoiceLibrary,
         observer: HubObserver,
         config: HubConfig | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        self.voices = voices
+        self.library = library
+        self.voices = library.catalog
         self.config = config or HubConfig()
         self.models: ModelLoader | None = None
         """Loads engines on demand; None if engines are only added and removed explicitly."""
-        self.enrolling_engines: Collection[str] = ()
-        """Configured engines that can enrol voices, loaded or not."""
         self.model_versions: dict[str, str] = {}
         """Versions of the loaded engines, by name."""
-        self.library: VoiceLibrary | None = None
-        """Stored voices; None if no engine stores any."""
         self._engines: dict[str, EnginePort] = {}
-        self._enrolments: dict[str, Enrolment] = {}
         self._observer = observer
         self._sessions: dict[str, _OpenSession] = {}
         self.slots = SlotTable(
@@ -164,6 +160,7 @@ class SessionHub:
         )
         self._factory = SessionFactory(self.voices, self.config, self._engines, self._touch)
         self._loudness = self._factory.loudness
+        library.connect(self)
 
     def add_engine(self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None) -> None:
         """Accept sessions for the voices of a started engine.
@@ -180,7 +177,7 @@ class SessionHub:
         info = engine.info
         if enrolment is None:  # it has the tokenizer of a conversion
             info = replace(info, capabilities=tuple(each for each in info.capabilities if each != SPEECH_TOKENS))
-        self.voices.add(name, family, info)
+        self.library.add_engine(name, family, info, enrolment)
         if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
         if not engine.info.test_signal:
@@ -191,8 +188,6 @@ class SessionHub:
             for voice in self.voices:
                 if voice.engine == name and voice.loudness_lufs is not None:
                     self._loudness.set_loudness(name, voice.name, voice.loudness_lufs)
-        if enrolment is not None:
-            self._enrolments[name] = enrolment
 
     def replace_engine(
         self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
@@ -202,20 +197,17 @@ class SessionHub:
         if self._loudness is not None:
             self._loudness.forget(name)
         self.add_engine(name, family, engine, enrolment)
-        self.voices.remove_all_enrolled(name)
         return sessions
 
     def withdraw_engine(self, name: str) -> list[LocalSession]:
         """Accept no more sessions for an engine; return those on it, which may go on. Its voices stay known."""
         sessions = [opened.session for opened in self._sessions.values() if name in opened.engines]
-        self.voices.remove_all_enrolled(name)
         self._forget_engine(name)
         return sessions
 
     def _forget_engine(self, name: str) -> None:
-        self.voices.mark_unloaded(name)
+        self.library.withdraw_engine(name)
         self._engines.pop(name, None)
-        self._enrolments.pop(name, None)
         self.slots.slots = self._count_slots()
         if self._loudness is not None:
             self._loudness.forget(name)
@@ -244,8 +236,8 @@ class SessionHub:
             raise IllegalCommand(f"engine {name} is in use by {live} sessions")
         self._forget_engine(name)
 
-    def renew_loudness(self, engine: str, voice: str) -> None:
-        """Take the loudness of a voice that was added, replaced or deleted from its pack, or have it measured."""
+    def voice_changed(self, engine: str, voice: str) -> None:
+        """Take the loudness of a voice that was added, replaced or removed from its pack, or have it measured."""
         if self._loudness is None:
             return
         self._loudness.forget(engine, voice)
@@ -254,9 +246,8 @@ class SessionHub:
 
     def count_sessions(self, engine: str) -> int:
         """Count the sessions on an engine, including recordings being enrolled."""
-        enrolment = self._enrolments.get(engine)
-        enrolling = enrolment.pending if enrolment is not None else 0
-        return enrolling + sum(engine in opened.engines for opened in self._sessions.values())
+        sessions = sum(engine in opened.engines for opened in self._sessions.values())
+        return self.library.count_pending(engine) + sessions
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -308,16 +299,6 @@ class SessionHub:
         return self.slots.free(self._loop.time()) + sum(1 for _ in self._waiting())
 
     @property
-    def can_enrol(self) -> bool:
-        """Whether a loaded engine can enrol voices from recordings."""
-        return bool(self._enrolments)
-
-    @property
-    def can_add_voices(self) -> bool:
-        """Whether voices made of recordings can be stored, perhaps after an engine was loaded."""
-        return self.library is not None and bool(self._enrolments or self.enrolling_engines)
-
-    @property
     def rtf(self) -> float:
         """Engine time per second of audio, over all engines since they were loaded; 0 before the first audio."""
         stats = [engine.stats for engine in self._engines.values()]
@@ -335,7 +316,8 @@ class SessionHub:
         """The voices of utterances that the engines have not finished."""
         return {voice for opened in self._sessions.values() for voice in opened.session.voices_in_use}
 
-    def _session_voices(self) -> set[str]:
+    @property
+    def session_voices(self) -> set[str]:
         """The voices in use, and those of the next utterances of all sessions."""
         return self.voices_in_use | {opened.session.params.voice for opened in self._sessions.values()}
 
@@ -408,29 +390,16 @@ class SessionHub:
             if (refusal := self._caller_quotas.source_refusal(caller)) is not None:
                 raise refusal
         session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
-        enrolment = self._enrolments.get(session.model)
+        enrolment = self.library.enrolment(session.model)
         if enrolment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
         return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
 
-    async def _choose_voice(self, options: SessionOptions) -> Voice:
-        await self.look_up_voice(options.voice)
+    async def _choose_voice(self, options: SessionOptions) -> VoiceDescription:
+        await self.library.look_up(options.voice)
         return choose_voice(self.voices, VoiceRequest.of(options))
-
-    async def look_up_voice(self, name: str | None) -> None:
-        """Take over the voice ``name`` (None: the default) if another process stored it a moment ago.
-
-        For callers of ``open``, which cannot wait. If the voices cannot be read, it stays unknown.
-        """
-        try:
-            self.voices.get(name)
-        except UnknownVoice:
-            try:
-                await self.refresh_voices()
-            except (OSError, TTSWorkerError):
-                log.exception("the stored voices cannot be read")
 
     def _check_accepting(self) -> None:
         if self._draining:
@@ -469,7 +438,7 @@ class SessionHub:
         self._touch(voice.engine)
         return session
 
-    def _engine_speaking(self, voice: Voice) -> EnginePort:
+    def _engine_speaking(self, voice: VoiceDescription) -> EnginePort:
         """Return the engine of a voice. Raises NotReady if it is not loaded."""
         engine = self._engines.get(voice.engine)
         if engine is not None:
@@ -611,68 +580,23 @@ class SessionHub:
     # -- voices from recordings ---------------------------------------------------------------------------------------
 
     async def enrol(self, recording: bytes, transcript: str = "", *, engine: str | None = None) -> str:
-        """Enrol a voice from a recording and return its name.
+        """Enrol a voice for sessions and return its name. Its loudness is measured meanwhile.
 
-        The same recording and transcript give the same voice. It is unlisted and cached; voices in use are not
-        evicted. Waits for an engine that is loaded on demand.
-
-        Args:
-            recording: A complete WAV, FLAC, Ogg or MP3 file.
-            transcript: The text of the recording. Without it only the timbre is cloned.
-            engine: The engine to use; None selects the first that can enrol voices.
-
-        Raises:
-            InvalidRequest: No configured engine can enrol voices, or the recording is unusable.
-            TextTooLong: The transcript is too long.
-            OverCapacity: Too many enrolments are running.
-            Draining: The worker is shutting down.
-            NotReady: The engine is not ready or still being loaded.
+        See ``VoiceLibrary.enrol``, also for the errors.
         """
-        current_caller().require(ApiScope.ENROL)
-        self._check_accepting()
-        name = await self._enrolling_engine(engine)
-        voice = await self._enrolments[name].voice_of(recording, transcript, self._session_voices)
-        if (running := self._engines.get(name)) is None:
-            raise NotReady(f"the engine {name} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        for evicted in voice.evicted:
-            self.voices.remove_enrolled(evicted)
-            if self._loudness is not None:
-                self._loudness.forget(name, evicted)
-        self.voices.add_enrolled(voice.name, name, running.info)
+        voice = await self.library.enrol(recording, transcript, engine)
+        running = self._engines[voice.engine]
         if self._loudness is not None and not running.info.test_signal:
-            self._loudness.prepare(name, running, SynthesisParams(voice.name))
-        self._touch(name)
+            self._loudness.prepare(voice.engine, running, SynthesisParams(voice.name))
+        self._touch(voice.engine)
         return voice.name
 
-    async def enrolment_of(self, engine: str | None) -> tuple[str, Enrolment]:
-        """Return an engine that can enrol voices and its enrolment; load it if necessary. Raises as ``enrol`` does."""
+    async def use_engine(self, engine: str) -> None:
+        """Load an engine unless it is loaded. Raises Draining, NotReady, OverCapacity."""
         self._check_accepting()
-        name = await self._enrolling_engine(engine)
-        self._touch(name)
-        return name, self._enrolments[name]
-
-    async def refresh_voices(self) -> None:
-        """Take over the voices that other processes have stored or deleted."""
-        if self.library is not None:
-            await self.library.refresh()
-
-    def require_library(self) -> VoiceLibrary:
-        """Return the stored voices. Raises InvalidRequest if no engine stores any."""
-        if self.library is None:
-            raise InvalidRequest("no engine of this worker stores voices: it needs a CosyVoice model")
-        return self.library
-
-    async def _enrolling_engine(self, engine: str | None) -> str:
-        """A loaded engine that can enrol voices. Raises InvalidRequest if none is configured, else NotReady."""
-        if (loaded := _first(self._enrolments, engine)) is not None:
-            return loaded
-        configured = _first(self.enrolling_engines, engine)
-        if configured is None or self.models is None:
-            raise InvalidRequest("no engine of this worker can enrol voices from recordings: use a listed voice")
-        await self.models.wait(configured)
-        if configured not in self._enrolments:
-            raise NotReady(f"the engine {configured} is being unloaded", retry_after_s=RETRY_AFTER_S)
-        return configured
+        if engine not in self._engines and self.models is not None:
+            await self.models.wait(engine)
+        self._touch(engine)
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
@@ -693,11 +617,6 @@ class SessionHub:
             if opened.session.state is State.IDLE:
                 opened.session.close("drain")
         return bool(self._sessions)
-
-
-def _first(names: Iterable[str], requested: str | None) -> str | None:
-    """The requested name if it is among ``names``; without one the first of them."""
-    return next((name for name in names if requested in (None, name)), None)
 
 
 def _prepare_readings(languages: Iterable[str]) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tts_worker.models.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.language import is_written_in_latin, language_of
 from tts_worker.types import Alignment, Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
 
 _DETECTED_CHARS = 400
 
@@ -77,7 +78,7 @@ class LanguageRouter:
         own = self._voices.get_in_use(params.voice).languages
         return bool(own) and "mul" not in own and not set(own).issuperset(self._languages())
 
-    def _choose(self, params: SynthesisParams, text: str) -> Voice | None:
+    def _choose(self, params: SynthesisParams, text: str) -> VoiceDescription | None:
         """Return the voice for an utterance that begins with ``text``; None keeps that of ``params``."""
         if not self._may_route(params):
             return None

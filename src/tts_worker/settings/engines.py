@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.settings.sections import Section
-from tts_worker.voicepack.installed import installed_voice, installed_voices
+from tts_worker.voices.installed import installed_voice, installed_voices
 
 
 class HibariEngineSettings(Section):

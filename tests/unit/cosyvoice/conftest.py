@@ -20,7 +20,7 @@ def files_are_read_once() -> Iterator[None]:
     """Also those of copies: what is read depends on the content."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
     from tts_worker.engine.cosyvoice import bundle, config, tensor_files
-    from tts_worker.voicepack import hyperyaml
+    from tts_worker.models.bundles import hyperyaml
 
     read, parse = tensor_files.read_tensors, hyperyaml.load_hyperyaml
     tensors: dict[Hashable, dict[str, Any]] = {}

@@ -18,7 +18,7 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.voicepack.report import Problem
+from tts_worker.models.bundles.report import Problem
 
 __all__ = [
     "FAMILIES",

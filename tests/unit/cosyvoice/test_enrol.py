@@ -33,7 +33,7 @@ from tts_worker.engine.cosyvoice.enrol import (
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
 from tts_worker.text.instruction import END_OF_PROMPT
-from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
+from tts_worker.voices.files import Voice, load_voice, save_voice
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -37,7 +37,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 __all__ = [
     "FAMILIES",

@@ -58,7 +58,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import save_voice
+from tts_worker.voices.files import save_voice
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("you.", Boundary.END))
 TOKENS = 20

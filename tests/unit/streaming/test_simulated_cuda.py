@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.token_generator import Script
 from tts_worker.types import Done, SynthesisParams
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 VOICES = {"prompted": 60, "plain": 0}
 PARAMS = [

@@ -42,7 +42,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import Voice, load_voice, save_voice
+from tts_worker.voices.files import Voice, load_voice, save_voice
 
 FAMILY = "cosyvoice3"
 STORED = SynthesisParams("alice", seed=3)

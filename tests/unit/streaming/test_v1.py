@@ -21,7 +21,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 TEXTS = {"random": "Hi.", "anna": "Hello world.", "mute": "Well."}
 LONG = UtteranceKey("long", 0)

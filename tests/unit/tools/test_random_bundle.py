@@ -19,6 +19,7 @@ from tools.random_bundle import command, writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
 from tts_worker.cli import run_command
+from tts_worker.commands import bundles as commands
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.backends.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.bundle import Bundle
@@ -28,7 +29,6 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
-from tts_worker.voicepack import commands
 
 
 def random_bundle(*args: str) -> int:

@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.errors import ConfigError
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Audio, SynthesisParams
-from tts_worker.voicepack.voice_file import VOICES_DIR, load_voice
+from tts_worker.voices.files import VOICES_DIR, load_voice
 
 PLAN = FineTuning("anna", lm_steps=3, flow_steps=3, rank=2, lr=1e-3, positions=300)
 

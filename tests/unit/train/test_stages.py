@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.alignment import text_weight
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.voicepack.voice_file import VOICES_DIR, stored_voices
+from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 STAGES = ("lm", "flow", "vocoder")
 CPU = torch.device("cpu")

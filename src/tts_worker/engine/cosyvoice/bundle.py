@@ -30,8 +30,8 @@ from tts_worker.engine.cosyvoice.weights import (
     normalise_keys,
 )
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.onnx_file import check_onnx
-from tts_worker.voicepack.report import Problem, Report
+from tts_worker.models.bundles.onnx_file import check_onnx
+from tts_worker.models.bundles.report import Problem, Report
 
 TEXT_MODEL_DIR = "CosyVoice-BlankEN"
 WHISPER_VOCABULARY = "multilingual.tiktoken"

@@ -49,7 +49,7 @@ from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
 from tts_worker.errors import BackendUnavailable
 from tts_worker.types import ComputationCounts
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from tts_worker.engine.cosyvoice.models.dims import (
 )
 from tts_worker.engine.cosyvoice.sampler import SampleRule
 from tts_worker.engine.cosyvoice.v1_config import solver_of, v1_flow, v1_lm
-from tts_worker.voicepack.hyperyaml import load_hyperyaml
-from tts_worker.voicepack.section import Section
+from tts_worker.models.bundles.hyperyaml import load_hyperyaml
+from tts_worker.models.bundles.section import Section
 
 V1 = "cosyvoice1"
 V2 = "cosyvoice2"

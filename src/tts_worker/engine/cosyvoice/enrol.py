@@ -2,7 +2,7 @@
 
 This module owns the prompt format of the models: ``<|endofprompt|>``, the system prompt of CosyVoice3, and which ids
 and audio each mode needs. Users write plain transcripts and instructions. Checks of recordings are in audio/prompt.py,
-storage is in voicepack/voice_file.py.
+storage is in voices/files.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
 from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT
 from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 MAX_TRANSCRIPT_CHARS = 1000
 _LOOSE_FRAMES = 6.0  # 70 ms

@@ -1,6 +1,6 @@
 """Voices enrolled from recordings at run time.
 
-The enrolment thread (``tts_worker.models.enrolment``) writes, the engine thread reads. An entry never changes once it
+The enrolment thread (``tts_worker.voices.enrolment``) writes, the engine thread reads. An entry never changes once it
 is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault. An
 engine in a process of its own has a copy, to which changes are sent (``tts_worker.engine.base.SharedState``).
 """
@@ -18,7 +18,7 @@ from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.audio.source import Window
 from tts_worker.errors import BundleError, SynthesisFailed
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend

@@ -36,7 +36,7 @@ from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
-from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
+from tts_worker.voices.files import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 

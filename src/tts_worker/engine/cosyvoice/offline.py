@@ -31,7 +31,7 @@ from tts_worker.types import (
     Text,
     UtteranceKey,
 )
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 KEY = UtteranceKey("offline", 0)
 UNLIMITED_SAMPLES = 1 << 62

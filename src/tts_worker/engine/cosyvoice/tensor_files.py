@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.report import missing_content
+from tts_worker.models.bundles.report import missing_content
 
 PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Number formats of weights by the name of their precision."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tts_worker.engine.cosyvoice.models.dims import ConformerDims, TransformerLmDims, V1FlowDims, V1UnetDims
-from tts_worker.voicepack.section import Section
+from tts_worker.models.bundles.section import Section
 
 
 def solver_of(decoder: Section) -> Section:

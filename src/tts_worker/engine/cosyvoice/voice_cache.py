@@ -33,7 +33,7 @@ from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.voice_loader import VoiceLoader, unknown_voice
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import UnknownVoice
-from tts_worker.voicepack.voice_file import Voice, stored_voices
+from tts_worker.voices.files import Voice, stored_voices
 
 _MAX_PREFIXES = 4  # per voice
 _MADE_UP_TOKENS = 75

@@ -11,7 +11,7 @@ from tts_worker.engine.cosyvoice.enrol import Speaker
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
 from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
-from tts_worker.voicepack.voice_file import load_voice, stored_hash, stored_voices
+from tts_worker.voices.files import load_voice, stored_hash, stored_voices
 
 
 class VoiceLoader:

@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.tensor_files import finite_range
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.report import Problem, listed
+from tts_worker.models.bundles.report import Problem, listed
 
 Shape = tuple[int, ...]
 PARTS = ("llm", "flow", "hift")

@@ -309,7 +309,7 @@ def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:
         openapi_extra=partial(query_parameters, vendor.VoiceQuery),
     )
     async def voices(request: Request) -> Response:
-        await hub.refresh_voices()
+        await hub.library.refresh()
         return JSONResponse(_listed_voices(hub, validate(vendor.VoiceQuery, dict(request.query_params))))
 
     cloning.add_cartesia_routes(routes, hub)

@@ -21,7 +21,7 @@ from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
 
 Message = dict[str, Any]
 
@@ -166,12 +166,12 @@ class _SampleEncoder:
         return self.encode(b"")
 
 
-def gender_of(voice: Voice) -> str | None:
+def gender_of(voice: VoiceDescription) -> str | None:
     """Return the gender in the vendor's terms, or None if the voicepack does not state it."""
     return _GENDERS.get(voice.gender or "")
 
 
-def voice_json(voice: Voice) -> Message:
+def voice_json(voice: VoiceDescription) -> Message:
     """Encode a voice."""
     return {
         "id": voice.name,

@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest
-from tts_worker.models.voice_library import NewVoice
 from tts_worker.server.audit import audited
 from tts_worker.server.compat import cartesia_wire
 from tts_worker.server.compat.uploads import Body, read_body
@@ -25,7 +24,8 @@ from tts_worker.server.responses import SafeJSONResponse
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.upload import NewVoice
 
 ELEVENLABS_PATH = "/v1/voices/add"
 CARTESIA_PATH = "/voices/clone"
@@ -75,7 +75,7 @@ def add_elevenlabs_delete(routes: Routes, hub: SessionHub) -> None:
     @routes.delete("/v1/voices/{voice}")
     async def delete(voice: str) -> Response:
         with audited("delete_voice", voice, ApiScope.ENROL):
-            await hub.require_library().delete(voice)
+            await hub.library.delete(voice)
         return SafeJSONResponse({"status": "ok"})
 
 
@@ -92,14 +92,14 @@ def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
     @routes.delete("/voices/{voice}", summary="Delete a voice for Cartesia clients", status_code=204)
     async def delete(voice: str) -> Response:
         with audited("delete_voice", voice, ApiScope.ENROL):
-            await hub.require_library().delete(voice)
+            await hub.library.delete(voice)
         return Response(status_code=204)
 
 
 async def _clone(
     hub: SessionHub, fields: _CloneRequest, body: Body, file_fields: tuple[str, ...], labels: dict[str, str]
-) -> Voice:
-    library = hub.require_library()
+) -> VoiceDescription:
+    library = hub.library
     language = fields.language or labels.get("language", "")
     new = NewVoice.parse(
         {

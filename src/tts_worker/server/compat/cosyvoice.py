@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import InvalidRequest, TextTooLong
-from tts_worker.models.routing import INSTRUCT
 from tts_worker.server.compat.rendering import converted, download
 from tts_worker.server.compat.uploads import Body, live_rate_hz, read_body
 from tts_worker.server.limits import ApiLimits
@@ -32,6 +31,7 @@ from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.text.instruction import split_instruction
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
+from tts_worker.voices.routing import INSTRUCT
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
 _MEDIA_TYPES = (MULTIPART, "application/x-www-form-urlencoded", "application/json")

@@ -330,7 +330,7 @@ def _prefixed_router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     @routes.get("/v1/voices")
     async def voices() -> Response:
-        await hub.refresh_voices()
+        await hub.library.refresh()
         return voices_response(hub)
 
     @routes.get("/v1/voices/{voice}")
@@ -458,7 +458,7 @@ def _add_voice_search(routes: Routes, hub: SessionHub) -> None:
         openapi_extra=partial(query_parameters, vendor.VoiceQuery),
     )
     async def search_voices(request: Request) -> Response:
-        await hub.refresh_voices()
+        await hub.library.refresh()
         return JSONResponse(_matching_voices(hub, vendor.parse_voice_query(request.query_params)))
 
 

@@ -23,7 +23,7 @@ from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import validate
 from tts_worker.session.conversion import SPEECH_TOKENS
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
 
 Message = dict[str, Any]
 
@@ -167,7 +167,7 @@ def parse_voice_query(params: QueryParams) -> VoiceQuery:
     return validate(VoiceQuery, {**params, "voice_ids": params.getlist("voice_ids") or None})
 
 
-def voice_json(voice: Voice) -> Message:
+def voice_json(voice: VoiceDescription) -> Message:
     """Encode a voice, without the fields that have no meaning here (samples, tiers, sharing)."""
     labels = {"language": voice.languages[0], "gender": voice.gender}
     return {
@@ -182,7 +182,7 @@ def voice_json(voice: Voice) -> Message:
     }
 
 
-def models_json(voices: Iterable[Voice], *, max_input_chars: int) -> list[Message]:
+def models_json(voices: Iterable[VoiceDescription], *, max_input_chars: int) -> list[Message]:
     """Encode the engines as models, with the languages of all their voices."""
     languages: dict[str, dict[str, None]] = {}
     converting: set[str] = set()

@@ -6,24 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
 
 
 @dataclass(frozen=True, slots=True)
 class VoicePage:
     """One page. ``has_more``: further voices follow in the direction of the paging."""
 
-    voices: Sequence[Voice]
+    voices: Sequence[VoiceDescription]
     has_more: bool
 
 
-def search(voices: Iterable[Voice], text: str | None) -> list[Voice]:
+def search(voices: Iterable[VoiceDescription], text: str | None) -> list[VoiceDescription]:
     """Return the voices with ``text`` in their name or description, ignoring case; all of them for None."""
     needle = (text or "").casefold()
     return [voice for voice in voices if needle in f"{voice.name}\n{voice.description}".casefold()]
 
 
-def page(voices: Sequence[Voice], *, limit: int, after: str | None = None, before: str | None = None) -> VoicePage:
+def page(
+    voices: Sequence[VoiceDescription], *, limit: int, after: str | None = None, before: str | None = None
+) -> VoicePage:
     """Return at most ``limit`` voices: the first ones after ``after``, or the last ones before ``before``.
 
     Raises:
@@ -37,7 +39,7 @@ def page(voices: Sequence[Voice], *, limit: int, after: str | None = None, befor
     return VoicePage(matches[:limit], len(matches) > limit)
 
 
-def _index(voices: Sequence[Voice], cursor: str) -> int:
+def _index(voices: Sequence[VoiceDescription], cursor: str) -> int:
     for index, voice in enumerate(voices):
         if voice.name == cursor:
             return index

@@ -65,7 +65,7 @@ class ConversationService:
         try:
             async for request in requests:
                 if request.configure.voice:
-                    await self._hub.look_up_voice(request.configure.voice)
+                    await self._hub.library.look_up(request.configure.voice)
                 call.receive(request)
         except TTSWorkerError as error:
             call.fail(error)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tts_worker.errors import IllegalCommand, UnknownModel, UnknownVoice
 from tts_worker.session.host import WorkerHost
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class ServedModel:
     Attributes:
         engine: Name of the engine.
         family: Family reported to clients.
-        voice: Voice of the model, None for the engine's first voice.
+        voice: VoiceDescription of the model, None for the engine's first voice.
         listed_languages: Languages reported to clients; empty for those of its voices.
     """
 
@@ -61,7 +61,7 @@ class ModelCatalog:
     def is_loaded(self, model: ServedModel) -> bool:
         return self._host.is_loaded(model.engine)
 
-    def voices(self, model: ServedModel) -> list[Voice]:
+    def voices(self, model: ServedModel) -> list[VoiceDescription]:
         """Return the voices of a model; empty while it is not loaded."""
         voices = [voice for voice in self._host.hub.voices if voice.engine == model.engine]
         return [voice for voice in voices if model.voice in (None, voice.name)] or voices

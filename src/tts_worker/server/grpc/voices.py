@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
-from tts_worker.models.enrolment import MAX_PROMPT_BYTES
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.voice_codec import encode_voice, parse_upload
-from tts_worker.protocol.voices import VoiceInfo
 from tts_worker.server.compat.uploads import Body
 from tts_worker.server.grpc.calls import Context, abort_with
-from tts_worker.server.responses import voice_json
 from tts_worker.server.voices import add_voice, delete_voice
 from tts_worker.session.hub import SessionHub
-from tts_worker.voices import Voice
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
 
 _MAX_UPLOADS = 8
 """Recordings that are received at the same time; each is at most 8 MiB in memory."""
@@ -30,7 +28,7 @@ class VoicesService:
     async def ListVoices(self, request: pb.ListVoicesRequest, context: Context) -> pb.ListVoicesResponse:
         """List the voices."""
         try:
-            await self._hub.refresh_voices()
+            await self._hub.library.refresh()
         except Exception as error:
             await abort_with(context, error)
         return pb.ListVoicesResponse(voices=[self._encode(voice) for voice in self._hub.voices])
@@ -38,7 +36,7 @@ class VoicesService:
     async def GetVoice(self, request: pb.GetVoiceRequest, context: Context) -> pb.VoiceInfo:
         """Describe a voice."""
         try:
-            await self._hub.refresh_voices()
+            await self._hub.library.refresh()
             return self._encode(self._hub.voices.get(request.id))
         except Exception as error:
             await abort_with(context, error)
@@ -63,8 +61,8 @@ class VoicesService:
             await abort_with(context, error)
         return pb.DeleteVoiceResponse()
 
-    def _encode(self, voice: Voice) -> pb.VoiceInfo:
-        return encode_voice(VoiceInfo.of_json(voice_json(voice, self._hub.voices.default)))
+    def _encode(self, voice: VoiceDescription) -> pb.VoiceInfo:
+        return encode_voice(voice.for_clients(self._hub.voices.default))
 
 
 async def _read(requests: AsyncIterator[pb.AddVoiceRequest]) -> Body:

@@ -269,7 +269,7 @@ class Peer:
             self._look_up = asyncio.create_task(self._handle_with_voice(raw, voice))
 
     async def _handle_with_voice(self, raw: str | bytes, voice: str) -> None:
-        await self._hub.look_up_voice(voice)
+        await self._hub.library.look_up(voice)
         if not self._ended.is_set():
             self._handle_message(raw)
         self._handle_next()

@@ -28,7 +28,7 @@ from tts_worker.engine.cosyvoice.models.qwen2 import Layer as DecoderLayer
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BundleError, MissingExtra
-from tts_worker.voicepack.onnx_file import check_onnx, read_metadata
+from tts_worker.models.bundles.onnx_file import check_onnx, read_metadata
 
 ENCODER = "flow.encoder.onnx"
 ESTIMATOR = "flow.estimator.onnx"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.yaml_reader import MAX_DEPTH, Tagged, Value, read_yaml
+from tts_worker.models.bundles.yaml_reader import MAX_DEPTH, Tagged, Value, read_yaml
 
 MAX_STRING_CHARS = 4096  # of a string built from references
 MAX_NUMBER = 1 << 63

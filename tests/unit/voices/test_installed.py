@@ -10,8 +10,8 @@ import pytest
 from tts_worker.cli import main
 from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
 from tts_worker.settings import load_settings
-from tts_worker.voicepack import installed
-from tts_worker.voicepack.installed import installed_voice, installed_voices
+from tts_worker.voices import installed
+from tts_worker.voices.installed import installed_voice, installed_voices
 
 
 @pytest.fixture

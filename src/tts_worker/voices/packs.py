@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -21,18 +20,15 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tts_worker.audio.decode import read_recording
-from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
-from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, TTSWorkerError
-from tts_worker.settings.load import RefusedYaml, parse_yaml
+from tts_worker.errors import ConfigError, InvalidRequest
+from tts_worker.safe_yaml import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.voicepack.report import Problem, Report
-from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag
+from tts_worker.voices.details import NEUTRAL, Tag, VoiceMetadata
+from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
 
 METADATA = "metadata.yaml"
 MAX_METADATA_BYTES = 1 << 20
 MAX_TRANSCRIPT_BYTES = 16 << 10
-MAX_PROMPT_BYTES = 8 << 20
 PROMPTS = "prompts"
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".webm")
 _STYLE = r"^\w[\w-]{0,31}$"
@@ -47,16 +43,14 @@ class PackStyle(BaseModel):
     text: str = Field("", max_length=1_000)
 
 
-class VoicePack(BaseModel):
-    """The content of ``metadata.yaml``. See docs/models.md.
+class VoicePack(VoiceMetadata):
+    """The content of ``metadata.yaml``. See docs/models.md. ``language`` may name one language.
 
     Attributes:
         name: Name of the voice; that of the folder if it is missing.
         family: Family of the engine; that of the folder if it is missing.
-        languages: BCP-47 tags; ``language`` may name one.
         capabilities: What the voice can do beyond its engine; a mapping to booleans is read too.
         styles: Recordings by style; a list names those with the default files.
-        consent: Whether the speaker consents to the use of the recordings.
         loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         lexicon: Word -> spelling or /phonemes/.
         model_id: Of the older schema, like all attributes after it; only ``audio.sample_rate`` and
@@ -67,16 +61,9 @@ class VoicePack(BaseModel):
 
     name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
     family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
-    title: str = Field("", max_length=100)
-    description: str = Field("", max_length=500)
-    languages: tuple[LanguageTag, ...] = Field((), max_length=32)
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    tags: tuple[Tag, ...] = Field((), max_length=32)
     capabilities: tuple[Tag, ...] = Field((), max_length=32)
     sample_rate: int | None = Field(None, ge=8_000, le=192_000)
     styles: dict[str, PackStyle] = Field(default_factory=dict, max_length=32)
-    consent: bool = False
     loudness_lufs: float | None = Field(None, ge=-60, le=0)
     lexicon: dict[str, Any] = Field(default_factory=dict)
     model_id: str | None = None
@@ -241,96 +228,3 @@ def _read_regular(file: Path, max_bytes: int) -> bytes:
     if len(raw) > max_bytes:
         raise ConfigError(f"{file} is larger than {max_bytes} bytes")
     return raw
-
-
-# -- commands ---------------------------------------------------------------------------------------------------------
-
-
-def init_voicepack(folder: Path, language: str, license_name: str) -> Path:
-    """Create a voice pack ``<family>/<name>`` to be filled with recordings. Returns its ``metadata.yaml``.
-
-    Raises:
-        IllegalCommand: There is a pack already.
-        ConfigError: A name is invalid or the folder cannot be written.
-    """
-    file = folder / METADATA
-    if file.exists():
-        raise IllegalCommand(f"{file} exists already")
-    fields = {"language": language, "license": license_name, "tags": [], "consent": False, "styles": [NEUTRAL]}
-    try:
-        VoicePack.model_validate(_named_by_folder(fields, folder.resolve()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{folder}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
-    text = (
-        f"# Add {PROMPTS}/{NEUTRAL}.wav, 3 to {MAX_PROMPT_S:g} s of clear speech, and its words in {NEUTRAL}.txt;\n"
-        "# further styles likewise, such as happy or sad. Then: tts-worker voicepack check FOLDER\n"
-    )
-    try:
-        (folder / PROMPTS).mkdir(parents=True, exist_ok=True)
-        file.write_text(text + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
-    return file
-
-
-def check_voicepack(folder: Path) -> Report:
-    """Check the metadata and every recording of a voice pack."""
-    try:
-        installed = read_voicepack(folder)
-        prompts = installed.prompts()
-    except TTSWorkerError as error:
-        return Report(folder, (Problem(METADATA, error.message.removeprefix(f"{folder / METADATA}: "), fatal=True),))
-    problems = []
-    pack = installed.pack
-    missing = {"license": pack.license, "languages": pack.languages}
-    if prompts and not pack.consent:
-        problems.append(Problem(METADATA, "consent is not stated", fatal=False))
-    problems += [Problem(METADATA, f"{key} is missing", fatal=False) for key, value in missing.items() if not value]
-    for prompt in prompts:
-        problems += _check_prompt(prompt, folder, pack.sample_rate)
-    return Report(folder, tuple(problems))
-
-
-def _check_prompt(prompt: PackPrompt, folder: Path, rate_hz: int | None) -> list[Problem]:
-    name = prompt.file.relative_to(folder.resolve()).as_posix()
-    try:
-        recording = read_recording(prompt.read(), max_s=MAX_PROMPT_S)
-        speech, _ = usable_speech(recording)
-        notes = [*judge(measure(speech, prompt.text))]
-    except TTSWorkerError as error:
-        return [Problem(name, error.message, fatal=True)]
-    if not prompt.text:
-        notes.append("no transcript: only the timbre is used (cross-lingual mode)")
-    if rate_hz is not None and recording.rate_hz != rate_hz:
-        notes.append(f"has {recording.rate_hz} Hz, the metadata {rate_hz}")
-    return [Problem(name, note, fatal=False) for note in notes]
-
-
-def pack_voicepack(folder: Path, out: Path) -> Path:
-    """Write a zip file of a checked voice pack, to be unpacked in ``voicepacks``. The same pack gives the same bytes.
-
-    Raises:
-        ConfigError: The pack is invalid, or the file cannot be written.
-    """
-    report = check_voicepack(folder)
-    if not report.ok:
-        raise ConfigError(str(report))
-    installed = read_voicepack(folder)
-    files = [folder.resolve() / METADATA]
-    for prompt in installed.prompts():
-        files += [file for file in (prompt.file, prompt.file.with_suffix(".txt")) if file.is_file()]
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in dict.fromkeys(files):
-                relative = file.relative_to(folder.resolve()).as_posix()
-                entry = zipfile.ZipInfo(f"{installed.pack.family}/{installed.pack.name}/{relative}")
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(entry, file.read_bytes())
-        partial.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return out

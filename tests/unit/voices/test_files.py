@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, TTSWorkerError, UnknownVoice
-from tts_worker.voicepack.voice_file import (
+from tts_worker.voices.files import (
     Voice,
     hide_voice,
     load_voice,

@@ -2,7 +2,7 @@
 
 Names, sizes, shapes, values and the hash are checked before use. A voice cannot refer to other files or run code.
 A folder appears, is replaced and disappears by one rename, so that every process that shares the storage sees a whole
-voice or none, also after a crash. ``details.json`` beside them describes the voice (voice_details.py). Needs no torch.
+voice or none, also after a crash. ``details.json`` beside them describes the voice (details.py). Needs no torch.
 """
 
 from __future__ import annotations

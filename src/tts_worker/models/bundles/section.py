@@ -6,7 +6,7 @@ import math
 from typing import Any, NoReturn
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.yaml_reader import Tagged
+from tts_worker.models.bundles.yaml_reader import Tagged
 
 MAX_INTEGER = 1 << 24  # far above any dimension, rate or id of a model
 

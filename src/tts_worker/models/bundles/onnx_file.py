@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tts_worker.voicepack.report import missing_content
+from tts_worker.models.bundles.report import missing_content
 
 MAX_FIELDS = 1000
 MAX_METADATA_BYTES = 1 << 16

@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.hyperyaml import load_hyperyaml
-from tts_worker.voicepack.yaml_reader import Tagged
+from tts_worker.models.bundles.hyperyaml import load_hyperyaml
+from tts_worker.models.bundles.yaml_reader import Tagged
 
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 

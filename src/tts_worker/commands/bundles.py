@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
-from tts_worker.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
-from tts_worker.voicepack.report import Problem, Report
-from tts_worker.voicepack.voice_file import VOICES_DIR, Voice, save_voice
+from tts_worker.models.bundles.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
+from tts_worker.models.bundles.report import Problem, Report
+from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle import Bundle

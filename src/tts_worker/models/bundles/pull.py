@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tts_worker.errors import BundleError, ConfigError
-from tts_worker.voicepack.manifest import ModelFile, Need, PublishedModel, Verdict
-from tts_worker.voicepack.report import Problem, Report
+from tts_worker.models.bundles.manifest import ModelFile, Need, PublishedModel, Verdict
+from tts_worker.models.bundles.report import Problem, Report
 
 SOURCES = ("huggingface", "modelscope")
 BLOCK_BYTES = 1 << 20

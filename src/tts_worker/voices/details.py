@@ -1,14 +1,14 @@
-"""What a stored voice says about itself: ``details.json`` beside its ``voice.json``."""
+"""What is said about a voice, and the details of a stored one: ``details.json`` beside its ``voice.json``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.voice_file import DETAILS_FILE, STYLE_SEPARATOR, voice_folder
+from tts_worker.voices.files import DETAILS_FILE, STYLE_SEPARATOR, voice_folder
 
 MAX_DETAILS_BYTES = 64 << 10
 NEUTRAL = "neutral"
@@ -18,18 +18,39 @@ LanguageTag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]{2,3}([-_][A-Z
 Tag = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=40)]
 
 
-class VoiceDetails(BaseModel):
-    """Description of a stored voice. Unknown keys are ignored, so that newer versions may add some.
+class VoiceMetadata(BaseModel):
+    """What people say about a voice: the fields that uploads, voice packs and stored voices share.
 
     Attributes:
         title: Name for people, if it differs from the name of the voice.
         languages: BCP-47 tags; empty for those of the engine.
-        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         tags: Free tags.
         description: Free text.
         gender: Free text.
         license: Terms of use of the recording.
-        consent: Whether the uploader stated that the speaker consents.
+        consent: Whether the speaker consents to the use of the recording, as the uploader states.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str = Field("", max_length=100)
+    languages: tuple[LanguageTag, ...] = Field((), max_length=32)
+    tags: tuple[Tag, ...] = Field((), max_length=32)
+    description: str = Field("", max_length=500)
+    gender: str | None = Field(None, max_length=32)
+    license: str | None = Field(None, max_length=200)
+    consent: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        """Return these fields, to describe another form of the voice."""
+        return {name: getattr(self, name) for name in VoiceMetadata.model_fields}
+
+
+class VoiceDetails(VoiceMetadata):
+    """Description of a stored voice. Unknown keys are ignored, so that newer versions may add some.
+
+    Attributes:
+        loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         owner: Name of the API key that added the voice.
         created_at_s: Time of creation since the epoch.
         capabilities: What the voice can do beyond its engine.
@@ -42,14 +63,7 @@ class VoiceDetails(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    title: str = Field("", max_length=100)
-    languages: tuple[LanguageTag, ...] = Field((), max_length=32)
     loudness_lufs: float | None = Field(None, ge=-60, le=0)
-    tags: tuple[Tag, ...] = Field((), max_length=32)
-    description: str = Field("", max_length=500)
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    consent: bool = False
     owner: str | None = Field(None, max_length=64)
     created_at_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     capabilities: tuple[Tag, ...] = Field((), max_length=32)

@@ -2,7 +2,7 @@
 
 Validates the recording, names the voice by a hash of recording and transcript, bounds how many voices are held and
 enrolled at a time, and evicts unused ones. ``Enroller`` computes the voice on a thread. The recording is not stored.
-Voices that stay are stored by ``voice_library``.
+Voices that stay are stored by ``library``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tts_worker.audio.decode import Recording, read_recording
-from tts_worker.audio.prompt import PromptFigures
+from tts_worker.audio.prompt import MAX_PROMPT_S, PromptFigures
 from tts_worker.audio.source import Window
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
-MAX_PROMPT_S = 30.0
 MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz 16-bit stereo is 5.5 MiB
 MAX_PROMPT_CHARS = 1_000
 MAX_CHANNELS = 2

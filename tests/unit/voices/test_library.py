@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.recordings import SAID, speech, wav
-from tests.unit.voicepack.test_voice_file import voice
+from tests.unit.voices.test_files import voice
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.callers import ApiScope, Caller, acting_as
 from tts_worker.errors import Forbidden, InvalidRequest, OverCapacity, UnknownVoice
-from tts_worker.models.enrolment import Enrolment
-from tts_worker.models.voice_library import NewVoice, VoiceLibrary
-from tts_worker.models.voice_store import VoiceStore
 from tts_worker.types import Alignment, EngineInfo
-from tts_worker.voicepack.voice_details import VoiceDetails
-from tts_worker.voicepack.voice_file import Voice, load_voice
-from tts_worker.voicepack.voice_pack import read_voicepacks
-from tts_worker.voices import VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.details import VoiceDetails
+from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.files import Voice, load_voice
+from tts_worker.voices.library import VoiceLibrary
+from tts_worker.voices.packs import read_voicepacks
+from tts_worker.voices.store import VoiceStore
+from tts_worker.voices.upload import MixPart, NewVoice
+
+
+@dataclass
+class Host:
+    """Records what the library announces, and how often it asks for an engine."""
+
+    voices_in_use: Collection[str] = ()
+    session_voices: Collection[str] = ()
+    changes: list[tuple[str, str]] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
+
+    async def use_engine(self, engine: str) -> None:
+        self.wanted.append(engine)
+
+    def voice_changed(self, engine: str, voice: str) -> None:
+        self.changes.append((engine, voice))
+
 
 INFO = EngineInfo("fake", (), ("en", "zh"), Alignment.NONE, max_utterances=4, capabilities=("instruct",))
 
@@ -61,12 +81,8 @@ async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
 
     async def start() -> VoiceCatalog:
         catalog = VoiceCatalog([installed.pack for installed in read_voicepacks(packs)])
-        catalog.add("one", "fake", INFO)
-
-        async def enrolment_of(engine: str | None) -> tuple[str, Enrolment]:
-            return "one", enrolment
-
-        library = VoiceLibrary(catalog, {"one": VoiceStore(tmp_path / "voices")}, enrolment_of)
+        library = VoiceLibrary(catalog, {"one": VoiceStore(tmp_path / "voices")})
+        library.add_engine("one", "fake", INFO, enrolment)
         await library.import_packs("one", read_voicepacks(packs))
         return catalog
 
@@ -88,14 +104,9 @@ async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
 async def test_unwritable_directory_is_reported_without_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "voices"
     folder.write_text("a file")
-    catalog = VoiceCatalog()
-    catalog.add("one", "fake", INFO)
     enrolment = Enrolment(CountingEnroller())
-
-    async def enrolment_of(engine: str | None) -> tuple[str, Enrolment]:
-        return "one", enrolment
-
-    library = VoiceLibrary(catalog, {"one": VoiceStore(folder)}, enrolment_of)
+    library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(folder)})
+    library.add_engine("one", "fake", INFO, enrolment)
     with pytest.raises(OverCapacity) as refused:
         await library.add(NewVoice(name="ann", consent=True), wav(speech(4, 16_000)))
     assert str(tmp_path) not in refused.value.message
@@ -121,19 +132,12 @@ def test_engine_with_the_same_voice_hides_it(tmp_path: Path, caplog: pytest.LogC
 
 
 async def test_deleted_voice_remains_while_another_worker_needs_it(tmp_path: Path) -> None:
-    async def no_enrolment(engine: str | None) -> tuple[str, Enrolment]:
-        raise AssertionError
-
     now_s = 0.0
     used_by_other: set[str] = set()
-    own, other = (
-        VoiceLibrary(
-            VoiceCatalog(), {"one": VoiceStore(tmp_path, lambda: now_s, unused_s=5.0)}, no_enrolment, in_use=used
-        )
-        for used in (tuple, lambda: used_by_other)
-    )
-    store = own.store("one")
-    assert store is not None
+    stores = [VoiceStore(tmp_path, lambda: now_s, unused_s=5.0) for _ in range(2)]
+    own, other = (VoiceLibrary(VoiceCatalog(), {"one": store}) for store in stores)
+    other.connect(Host(voices_in_use=used_by_other))
+    store = stores[0]
     store_voice(store, "ann")
     for library in (own, other):
         await library.refresh()
@@ -164,13 +168,9 @@ def library_with(folder: Path, **owners: str | None) -> VoiceLibrary:
     store = VoiceStore(folder)
     for number, (name, owner) in enumerate(owners.items()):
         store.save(name, voice(number), VoiceDetails(owner=owner, consent=True))
-    catalog = VoiceCatalog()
-    catalog.add("one", "fake", INFO)
-
-    async def no_enrolment(engine: str | None) -> tuple[str, Enrolment]:
-        raise AssertionError("a mix needs no engine")
-
-    return VoiceLibrary(catalog, {"one": store}, no_enrolment)
+    library = VoiceLibrary(VoiceCatalog(), {"one": store})
+    library.add_engine("one", "fake", INFO)
+    return library
 
 
 def mix_of(name: str, *parts: str, prompt: str | None = None) -> NewVoice:
@@ -201,3 +201,50 @@ async def test_deleted_voice_takes_its_mixes_with_it(tmp_path: Path) -> None:
         assert await library.delete("a") == ("ab", "abc", "cda")
         left = set(VoiceStore(tmp_path).scan())
     assert left == {"b", "c", "d", "cd"}
+
+
+async def test_change_is_announced_once_after_the_catalog_has_it(tmp_path: Path) -> None:
+    host, store = Host(), VoiceStore(tmp_path)
+    library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(tmp_path)})
+    library.add_engine("one", "fake", INFO)
+    library.connect(host)
+    for change in (lambda: store_voice(store, "ann"), lambda: store.delete("ann")):
+        change()
+        for _ in range(3):
+            await library.refresh()
+        assert host.changes == [("one", "ann")]
+        host.changes.clear()
+    assert not library.catalog.is_taken("ann")
+
+
+async def test_added_voice_is_listed_and_announced(tmp_path: Path) -> None:
+    host, enrolment = Host(), Enrolment(CountingEnroller())
+    library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(tmp_path)})
+    library.add_engine("one", "fake", INFO, enrolment)
+    library.connect(host)
+    added = await library.add(NewVoice(name="ann", consent=True), wav(speech(4, 16_000)))
+    assert (added.name, [each.name for each in library.catalog]) == ("ann", ["ann"])
+    assert (host.changes, host.wanted) == ([("one", "ann")], ["one"])
+    enrolment.close()
+
+
+async def test_voices_stored_before_their_engine_is_known_are_listed(tmp_path: Path) -> None:
+    store_voice(VoiceStore(tmp_path), "ann")
+    library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(tmp_path)})
+    await library.refresh()
+    library.add_engine("one", "fake", INFO)
+    assert [each.name for each in library.catalog] == ["ann"]
+
+
+@pytest.mark.parametrize("action", ["add", "mix", "delete"])
+async def test_worker_without_stores_says_what_it_needs(action: str) -> None:
+    library = VoiceLibrary(VoiceCatalog())
+    library.add_engine("one", "fake", EngineInfo("fake", ("ann",), ("en",), Alignment.NONE, max_utterances=1))
+    new = NewVoice(name="cleo", consent=True, mix=(MixPart(voice="ann"), MixPart(voice="bob")))
+    actions = {
+        "add": lambda: library.add(new, wav(speech(4, 16_000))),
+        "mix": lambda: library.mix(new),
+        "delete": lambda: library.delete("ann"),
+    }
+    with pytest.raises(InvalidRequest, match="needs a CosyVoice model"):
+        await actions[action]()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.voicepack.voice_file import Voice
+from tts_worker.voices.files import Voice
 
 _LEAST_LENGTH = 1e-6
 

@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tts_worker.errors import BundleError
-from tts_worker.voicepack.voice_details import VoiceDetails, read_details
-from tts_worker.voicepack.voice_file import (
+from tts_worker.voices.details import VoiceDetails, read_details
+from tts_worker.voices.files import (
     Voice,
     hidden_voices,
     hide_voice,

@@ -6,47 +6,18 @@ import difflib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
-from tts_worker.voicepack.voice_details import NEUTRAL, VoiceDetails, split_style
-from tts_worker.voicepack.voice_pack import VoicePack
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.details import NEUTRAL, VoiceDetails, split_style
+from tts_worker.voices.packs import VoicePack
 
 log = logging.getLogger(__name__)
 
 _MAX_REMOVED = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A voice and its engine.
-
-    Attributes:
-        capabilities: Those of the engine that the voice has, and what its voice pack declares.
-        styles: Styles of the voice; each is addressed as ``NAME@STYLE``, the neutral one as ``NAME``.
-        stored: Details of a stored voice; None for a voice that belongs to its engine.
-    """
-
-    name: str
-    engine: str
-    info: EngineInfo
-    languages: tuple[str, ...]
-    description: str = ""
-    gender: str | None = None
-    lexicon: Lexicon = field(default_factory=Lexicon)
-    loudness_lufs: float | None = None
-    tags: tuple[str, ...] = ()
-    styles: tuple[str, ...] = ()
-    license: str | None = None
-    capabilities: tuple[str, ...] = ()
-    stored: VoiceDetails | None = None
-
-    @property
-    def title(self) -> str:
-        """Name for people."""
-        return self.stored.title if self.stored is not None and self.stored.title else self.name
 
 
 @dataclass(slots=True)
@@ -54,8 +25,6 @@ class _EngineVoices:
     """What the catalog knows of an engine.
 
     Attributes:
-        stored: Voices in the engine's store, by name.
-        ever_stored: All names that were in it: ``info.voices`` may still have those.
         order: The voices of the engine that was loaded first come first; None for one that was never loaded.
     """
 
@@ -63,16 +32,14 @@ class _EngineVoices:
     info: EngineInfo
     loaded: bool
     order: int | None = None
-    stored: Mapping[str, VoiceDetails] = field(default_factory=dict)
-    ever_stored: set[str] = field(default_factory=set)
 
 
 class VoiceCatalog:
     """The voices of all engines.
 
     Args:
-        packs: Voice packs, for descriptions and lexicons.
-        default: Voice of requests without one; None selects the first voice.
+        packs: VoiceDescription packs, for descriptions and lexicons.
+        default: VoiceDescription of requests without one; None selects the first voice.
         aliases: Alternative name -> voice.
         on_demand: List the voices of engines that are not loaded.
 
@@ -89,12 +56,14 @@ class VoiceCatalog:
         on_demand: bool = False,
     ) -> None:
         self._packs = {(pack.family, pack.name): pack for pack in packs}
-        self._voices: dict[str, Voice] = {}
-        self._unloaded: dict[str, Voice] = {}
-        self._enrolled: dict[str, Voice] = {}
-        self._styles: dict[str, Voice] = {}  # by NAME@STYLE; not listed
-        self._removed: dict[str, Voice] = {}  # deleted while sessions may use them
+        self._voices: dict[str, VoiceDescription] = {}
+        self._unloaded: dict[str, VoiceDescription] = {}
+        self._enrolled: dict[str, VoiceDescription] = {}
+        self._styles: dict[str, VoiceDescription] = {}  # by NAME@STYLE; not listed
+        self._removed: dict[str, VoiceDescription] = {}  # deleted while sessions may use them
         self._engines: dict[str, _EngineVoices] = {}
+        self._stored: dict[str, Mapping[str, VoiceDetails]] = {}  # by engine, also of one that is not known yet
+        self._ever_stored: dict[str, set[str]] = {}  # names: ``info.voices`` may still have those
         self._orders = itertools.count(1)
         self._on_demand = on_demand
         self._wanted_default = default
@@ -122,28 +91,26 @@ class VoiceCatalog:
         if engine in self._engines:
             self._engines[engine].loaded = False
             self._publish(engine)
-        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            del self._enrolled[name]
+        self.remove_all_enrolled(engine)
 
     def remove_all_enrolled(self, engine: str) -> None:
         """Remove the enrolled voices of an engine; sessions that have one keep it."""
         for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            self._removed[name] = self._enrolled.pop(name)
+            self._remember_removed(self._enrolled.pop(name))
 
-    def remove(self, engine: str) -> None:
-        """Remove an engine and all its voices."""
-        self._engines.pop(engine, None)
-        self._withdraw(engine)
-        self._choose_first()
-        for name in [name for name, voice in self._enrolled.items() if voice.engine == engine]:
-            del self._enrolled[name]
+    def is_loaded(self, engine: str) -> bool:
+        """Whether an engine is loaded."""
+        return engine in self._engines and self._engines[engine].loaded
+
+    def stored(self, engine: str) -> Mapping[str, VoiceDetails]:
+        """Return the stored voices of an engine, by name."""
+        return self._stored.get(engine, {})
 
     def set_stored(self, engine: str, stored: Mapping[str, VoiceDetails]) -> None:
         """Replace the stored voices of an engine. A name that another engine uses stays with that engine."""
-        known = self._engines.get(engine)
-        if known is not None:
-            known.stored = dict(stored)
-            known.ever_stored.update(stored)
+        self._stored[engine] = stored
+        self._ever_stored.setdefault(engine, set()).update(stored)
+        if engine in self._engines:
             self._publish(engine)
 
     def _engine(self, engine: str, family: str, info: EngineInfo) -> _EngineVoices:
@@ -158,7 +125,7 @@ class VoiceCatalog:
                     "separate workers, or rename the voice in a model directory (spk2info.pt)"
                 )
 
-    def _withdraw(self, engine: str) -> dict[str, Voice]:
+    def _withdraw(self, engine: str) -> dict[str, VoiceDescription]:
         """Remove the voices of an engine and return them."""
         withdrawn = {}
         for voices in (self._voices, self._unloaded, self._styles):
@@ -170,15 +137,16 @@ class VoiceCatalog:
         """Build the voices of an engine anew."""
         known = self._engines[engine]
         before = self._withdraw(engine)
-        voices: dict[str, Voice] = {}
+        voices: dict[str, VoiceDescription] = {}
         # A voice of the engine itself takes precedence over a stored one.
-        own = [name for name in known.info.voices if name not in known.ever_stored]
-        for name in dict.fromkeys((*own, *sorted(known.stored))):
+        stored = self.stored(engine)
+        own = [name for name in known.info.voices if name not in self._ever_stored.get(engine, ())]
+        for name in dict.fromkeys((*own, *sorted(stored))):
             other = self._voices.get(name) or self._unloaded.get(name)
             if other is not None:
                 log.warning("the stored voice %r of engine %s is hidden by engine %s", name, engine, other.engine)
                 continue
-            details = None if name in own else known.stored[name]
+            details = None if name in own else stored[name]
             voice = self._describe(engine, known, name, details)
             if split_style(name)[1] == NEUTRAL:
                 voices[name] = voice
@@ -189,9 +157,12 @@ class VoiceCatalog:
         self._voices = dict(sorted(self._voices.items(), key=lambda item: order.get(item[1].engine, 0)))
         self._choose_first()
         for name in before.keys() - voices.keys() - self._styles.keys():
-            self._removed[name] = before[name]
-            if len(self._removed) > _MAX_REMOVED:
-                del self._removed[next(iter(self._removed))]
+            self._remember_removed(before[name])
+
+    def _remember_removed(self, voice: VoiceDescription) -> None:
+        self._removed[voice.name] = voice
+        if len(self._removed) > _MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
 
     def _choose_first(self) -> None:
         """Choose the voice of requests without one: that of the engine which was loaded first.
@@ -203,14 +174,14 @@ class VoiceCatalog:
         used = [name for name, voice in known.items() if voice.engine in order]
         self._first = min(used, key=lambda name: order[known[name].engine], default=next(iter(known), None))
 
-    def _describe(self, engine: str, known: _EngineVoices, name: str, details: VoiceDetails | None) -> Voice:
+    def _describe(self, engine: str, known: _EngineVoices, name: str, details: VoiceDetails | None) -> VoiceDescription:
         base = split_style(name)[0]
         families = (known.family, dict(known.info.extra).get("family", ""))
         found = (self._packs.get((family, base)) for family in families)
         pack = next((each for each in found if each is not None), VoicePack(name=base, family=known.family))
         about = details or VoiceDetails()
-        styles = sorted(split_style(other)[1] for other in known.stored if other.startswith(f"{base}@"))
-        return Voice(
+        styles = sorted(split_style(other)[1] for other in self.stored(engine) if other.startswith(f"{base}@"))
+        return VoiceDescription(
             name=name,
             engine=engine,
             info=known.info,
@@ -226,9 +197,10 @@ class VoiceCatalog:
             stored=details,
         )
 
-    def add_enrolled(self, name: str, engine: str, info: EngineInfo) -> None:
+    def add_enrolled(self, name: str, engine: str) -> None:
         """Add an enrolled voice of a loaded engine; it is never listed."""
-        self._enrolled[name] = Voice(name, engine, info, info.languages, capabilities=info.capabilities)
+        info = self._engines[engine].info
+        self._enrolled[name] = VoiceDescription(name, engine, info, info.languages, capabilities=info.capabilities)
 
     def remove_enrolled(self, name: str) -> None:
         self._enrolled.pop(name, None)
@@ -249,13 +221,13 @@ class VoiceCatalog:
     def default(self) -> str | None:
         return self._wanted_default or self._first
 
-    def __iter__(self) -> Iterator[Voice]:
+    def __iter__(self) -> Iterator[VoiceDescription]:
         return iter((*self._voices.values(), *(self._unloaded.values() if self._on_demand else ())))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def get(self, name: str | None) -> Voice:
+    def get(self, name: str | None) -> VoiceDescription:
         """Return the voice named ``name`` (None: the default). Raises UnknownVoice."""
         requested = name if name is not None else self.default
         if requested is None:
@@ -272,7 +244,7 @@ class VoiceCatalog:
         hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
         raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')
 
-    def get_in_use(self, name: str) -> Voice:
+    def get_in_use(self, name: str) -> VoiceDescription:
         """Return a voice that a session has, even if it was deleted meanwhile. Raises UnknownVoice."""
         return self._find(name) or self._removed.get(name) or self.get(name)
 
@@ -281,7 +253,7 @@ class VoiceCatalog:
         removed = self._removed.get(name)
         return removed is not None and removed.stored is not None and self._find(name) is None
 
-    def _find(self, name: str) -> Voice | None:
+    def _find(self, name: str) -> VoiceDescription | None:
         name = self._aliases.get(name, name)
         if name.endswith(f"@{NEUTRAL}"):
             name = split_style(name)[0]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from tts_worker.errors import InvalidRequest, UnknownModel
 from tts_worker.types import SessionOptions
-from tts_worker.voices import Voice, VoiceCatalog
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
 
 INSTRUCT = "instruct"
 """Capability: the engine follows a natural-language instruction (``SynthesisParams.instruct``)."""
@@ -38,7 +39,7 @@ class VoiceRequest:
         return cls(options.voice, options.language, options.model, options.needs)
 
 
-def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
+def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> VoiceDescription:
     """Choose the voice for a request: the named one, else the default or the first other voice that matches.
 
     Raises:
@@ -52,7 +53,7 @@ def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
             raise InvalidRequest(f"voice {voice.name} {mismatch}")
         return voice
     default = voices.get(None)  # raises if there is no voice at all
-    candidates: Sequence[Voice] = [default, *voices]
+    candidates: Sequence[VoiceDescription] = [default, *voices]
     if request.model is not None:
         candidates = [voice for voice in candidates if voice.engine == request.model]
         if not candidates:
@@ -63,18 +64,18 @@ def choose_voice(voices: VoiceCatalog, request: VoiceRequest) -> Voice:
     raise InvalidRequest(f"voice {candidates[0].name} {_mismatch(candidates[0], request)}, and no other voice matches")
 
 
-def matching_voices(voices: VoiceCatalog, request: VoiceRequest) -> Iterator[Voice]:
+def matching_voices(voices: VoiceCatalog, request: VoiceRequest) -> Iterator[VoiceDescription]:
     """Return the listed voices that meet the requirements, in order."""
     return (voice for voice in voices if _mismatch(voice, request) is None)
 
 
-def supports_language(voice: Voice, language: str) -> bool:
+def supports_language(voice: VoiceDescription, language: str) -> bool:
     """Whether the voice speaks a language, compared by the primary BCP-47 subtag."""
     primary = language.split("-")[0].lower()
     return "mul" in voice.languages or primary in {tag.split("-")[0].lower() for tag in voice.languages}
 
 
-def _mismatch(voice: Voice, request: VoiceRequest) -> str | None:
+def _mismatch(voice: VoiceDescription, request: VoiceRequest) -> str | None:
     """Return the first requirement that the voice fails, as a phrase to follow its name, or None."""
     if request.model is not None and voice.engine != request.model:
         return f"belongs to model {voice.engine}, not {request.model[:64]}"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from tts_worker.voicepack.onnx_file import check_onnx, read_metadata
+from tts_worker.models.bundles.onnx_file import check_onnx, read_metadata
 
 
 def model(metadata: dict[str, str] | None = None) -> onnx.ModelProto:

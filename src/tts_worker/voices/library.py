@@ -1,7 +1,8 @@
-"""Voices as resources of a worker: adding, mixing and deleting stored voices while it runs.
+"""The voices of a worker, as resources: one owner of catalog, stored voices and enrolment.
 
 A voice is computed on the enrolment thread of its engine and stored in the engine's directory. Every process with the
-same directory lists it within a second, and knows it as soon as a request names it.
+same directory lists it within a second, and knows it as soon as a request names it. A voice of a request is enrolled
+in memory.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime, timezone
-from typing import Annotated, Any
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from types import MappingProxyType
+from typing import Protocol
 
 from tts_worker.audio.prompt import PromptFigures
 from tts_worker.callers import ApiScope, Caller, current_caller
@@ -25,150 +24,145 @@ from tts_worker.errors import (
     Forbidden,
     IllegalCommand,
     InvalidRequest,
+    NotReady,
     OverCapacity,
     TextTooLong,
     TTSWorkerError,
     UnknownVoice,
     VoiceQuotaExceeded,
 )
-from tts_worker.models.enrolment import MAX_PROMPT_CHARS, Enrolment, check_size
-from tts_worker.models.voice_store import VoiceStore
-from tts_worker.voicepack.mixing import mix_voices
-from tts_worker.voicepack.voice_details import NEUTRAL, LanguageTag, Tag, VoiceDetails, split_style
-from tts_worker.voicepack.voice_file import STYLE_SEPARATOR, Voice, voice_folder
-from tts_worker.voicepack.voice_pack import InstalledPack, PackPrompt, VoicePack
-from tts_worker.voices import Voice as CatalogVoice
-from tts_worker.voices import VoiceCatalog
+from tts_worker.types import EngineInfo
+from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.description import VoiceDescription
+from tts_worker.voices.details import NEUTRAL, VoiceDetails, split_style
+from tts_worker.voices.enrolment import Enrolment, check_size
+from tts_worker.voices.files import STYLE_SEPARATOR, Voice, voice_folder
+from tts_worker.voices.mixing import mix_voices
+from tts_worker.voices.packs import InstalledPack, PackPrompt, VoicePack
+from tts_worker.voices.store import VoiceStore
+from tts_worker.voices.upload import NewVoice, now_s
 
 log = logging.getLogger(__name__)
 
-MAX_MIX = 8
-MAX_NAME_CHARS = 64
+_RETRY_AFTER_S = 1.0
 
 
-def _split_list(value: Any) -> Any:
-    """Accept a comma-separated text for a list, as a form sends it."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-class MixPart(BaseModel):
-    """A voice of a mix and its weight."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    voice: str = Field(max_length=128)
-    weight: float = Field(1.0, gt=0, le=1_000, allow_inf_nan=False)
-
-
-class NewVoice(BaseModel):
-    """A voice to be added.
-
-    Attributes:
-        name: Name of the voice: up to 64 letters, digits, _ . or -.
-        transcript: The words of the recording; without them only the timbre is cloned.
-        consent: The speaker consents to the use of the recording.
-        style: Adds a style to the voice ``name``, which is then addressed as ``NAME@STYLE``.
-        languages: BCP-47 tags; empty for those of the engine.
-        engine: The engine; None selects the first that stores voices.
-        mix: Mixes stored voices instead of using a recording.
-        prompt: Of a mix: the voice whose prompt audio it uses; None for none.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
-    transcript: str = Field("", max_length=MAX_PROMPT_CHARS)
-    consent: bool = False
-    style: str = Field(NEUTRAL, pattern=r"^\w[\w-]{0,31}$")
-    languages: Annotated[tuple[LanguageTag, ...], BeforeValidator(_split_list)] = Field((), max_length=32)
-    tags: Annotated[tuple[Tag, ...], BeforeValidator(_split_list)] = Field((), max_length=32)
-    description: str = Field("", max_length=500)
-    gender: str | None = Field(None, max_length=32)
-    license: str | None = Field(None, max_length=200)
-    title: str = Field("", max_length=100)
-    engine: str | None = Field(None, max_length=64)
-    mix: tuple[MixPart, ...] = Field((), max_length=MAX_MIX)
-    prompt: str | None = Field(None, max_length=128)
-
-    @model_validator(mode="after")
-    def _check_mix(self) -> NewVoice:
-        if self.mix and len({part.voice for part in self.mix}) < 2:
-            raise ValueError("mix needs at least two different voices")
-        if self.prompt is not None and not self.mix:
-            raise ValueError("prompt belongs to a mix")
-        return self
-
-    @classmethod
-    def parse(cls, data: object) -> NewVoice:
-        """Validate fields. Raises InvalidRequest, which names the field."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            problem = error.errors(include_input=False, include_url=False)[0]
-            location = ".".join(str(part) for part in problem["loc"])
-            raise InvalidRequest(f"{location}: {problem['msg']}" if location else str(problem["msg"])) from None
+class VoiceHost(Protocol):
+    """The sessions and engines that use the voices (``session.hub.SessionHub``)."""
 
     @property
-    def stored_name(self) -> str:
-        """Name of the folder: with the style, unless it is the neutral one."""
-        return self.name if self.style == NEUTRAL else f"{self.name}{STYLE_SEPARATOR}{self.style}"
+    def voices_in_use(self) -> Collection[str]:
+        """The voices of utterances in progress. If one is deleted, by any process, its files remain."""
+        ...
 
-    def details(
-        self, caller: Caller, source: str, figures: Mapping[str, float | None], notes: tuple[str, ...] = ()
-    ) -> VoiceDetails:
-        """Return what is stored about the voice."""
-        return VoiceDetails(
-            title=self.title,
-            languages=self.languages,
-            tags=self.tags,
-            description=self.description,
-            gender=self.gender,
-            license=self.license,
-            consent=self.consent,
-            owner=caller.key,
-            created_at_s=_now_s(),
-            source=source,
-            notes=notes,
-            figures=dict(figures),
-        )
+    @property
+    def session_voices(self) -> Collection[str]:
+        """The voices in use, and those of the next utterances of all sessions."""
+        ...
+
+    async def use_engine(self, engine: str) -> None:
+        """Load an engine unless it is loaded. Raises Draining, NotReady, OverCapacity."""
+        ...
+
+    def voice_changed(self, engine: str, voice: str) -> None:
+        """Take notice of a voice that was added, replaced, deleted or evicted."""
+        ...
 
 
 class VoiceLibrary:
-    """The stored voices of all engines. All methods belong to one event loop.
+    """The voices of a worker: the catalog, the stored voices of all engines, and their enrolment.
+
+    All methods belong to one event loop. ``connect`` names the host, which is told of every change.
 
     Args:
         catalog: Lists the voices.
         stores: Directories of stored voices, by engine.
-        enrolment_of: Returns the name and the enrolment of an engine, which it loads if necessary; None selects the
-            first that can enrol voices.
+        enrolling: Configured engines that can enrol voices, loaded or not.
         max_stored: Voices that one directory may hold.
-        on_change: Called with engine and name of every voice that was added, replaced or deleted.
-        in_use: Returns the voices of utterances in progress. If one is deleted, by any process, its files remain.
     """
 
     def __init__(
         self,
         catalog: VoiceCatalog,
-        stores: Mapping[str, VoiceStore],
-        enrolment_of: Callable[[str | None], Awaitable[tuple[str, Enrolment]]],
+        stores: Mapping[str, VoiceStore] = MappingProxyType({}),
         *,
+        enrolling: Collection[str] = (),
         max_stored: int = 1_000,
-        on_change: Callable[[str, str], None] = lambda engine, voice: None,
-        in_use: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
         self._stores = dict(stores)
-        self._enrolment_of = enrolment_of
+        self._enrolling = enrolling
         self._max_stored = max_stored
-        self._on_change = on_change
-        self._in_use = in_use
-        self._stored: dict[str, Mapping[str, VoiceDetails]] = {engine: {} for engine in stores}
+        self._host: VoiceHost | None = None
+        self._enrolments: dict[str, Enrolment] = {}  # of loaded engines
         self._locks = {engine: asyncio.Lock() for engine in stores}
         self._adding: dict[tuple[str, str], str | None] = {}  # voices being added -> their owner
 
-    def store(self, engine: str) -> VoiceStore | None:
-        """Return the store of an engine."""
-        return self._stores.get(engine)
+    def connect(self, host: VoiceHost) -> None:
+        """Name the host, once."""
+        self._host = host
+
+    def _announce(self, engine: str, voice: str) -> None:
+        if self._host is not None:
+            self._host.voice_changed(engine, voice)
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+
+    def add_engine(self, name: str, family: str, info: EngineInfo, enrolment: Enrolment | None = None) -> None:
+        """Add the voices of a started engine, which replace those of an engine of that name.
+
+        Raises:
+            ConfigError: Another engine has one of its voices.
+        """
+        self.catalog.add(name, family, info)
+        self.catalog.remove_all_enrolled(name)
+        if enrolment is not None:
+            self._enrolments[name] = enrolment
+
+    def withdraw_engine(self, name: str) -> None:
+        """Keep the voices of an engine that is unloaded as known ones, without those that were enrolled."""
+        self.catalog.mark_unloaded(name)
+        self._enrolments.pop(name, None)
+
+    def enrolment(self, engine: str) -> Enrolment | None:
+        """Return the enrolment of a loaded engine; None if it cannot enrol voices."""
+        return self._enrolments.get(engine)
+
+    def count_pending(self, engine: str) -> int:
+        """Number of recordings that an engine is analyzing."""
+        enrolment = self._enrolments.get(engine)
+        return 0 if enrolment is None else enrolment.pending
+
+    @property
+    def can_enrol(self) -> bool:
+        """Whether a loaded engine can enrol voices from recordings."""
+        return bool(self._enrolments)
+
+    @property
+    def can_store(self) -> bool:
+        """Whether an engine has a directory of voices."""
+        return bool(self._stores)
+
+    @property
+    def can_add(self) -> bool:
+        """Whether voices made of recordings can be stored, perhaps after an engine was loaded."""
+        return self.can_store and bool(self._enrolments or self._enrolling)
+
+    async def _enrolment_of(self, engine: str | None) -> tuple[str, Enrolment]:
+        """Return an engine that can enrol voices and its enrolment; load it if necessary.
+
+        Raises:
+            InvalidRequest: No configured engine can enrol voices.
+            Draining, NotReady, OverCapacity: The engine cannot be used now.
+        """
+        name = _first(self._enrolments, engine) or _first(self._enrolling, engine)
+        if name is None:
+            raise InvalidRequest("no engine of this worker can enrol voices from recordings: use a listed voice")
+        if self._host is not None:
+            await self._host.use_engine(name)
+        if name not in self._enrolments:
+            raise _unloading(name)
+        return name, self._enrolments[name]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -177,15 +171,27 @@ class VoiceLibrary:
         for name in self._stores if engine is None else (engine,):
             async with self._locks[name]:  # results must be applied in the order of the scans
                 stored = await asyncio.to_thread(self._stores[name].scan)
-                known = self._stored[name]
+                known = self.catalog.stored(name)
                 if stored != known:
-                    self._stored[name] = stored
-                    self._catalog.set_stored(name, stored)
+                    self.catalog.set_stored(name, stored)
                     for voice in stored.keys() | known.keys():
                         if stored.get(voice) != known.get(voice):
-                            self._on_change(name, voice)
+                            self._announce(name, voice)
                 # After the catalog has changed: from then on no utterance begins with a deleted voice.
                 await self._remove_deleted(self._stores[name])
+
+    async def look_up(self, name: str | None) -> None:
+        """Take over the voice ``name`` (None: the default) if another process stored it a moment ago.
+
+        If the voices cannot be read, it stays unknown.
+        """
+        try:
+            self.catalog.get(name)
+        except UnknownVoice:
+            try:
+                await self.refresh()
+            except (OSError, TTSWorkerError):
+                log.exception("the stored voices cannot be read")
 
     async def close(self) -> None:
         """Remove the files of deleted voices that no process needs; others, or the next start, remove the rest."""
@@ -194,7 +200,8 @@ class VoiceLibrary:
 
     async def _remove_deleted(self, store: VoiceStore) -> None:
         if store.has_deleted:
-            await asyncio.to_thread(store.remove_deleted, self._in_use())
+            in_use = () if self._host is None else self._host.voices_in_use
+            await asyncio.to_thread(store.remove_deleted, in_use)
 
     async def watch(self, interval_s: float) -> None:
         """Refresh periodically until cancelled."""
@@ -207,7 +214,37 @@ class VoiceLibrary:
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
-    async def add(self, new: NewVoice, recording: bytes, *, requires_consent: bool = True) -> CatalogVoice:
+    async def enrol(self, recording: bytes, transcript: str = "", engine: str | None = None) -> VoiceDescription:
+        """Enrol a voice from a recording. It is unlisted and cached; voices of sessions are not evicted.
+
+        The same recording and transcript give the same voice. Waits for an engine that is loaded on demand.
+
+        Args:
+            recording: A complete audio file.
+            transcript: The words of the recording. Without it only the timbre is cloned.
+            engine: The engine to use; None selects the first that can enrol voices.
+
+        Raises:
+            Forbidden: The API key may not enrol voices.
+            InvalidRequest: No configured engine can enrol voices, or the recording is unusable.
+            TextTooLong: The recording or the transcript is too long.
+            OverCapacity: Too many enrolments are running.
+            Draining: The worker is shutting down.
+            NotReady: The engine is not ready or still being loaded.
+        """
+        current_caller().require(ApiScope.ENROL)
+        name, enrolment = await self._enrolment_of(engine)
+        host = self._host
+        voice = await enrolment.voice_of(recording, transcript, lambda: () if host is None else host.session_voices)
+        if not self.catalog.is_loaded(name):
+            raise _unloading(name)
+        for evicted in voice.evicted:
+            self.catalog.remove_enrolled(evicted)
+            self._announce(name, evicted)
+        self.catalog.add_enrolled(voice.name, name)
+        return self.catalog.get(voice.name)
+
+    async def add(self, new: NewVoice, recording: bytes, *, requires_consent: bool = True) -> VoiceDescription:
         """Add a voice from a recording.
 
         Args:
@@ -225,8 +262,7 @@ class VoiceLibrary:
             OverCapacity, NotReady: Too many recordings are waiting, the directory cannot be written, or the engine is
                 being loaded.
         """
-        caller = current_caller()
-        caller.require(ApiScope.ENROL)
+        caller = self._changing_caller()
         if caller.max_recording_bytes is not None and len(recording) > caller.max_recording_bytes:
             raise TextTooLong(
                 f'a recording of the API key "{caller.key}" may have at most {caller.max_recording_bytes} bytes'
@@ -235,22 +271,23 @@ class VoiceLibrary:
             raise InvalidRequest("consent: send consent=true if the speaker consents to the use of the recording")
         check_size(recording, new.transcript)
         engine = self._engine(new.engine)
-        with await self._reserve(engine, new, caller):
+        await self.refresh()
+        with self._reserved(engine, new, caller):
             _, enrolment = await self._enrolment_of(engine)
             voice, figures = await enrolment.compute(recording, new.transcript)
             details = new.details(caller, "recording", _rounded(figures), voice.notes)
             return await self._save(engine, new, voice, details)
 
-    async def mix(self, new: NewVoice) -> CatalogVoice:
+    async def mix(self, new: NewVoice) -> VoiceDescription:
         """Add a voice that mixes stored voices of one engine (``new.mix``).
 
         The voices must be the caller's own or belong to no key: a mix is a copy that its owner keeps.
         Raises as ``add`` does.
         """
-        caller = current_caller()
-        caller.require(ApiScope.ENROL)
+        caller = self._changing_caller()
+        await self.refresh()
         names = [part.voice for part in new.mix]
-        voices = [await self._get(name) for name in (*names, *([new.prompt] if new.prompt else ()))]
+        voices = [self.catalog.get(name) for name in (*names, *([new.prompt] if new.prompt else ()))]
         for voice in voices:
             if voice.stored is None:
                 raise InvalidRequest(f'"{voice.name}" is not a stored voice; only those can be mixed')
@@ -262,7 +299,7 @@ class VoiceLibrary:
         engine = self._engine(new.engine or voices[0].engine)
         if engine != voices[0].engine:
             raise InvalidRequest(f"the voices belong to the engine {voices[0].engine}, not {engine}")
-        with await self._reserve(engine, new, caller):
+        with self._reserved(engine, new, caller):
             with _hidden_paths():
                 loaded = await asyncio.to_thread(lambda: [self._stores[engine].load(voice.name) for voice in voices])
             weights = [part.weight for part in new.mix]
@@ -275,7 +312,7 @@ class VoiceLibrary:
                 shares.setdefault(voices[-1].name, 0.0)
             details = new.details(caller, "mix", shares).model_copy(update={"has_prompt": prompt is not None})
             saved = await self._save(engine, new, mixed, details)
-            gone = shares.keys() - self._stored[engine].keys()
+            gone = shares.keys() - self.catalog.stored(engine).keys()
             if gone:  # deleted while the mix was computed
                 await self._delete(engine, {new.stored_name})
                 raise UnknownVoice(f'the voice "{min(gone)}" was deleted')
@@ -301,18 +338,9 @@ class VoiceLibrary:
         name = pack.name if prompt.style == NEUTRAL else f"{pack.name}{STYLE_SEPARATOR}{prompt.style}"
         source_hash = await asyncio.to_thread(lambda: prompt.source_hash)
         details = VoiceDetails(
-            title=pack.title,
-            languages=pack.languages,
-            tags=pack.tags,
-            description=pack.description,
-            gender=pack.gender,
-            license=pack.license,
-            consent=pack.consent,
-            capabilities=pack.capabilities,
-            source="pack",
-            source_hash=source_hash,
+            **pack.metadata(), capabilities=pack.capabilities, source="pack", source_hash=source_hash
         )
-        known = self._stored[engine].get(name)
+        known = self.catalog.stored(engine).get(name)
         if known is not None:
             if known.source != "pack":
                 raise IllegalCommand(f"there is another voice {name!r} already")
@@ -321,7 +349,7 @@ class VoiceLibrary:
                 return
         _, enrolment = await self._enrolment_of(engine)
         voice, figures = await enrolment.compute(await asyncio.to_thread(prompt.read), prompt.text)
-        measured = {"created_at_s": _now_s(), "figures": _rounded(figures), "notes": voice.notes}
+        measured = {"created_at_s": now_s(), "figures": _rounded(figures), "notes": voice.notes}
         await asyncio.to_thread(
             self._stores[engine].save, name, voice, details.model_copy(update=measured), replace=known is not None
         )
@@ -329,59 +357,59 @@ class VoiceLibrary:
     def unused_name(self, title: str) -> str:
         """Return a name for a voice that is made of ``title`` and that no voice has."""
         base = re.sub(r"[^\w.-]+", "-", title).strip("-._")[:48] or "voice"
-        while self._catalog.is_taken(name := f"{base}-{secrets.token_hex(3)}"):
+        while self.catalog.is_taken(name := f"{base}-{secrets.token_hex(3)}"):
             pass
         return name
 
-    def _engine(self, engine: str | None) -> str:
+    def _changing_caller(self) -> Caller:
+        """Return the caller, who may change the stored voices. Raises Forbidden; InvalidRequest if there are none."""
+        caller = current_caller()
+        caller.require(ApiScope.ENROL)
         if not self._stores:
             raise InvalidRequest("no engine of this worker stores voices: it needs a CosyVoice model")
+        return caller
+
+    def _engine(self, engine: str | None) -> str:
         if engine is not None and engine not in self._stores:
             raise InvalidRequest(f'engine "{engine}" stores no voices; those that do: {", ".join(self._stores)}')
         return engine or next(iter(self._stores))
 
-    async def _reserve(self, engine: str, new: NewVoice, caller: Caller) -> AbstractContextManager[None]:
-        """Check name and quotas; return a context in which the name is reserved in this process."""
+    @contextmanager
+    def _reserved(self, engine: str, new: NewVoice, caller: Caller) -> Iterator[None]:
+        """Check name and quotas, and reserve the name in this process."""
         name = new.stored_name
         voice_folder(self._stores[engine].folder, name)  # raises InvalidRequest for an invalid name
         if split_style(new.name)[1] != NEUTRAL or STYLE_SEPARATOR in new.name:
             raise InvalidRequest("a name contains no @: give the style in the field style")
-        await self.refresh()
         if new.style != NEUTRAL:
-            base = self._catalog.get(new.name)
+            base = self.catalog.get(new.name)
             if base.stored is None or base.engine != engine:
                 raise InvalidRequest(f"a style can only be added to a stored voice of engine {engine}")
             self._check_owner(base, caller)
-        if self._catalog.is_taken(name) or (engine, name) in self._adding:
+        if self.catalog.is_taken(name) or (engine, name) in self._adding:
             raise IllegalCommand(f"there is a voice {name!r} already; choose another name or delete it first")
-        stored = self._stored[engine]
+        stored = self.catalog.stored(engine)
         being_added = [owner for (other, _), owner in self._adding.items() if other == engine]
         if len(stored) + len(being_added) >= self._max_stored:
             raise IllegalCommand(f"all {self._max_stored} voices of engine {engine} are taken: delete one first")
         if caller.key is not None and caller.max_voices is not None:
-            every = [details.owner for voices in self._stored.values() for details in voices.values()]
+            every = [details.owner for name in self._stores for details in self.catalog.stored(name).values()]
             owned = [*every, *self._adding.values()].count(caller.key)
             if owned >= caller.max_voices:
                 raise VoiceQuotaExceeded(
                     f'the API key "{caller.key}" has all of its {caller.max_voices} voices: delete one first'
                 )
-        return self._reserved((engine, name), caller.key)
-
-    @contextmanager
-    def _reserved(self, place: tuple[str, str], owner: str | None) -> Iterator[None]:
-        if place in self._adding:
-            raise IllegalCommand(f"there is a voice {place[1]!r} already; choose another name or delete it first")
-        self._adding[place] = owner
+        self._adding[engine, name] = caller.key
         try:
             yield
         finally:
-            del self._adding[place]
+            del self._adding[engine, name]
 
-    async def _save(self, engine: str, new: NewVoice, voice: Voice, details: VoiceDetails) -> CatalogVoice:
+    async def _save(self, engine: str, new: NewVoice, voice: Voice, details: VoiceDetails) -> VoiceDescription:
         with _hidden_paths():
             await asyncio.to_thread(self._stores[engine].save, new.stored_name, voice, details)
         await self.refresh(engine)
-        return self._catalog.get(new.stored_name)
+        return self.catalog.get(new.stored_name)
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -399,9 +427,9 @@ class VoiceLibrary:
             IllegalCommand: The voice belongs to its engine.
             OverCapacity: The directory cannot be changed.
         """
-        caller = current_caller()
-        caller.require(ApiScope.ENROL)
-        voice = await self._get(name)
+        caller = self._changing_caller()
+        await self.refresh()
+        voice = self.catalog.get(name)
         if voice.stored is None:
             raise IllegalCommand(f'the voice "{voice.name}" belongs to its engine and cannot be deleted')
         self._check_owner(voice, caller)
@@ -421,7 +449,7 @@ class VoiceLibrary:
 
     def _mixes_of(self, engine: str, name: str) -> tuple[str, ...]:
         """The mixes of a voice and its styles, and those of these mixes."""
-        stored = self._stored[engine]
+        stored = self.catalog.stored(engine)
         found = {each for each in stored if each == name or each.startswith(name + STYLE_SEPARATOR)}
         sources = set(found)
         while found:
@@ -433,15 +461,11 @@ class VoiceLibrary:
             sources |= found
         return tuple(sorted(each for each in sources if stored[each].source == "mix" and each != name))
 
-    def _check_owner(self, voice: CatalogVoice, caller: Caller) -> None:
+    def _check_owner(self, voice: VoiceDescription, caller: Caller) -> None:
         """Raises Forbidden unless the caller's key added the voice or may administer the worker."""
         owner = voice.stored.owner if voice.stored is not None else None
         if caller.key is not None and owner != caller.key and ApiScope.ADMIN not in caller.scopes:
             raise Forbidden(f'the API key "{caller.key}" did not add the voice "{voice.name}"')
-
-    async def _get(self, name: str) -> CatalogVoice:
-        await self.refresh()
-        return self._catalog.get(name)
 
 
 @contextmanager
@@ -458,5 +482,10 @@ def _rounded(figures: PromptFigures) -> dict[str, float | None]:
     return {key: None if value is None else round(value, 4) for key, value in asdict(figures).items()}
 
 
-def _now_s() -> float:
-    return datetime.now(timezone.utc).timestamp()
+def _first(names: Iterable[str], requested: str | None) -> str | None:
+    """The requested name if it is among ``names``; without one the first of them."""
+    return next((name for name in names if requested in (None, name)), None)
+
+
+def _unloading(engine: str) -> NotReady:
+    return NotReady(f"the engine {engine} is being unloaded", retry_after_s=_RETRY_AFTER_S)

@@ -12,13 +12,14 @@ import torch
 
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
 from tools.random_bundle.writer import write_random_bundle
+from tts_worker.commands import bundles as commands
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
-from tts_worker.voicepack import commands, manifest
-from tts_worker.voicepack.manifest import ModelFile, PublishedModel
-from tts_worker.voicepack.report import Problem
-from tts_worker.voicepack.voice_file import load_voice, stored_voices
+from tts_worker.models.bundles import manifest
+from tts_worker.models.bundles.manifest import ModelFile, PublishedModel
+from tts_worker.models.bundles.report import Problem
+from tts_worker.voices.files import load_voice, stored_voices
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,1 @@
+"""Voices of a worker: catalog, stored voices, enrolment, voice packs. Needs no engine and no session."""
