@@ -52,6 +52,9 @@ COMMANDS: dict[str, str] = {
 }
 """Command -> summary. ``bench control`` is the module ``bench_control``."""
 
+_FEATURES = {"agent": "agent.command", "batch": "batch.command", "up": "fleet.up"}
+"""Command -> its module below ``tts_worker.features``."""
+
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "say": (
         'say "Hello there."',
@@ -113,10 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _help(words)
     prog = f"tts-worker {name}"
     try:
-        module = cast(CommandModule, importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}"))
+        module = cast(CommandModule, importlib.import_module(module_name(name)))
     except ModuleNotFoundError as error:
         return _fail(_missing_extra(prog, error))
     return run_command(prog, module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+
+
+def module_name(command: str) -> str:
+    """Return the name of the module of a command."""
+    if command in _FEATURES:
+        return f"tts_worker.features.{_FEATURES[command]}"
+    return f"tts_worker.commands.{command.replace(' ', '_')}"
 
 
 def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
+from tts_worker.features.fleet.registrar import Registrar
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
-from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
 from tts_worker.server.connections import limit_by_descriptors
 from tts_worker.server.limits import ApiLimits

@@ -23,20 +23,20 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
+from tts_worker.features.batch.runner import BatchRunner
+from tts_worker.features.tracing.traces import open_traces
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
 from tts_worker.models.voice_library import VoiceLibrary
 from tts_worker.models.voice_store import VoiceStore
-from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.factory import HubConfig, Reading
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.session import LocalSession, SessionTimeouts
-from tts_worker.session.traces import open_traces
 from tts_worker.settings import (
     EngineSettings,
     Settings,
@@ -354,7 +354,7 @@ def _quotas(settings: Settings) -> Quotas:
     url = settings.quotas.redis_url or settings.registry.url
     if url is None:
         return Quotas()
-    from tts_worker.registry.quotas import RedisQuotas
+    from tts_worker.features.fleet.quotas import RedisQuotas
     from tts_worker.registry.store import RedisStore
 
     store = RedisStore(url.get_secret_value(), "the Redis of the quotas")

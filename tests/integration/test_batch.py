@@ -24,10 +24,10 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import Draining, OverCapacity, TextTooLong
-from tts_worker.server.batch import runner as batch_runner
-from tts_worker.server.batch.request import BatchRequest
-from tts_worker.server.batch.runner import Batch, BatchRunner
-from tts_worker.server.batch.store import (
+from tts_worker.features.batch import runner as batch_runner
+from tts_worker.features.batch.request import BatchRequest
+from tts_worker.features.batch.runner import Batch, BatchRunner
+from tts_worker.features.batch.store import (
     BatchFolder,
     StoredBatch,
     TemporaryFolder,
@@ -205,7 +205,7 @@ async def test_drain_ends_downloads_that_wait() -> None:
 
 async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lock is an open file, and batches are kept for a day."""
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.02)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.02)
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
         assert worker.batches is not None
@@ -222,7 +222,7 @@ async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest
 
 async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker may delete an expired batch and accept its idempotency key again before this one looks."""
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 600.0)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 600.0)
     request = BatchRequest.model_validate({**PCM, "items": items("One.")})
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
@@ -607,7 +607,7 @@ async def test_calls_go_before_a_batch() -> None:
 
 
 async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.05)
     request = BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")})
     folder = BatchFolder(tmp_path, new_id())
     folder.create(

@@ -23,7 +23,7 @@ import httpx
 import pytest
 import soundfile
 
-from tts_worker.cli import COMMANDS, EXAMPLES, main
+from tts_worker.cli import COMMANDS, EXAMPLES, main, module_name
 from tts_worker.commands import doctor
 from tts_worker.commands.finding import Finding, Status
 
@@ -455,7 +455,7 @@ def test_examples_of_the_help_are_valid() -> None:
     for command, examples in EXAMPLES.items():
         for example in examples:
             parser = argparse.ArgumentParser()
-            importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}").add_arguments(parser)
+            importlib.import_module(module_name(command)).add_arguments(parser)
             assert example.startswith(command)
             parser.parse_args(shlex.split(example.removeprefix(command)))
 

@@ -29,12 +29,12 @@ from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
 from tts_worker.errors import InvalidRequest, QuotaExceeded, TextTooLong, UnknownVoice
+from tts_worker.features.conversion.conversion import RecordedSource
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.registry.store import RedisStore
-from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.settings import load_settings
 from tts_worker.types import SessionOptions
@@ -301,7 +301,7 @@ def test_client_converts_live_audio_without_await(url: str, live: bytes) -> None
 
 
 def test_client_gets_the_reason_for_a_refused_upload(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.grpc.conversion.MAX_AUDIO_BYTES", 100_000)
+    monkeypatch.setattr("tts_worker.features.conversion.grpc_service.MAX_AUDIO_BYTES", 100_000)
     with TTS(f"grpc://{worker.grpc_address}", voice="anna") as tts, pytest.raises(TextTooLong):
         tts.convert(bytes(8_000_000))
 

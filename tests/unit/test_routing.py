@@ -13,10 +13,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tts_worker.features.agent.routes import add_agent
+from tts_worker.features.compat.apis import api_of_path
 from tts_worker.protocol import tts_worker_pb2
-from tts_worker.server.agent.routes import add_agent
 from tts_worker.server.api_docs import describe
-from tts_worker.server.compat.apis import api_of_path
 from tts_worker.server.grpc import cosyvoice_pb2
 from tts_worker.server.http import create_app
 from tts_worker.server.limits import ApiLimits

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tts_worker.cli import COMMANDS
+from tts_worker.cli import COMMANDS, module_name
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def check_command(words: list[str]) -> None:
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
     assert name is not None, f"there is no command {' '.join(words[:2])!r}"
     parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(f"tts_worker.commands.{name.replace(' ', '_')}").add_arguments(parser)
+    importlib.import_module(module_name(name)).add_arguments(parser)
     parser.parse_args(words[len(name.split()) :])
 
 

@@ -51,8 +51,10 @@ def words_of(command: str) -> CommandWords:
     """Return the words of a command, from its parser; none of a command that cannot run in this installation."""
     words = CommandWords()
     parser = argparse.ArgumentParser()
+    from tts_worker.cli import module_name
+
     try:
-        module = importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}")
+        module = importlib.import_module(module_name(command))
         module.add_arguments(parser)
     except (ModuleNotFoundError, TTSWorkerError):  # an extra is missing, or the clone
         return words

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         on_ready()
 
     if args.ray:
-        from tts_worker.server.ray import serve_on_ray
+        from tts_worker.features.fleet.ray import serve_on_ray
 
         serve_on_ray(settings, on_both)
         return 0

@@ -15,18 +15,19 @@ from starlette.types import ASGIApp, ExceptionHandler
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
+from tts_worker.features.batch import routes as batch
+from tts_worker.features.batch.runner import BatchRunner
+from tts_worker.features.compat import apis, cosyvoice, elevenlabs, openai
+from tts_worker.features.conversion import routes as conversions
+from tts_worker.features.telephony import routes as telephony
+from tts_worker.features.webrtc import offers
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, conversions, models, usage, voices
-from tts_worker.server.batch import routes as batch
-from tts_worker.server.batch.runner import BatchRunner
-from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
+from tts_worker.server import api_docs, models, usage, voices
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import FOLDER, page_response
 from tts_worker.server.routing import Route, Routes, allowed_methods
 from tts_worker.server.security import AuthMiddleware, BodyTooLarge
-from tts_worker.server.telephony import routes as telephony
-from tts_worker.server.webrtc import offers
 from tts_worker.server.websocket import stream
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings, is_loopback

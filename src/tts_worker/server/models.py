@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.callers import ApiScope
+from tts_worker.features.compat import elevenlabs, openai
 from tts_worker.server.audit import audited
-from tts_worker.server.compat import elevenlabs, openai
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import flag

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.responses import FileResponse, Response
 
-FOLDER = Path(__file__).parent / "web"
+FOLDER = Path(__file__).parents[1] / "features" / "page" / "web"
 
 _POLICY = "; ".join(
     (

@@ -25,10 +25,10 @@ from tts_worker.errors import (
     TTSWorkerError,
     Unauthenticated,
 )
+from tts_worker.features.compat import elevenlabs
+from tts_worker.features.compat.apis import error_response
 from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.server import cors
-from tts_worker.server.compat import elevenlabs
-from tts_worker.server.compat.apis import error_response
 from tts_worker.server.http_protocol import CERTIFICATE
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.compat import cloning, elevenlabs
 from tts_worker.models.voice_library import NewVoice
 from tts_worker.server.audit import audited
-from tts_worker.server.compat import cloning, elevenlabs
-from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse, voice_json
 from tts_worker.server.routing import Routes
+from tts_worker.server.uploads import Body, read_body
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices import Voice

@@ -12,6 +12,7 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.features.tracing.traces import UtteranceTraces
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
@@ -21,7 +22,6 @@ from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
-from tts_worker.session.traces import UtteranceTraces
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon

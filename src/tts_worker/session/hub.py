@@ -28,10 +28,10 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
+from tts_worker.features.conversion.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.models.voice_library import VoiceLibrary
-from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
 from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.factory import HubConfig, SessionFactory
 from tts_worker.session.language_routing import LanguageRouter

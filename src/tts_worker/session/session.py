@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tts_worker.audio.output import OutputFormat
 from tts_worker.errors import ErrorInfo, TTSWorkerError, as_exception
+from tts_worker.features.tracing.traces import UtteranceTraces
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
@@ -18,7 +19,6 @@ from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionRecord
 from tts_worker.session.text_timers import TextTimers
-from tts_worker.session.traces import UtteranceTraces
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
     BREAK_CHARS_PER_S,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.cli import COMMANDS
+from tts_worker.cli import COMMANDS, module_name
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
@@ -25,7 +25,7 @@ def test_documented_command_parses(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     assert words[0] in COMMANDS
     parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(f"tts_worker.commands.{words[0]}").add_arguments(parser)
+    importlib.import_module(module_name(words[0])).add_arguments(parser)
     parser.parse_args(words[1:])
 
 

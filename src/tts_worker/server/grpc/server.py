@@ -19,12 +19,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
+from tts_worker.features.conversion.grpc_service import VoiceConversionService
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server.file_watch import FileStates, file_states
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
-from tts_worker.server.grpc.conversion import VoiceConversionService
 from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.port_connections import PortConnections

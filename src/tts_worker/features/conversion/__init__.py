@@ -1,0 +1,1 @@
+"""Voice conversion: speech in, the same speech in another voice out."""
