@@ -17,7 +17,9 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.errors import DeviceLost
+from tts_worker.feature import features, web_folders
 from tts_worker.logs import fields
+from tts_worker.server.application import Application, Extension
 from tts_worker.server.connections import (
     Connection,
     ConnectionLimits,
@@ -25,9 +27,10 @@ from tts_worker.server.connections import (
     Listener,
     limit_by_descriptors,
 )
-from tts_worker.server.http import Extension, create_app
+from tts_worker.server.http import create_app
 from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.listener import listen
+from tts_worker.server.page import WebFiles
 from tts_worker.server.tls import TlsContext, expiry_s
 from tts_worker.settings import ServerSettings, Settings
 from tts_worker.worker import Worker
@@ -40,7 +43,11 @@ log = logging.getLogger(__name__)
 
 def create_application(worker: Worker, extension: Extension | None = None) -> ASGIApp:
     """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
-    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys, worker.batches, extension)
+    settings = worker.settings
+    web = WebFiles(web_folders() if settings.server.web_page else ())
+    parts = Application(worker.hub, settings, worker.keys, [*worker.parts.values()], web)
+    extensions = [feature.http for feature in features().values() if feature.http is not None]
+    return create_app(parts, worker.metrics, extensions if extension is None else [*extensions, extension])
 
 
 _SHUTDOWN_S = 13.0

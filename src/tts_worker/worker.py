@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
-from tts_worker.features.batch.runner import BatchRunner
+from tts_worker.feature import WorkerPart, features
 from tts_worker.features.tracing.traces import open_traces
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
@@ -81,8 +81,6 @@ class Worker:
         voices = settings.voices
         if voices.directory is not None:
             check_directory("voices.directory", voices.directory, must_exist=True)
-        if settings.batch.directory is not None:
-            check_directory("batch.directory", settings.batch.directory, must_exist=False)
         directory = voices.directory or packaged("voicepacks")
         self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
         packs = [installed.pack for installed in self.packs]
@@ -119,9 +117,8 @@ class Worker:
                 on_change=self.hub.renew_loudness,
                 in_use=lambda: self.hub.voices_in_use,
             )
-        self.batches: BatchRunner | None = None
-        if settings.batch.enabled:
-            self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
+        self.parts = self._build_parts()
+        """What features have added."""
         self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
         self._housekeeping: list[asyncio.Task[None]] = []
 
@@ -145,14 +142,18 @@ class Worker:
         self.metrics.watch_hub(self.hub)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         jobs = {"loop-lag": self.metrics.measure_loop_lag(), "quotas": self.hub.quotas.run()}
-        if self.batches is not None:
-            jobs["batches"] = self.batches.run()
+        jobs |= {name: part.run() for name, part in self.parts.items()}
         if self.hub.library is not None:
             jobs["stored-voices"] = self.hub.library.watch(self.settings.voices.watch_interval_s)
         if self.key_file is not None:
             jobs["key-file"] = self.key_file.run()
         loop = asyncio.get_running_loop()
         self._housekeeping = [loop.create_task(job, name=name) for name, job in jobs.items()]
+
+    def _build_parts(self) -> dict[str, WorkerPart]:
+        builders = {name: feature.part for name, feature in features().items() if feature.part is not None}
+        built = {name: build(self.hub, self.settings, self.keys) for name, build in builders.items()}
+        return {name: part for name, part in built.items() if part is not None}
 
     def store_of(self, settings: EngineSettings) -> VoiceStore | None:
         """Return the directory of an engine's stored voices; None for an engine that stores none."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tts_worker.cli import COMMANDS, module_name
+from tts_worker.cli import all_commands
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
             else:
                 commands[-1].append(token)
         for number, words in enumerate(commands):
-            if number and words[:1] and words[0] in COMMANDS and "tts-worker" in line:
+            if number and words[:1] and words[0] in all_commands() and "tts-worker" in line:
                 pytest.fail(f"{line!r} is a pipeline: one command per line")
             if words[:1] == ["tts-worker"]:
                 check_command(words[1:])
@@ -123,10 +123,10 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
 def check_command(words: list[str]) -> None:
     if words[:1] in ([], ["--version"], ["--help"]):
         return
-    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in all_commands()), None)
     assert name is not None, f"there is no command {' '.join(words[:2])!r}"
     parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(module_name(name)).add_arguments(parser)
+    importlib.import_module(all_commands()[name].module).add_arguments(parser)
     parser.parse_args(words[len(name.split()) :])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.cli import COMMANDS, module_name
+from tts_worker.cli import all_commands
 from tts_worker.engine.cosyvoice.reference.compat import Compat
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
@@ -23,9 +23,9 @@ OURS = [line for line in COMMANDS_TYPED if line.startswith("tts-worker ")]
 @pytest.mark.parametrize("line", OURS)
 def test_documented_command_parses(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
-    assert words[0] in COMMANDS
+    assert words[0] in all_commands()
     parser = argparse.ArgumentParser(exit_on_error=False)
-    importlib.import_module(module_name(words[0])).add_arguments(parser)
+    importlib.import_module(all_commands()[words[0]].module).add_arguments(parser)
     parser.parse_args(words[1:])
 
 

@@ -14,7 +14,8 @@ import uvicorn
 
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, run_event_loop, settings_from
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import ConfigError, InvalidRequest
+from tts_worker.feature import web_folders
 from tts_worker.features.agent.chat import ChatEndpoint, ChatModel
 from tts_worker.features.agent.recognizer import Recognizer, WhisperRecognizer
 from tts_worker.features.agent.routes import PAGE_PATH, add_agent, standalone_app
@@ -22,12 +23,11 @@ from tts_worker.features.agent.script import ScriptedModel
 from tts_worker.features.agent.service import INSTRUCTIONS, AgentService, speech_options
 from tts_worker.logs import configure_logs
 from tts_worker.protocol.session import Session
-from tts_worker.server.http import Extension
+from tts_worker.server.application import Application, Extension
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.listener import listen
-from tts_worker.server.routing import Routes
+from tts_worker.server.page import WebFiles
 from tts_worker.serving import serve
-from tts_worker.session.hub import SessionHub
 from tts_worker.settings import is_loopback
 from tts_worker.types import SessionOptions
 
@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not web_folders():
+        raise ConfigError("the agent needs the web page, which this installation lacks: install the package again")
     model = _chat_model(args)
     if args.instructions is None:
         args.instructions = "" if args.chat_url is None else INSTRUCTIONS
@@ -117,11 +119,11 @@ def agent_extension(
 ) -> Extension:
     """Return what adds the agent to a worker's application."""
 
-    def extend(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
+    def extend(app: Application) -> None:
         async def open_session() -> Session:
-            return await hub.admit(options)
+            return await app.hub.admit(options)
 
-        add_agent(routes, AgentService(open_session, model, recognizer, instructions), limits)
+        add_agent(app, AgentService(open_session, model, recognizer, instructions))
 
     return extend
 
@@ -180,7 +182,7 @@ async def serve_alone(
             on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
             on_ready()
             config = uvicorn.Config(
-                standalone_app(service, ApiLimits()),
+                standalone_app(service, ApiLimits(), WebFiles(web_folders())),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -25,10 +25,9 @@ from tts_worker.features.batch.runner import Batch, BatchRunner
 from tts_worker.features.batch.store import ItemResult
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
+from tts_worker.server.application import Application
 from tts_worker.server.checksums import SHA256, checksum_field
-from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import SafeJSONResponse, speech_stream
-from tts_worker.server.routing import Routes
 from tts_worker.server.validation import query_parameters, request_body, validate
 
 PATH = "/v1/batch"
@@ -67,9 +66,15 @@ def _idempotency_key(request: Request) -> str | None:
     return keys[0]
 
 
-def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
-    """Return the routes."""
-    routes = Routes()
+def add_routes(app: Application) -> None:
+    """Add the routes, if the worker runs batches."""
+    batches = app.part(BatchRunner)
+    if batches is None:
+        return
+    routes = app.routes
+    limits = app.limits
+    app.paths.uploads.add(PATH)
+    app.paths.transports[PATH] = "batch"
 
     @routes.post(
         PATH,
@@ -113,8 +118,6 @@ def router(batches: BatchRunner, limits: ApiLimits) -> Routes:
         else:
             body, media_type, headers = _lines(batches, batch, query), "application/jsonl", {}
         return speech_stream(body, media_type, limits, headers=headers)
-
-    return routes
 
 
 async def _find(batches: BatchRunner, name: str) -> Batch:

@@ -21,7 +21,6 @@ from tts_worker.errors import (
     ErrorCode,
     TextTooLong,
     TTSWorkerError,
-    UnknownModel,
     UnknownVoice,
 )
 from tts_worker.protocol.json_codec import parse_object
@@ -116,11 +115,6 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
         )
 
     return routes
-
-
-def unknown_model(name: str) -> UnknownModel:
-    """Return the error for a name that is none of an engine."""
-    return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
 
 
 def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:

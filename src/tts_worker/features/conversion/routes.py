@@ -11,13 +11,11 @@ from starlette.responses import Response
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.features.conversion.conversion import LiveSource, RecordedSource, Source
-from tts_worker.server.limits import ApiLimits
+from tts_worker.server.application import Application
 from tts_worker.server.rendering import converted
 from tts_worker.server.responses import Upload, speech_stream
-from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import live_rate_hz, read_body
 from tts_worker.server.validation import MULTIPART, upload_body, validate
-from tts_worker.session.hub import SessionHub
 from tts_worker.types import SessionOptions
 
 PATH = "/v1/audio/conversions"
@@ -64,16 +62,16 @@ _BODY = partial(
 )
 
 
-def router(hub: SessionHub, limits: ApiLimits) -> Routes:
-    """Build the route over ``hub``."""
-    routes = Routes()
+def add_routes(app: Application) -> None:
+    """Add the route."""
+    app.paths.uploads.add(PATH)
 
     def answer(conversion: ConversionRequest, source: Source, upload: Upload | None = None) -> Response:
         encoder = open_encoder(conversion.response_format, conversion.sample_rate_hz)
-        speech = converted(hub, conversion.options(), source, encoder)
-        return speech_stream(speech, encoder.content_type, limits, rate_hz=conversion.sample_rate_hz, upload=upload)
+        speech = converted(app.hub, conversion.options(), source, encoder)
+        return speech_stream(speech, encoder.content_type, app.limits, rate_hz=conversion.sample_rate_hz, upload=upload)
 
-    @routes.post(
+    @app.routes.post(
         PATH,
         summary="The speech of a recording in another voice, streamed",
         description="A body of the type `audio/pcm;rate=16000` (mono s16le; the fields are in the URL) is converted "
@@ -90,5 +88,3 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         conversion = validate(ConversionRequest, fields)
         recording = next(iter(body.files.values())) if body.files else body.recording(SOURCE_FIELD)
         return answer(conversion, RecordedSource(recording))
-
-    return routes

@@ -16,10 +16,10 @@ from tts_worker.features.telephony.media_stream import MediaStream
 from tts_worker.features.telephony.signature import is_sent_by_telnyx, is_signed_by_twilio
 from tts_worker.features.telephony.wire import TELNYX, TWILIO, MediaStreamFormat, check_identifier
 from tts_worker.protocol.json_codec import parse_start_query, parse_truth
+from tts_worker.server.application import Application
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
-from tts_worker.server.routing import Routes
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import TelephonySettings
 
@@ -31,17 +31,14 @@ CALLER_AUDIO = "caller_audio"
 """Query parameter of an agent: send the caller's audio."""
 
 
-def own_auth_paths(settings: TelephonySettings) -> dict[str, bool]:
-    """Return the paths of providers for ``AuthMiddleware``: whether the handshake authenticates them."""
-    if not settings.enabled:
-        return {}
+def add_routes(app: Application) -> None:
+    """Add the routes. Providers authenticate with the handshake, or with the first message of their stream."""
+    routes = app.routes
+    settings = app.settings.telephony
+    server = _Telephony(app.hub, app.limits, settings, app.keys)
     tokens = {TWILIO: settings.twilio_auth_token, TELNYX: settings.telnyx_auth_token}
-    return {f"/{wire.provider}": token is not None for wire, token in tokens.items()}
-
-
-def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, settings: TelephonySettings, keys: KeyRing) -> None:
-    """Add the routes."""
-    server = _Telephony(hub, limits, settings, keys)
+    app.paths.own_auth |= {f"/{wire.provider}": token is not None for wire, token in tokens.items()}
+    app.paths.transports |= dict.fromkeys(PATHS, "telephony")
 
     @routes.websocket("/twilio", "Media Streams of a Twilio call")
     async def twilio(websocket: WebSocket) -> None:

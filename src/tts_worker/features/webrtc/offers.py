@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
 from tts_worker.protocol.json_codec import parse_object, parse_start
+from tts_worker.server.application import Application
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.page import page_response
 from tts_worker.server.responses import error_response
-from tts_worker.server.routing import Routes
 from tts_worker.server.validation import request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
@@ -88,12 +87,16 @@ class PeerRegistry:
         return {"type": "answer", "sdp": await peer.answer(offer.sdp, self._negotiation), "session": session.id}
 
 
-def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_page: bool) -> Routes:
-    """Return the offer's route and, with ``web_page``, the page at ``/webrtc``."""
-    routes = Routes()
+PAGE_PATH = "/webrtc"
+PAGE = "index.html"
+
+
+def add_routes(app: Application) -> None:
+    """Add the offer's route and, if there is a web page, the page at ``/webrtc``."""
+    app.paths.transports[PAGE_PATH] = "webrtc"
     registry: PeerRegistry | None = None  # built with the first offer
 
-    @routes.post(
+    @app.routes.post(
         "/webrtc/offer",
         summary="A WebRTC offer: audio on a track, the worker's protocol on a data channel",
         openapi_extra=partial(request_body, Offer),
@@ -103,15 +106,14 @@ def router(hub: SessionHub, settings: WebRtcSettings, limits: ApiLimits, *, web_
         try:
             offer = validate(Offer, parse_object(await request.body(), "body"))
             if registry is None:
-                registry = PeerRegistry(hub, settings, limits)
+                registry = PeerRegistry(app.hub, app.settings.webrtc, app.limits)
             return JSONResponse(await registry.join(offer))
         except InvalidRequest as error:
             return error_response(error.info, 422)
 
-    if web_page:
+    if app.web.has(PAGE):
+        app.paths.public.add(PAGE_PATH)
 
-        @routes.get("/webrtc", include_in_schema=False)
+        @app.routes.get(PAGE_PATH, include_in_schema=False)
         async def page() -> Response:
-            return page_response("index.html")
-
-    return routes
+            return app.web.page(PAGE)
