@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from tts_worker.server.application import Extension
+    from tts_worker.server.grpc.models import ModelCatalog
+    from tts_worker.server.grpc.server import GrpcExtension
     from tts_worker.server.keys import KeyRing
+    from tts_worker.session.conversion import Converter
     from tts_worker.session.hub import SessionHub
+    from tts_worker.session.quotas import Quotas
+    from tts_worker.session.record import UtteranceExporter
     from tts_worker.settings import Settings
 
 NAMES = ("compat", "conversion", "webrtc", "telephony", "batch", "fleet", "tracing", "page", "agent")
@@ -30,6 +35,32 @@ class WorkerPart(Protocol):
 
     def run(self) -> Coroutine[Any, Any, None]:
         """Do the background work until cancelled; called once the engines have started."""
+
+
+class Registration(Protocol):
+    """Makes a worker known to clients."""
+
+    async def announce(self) -> None:
+        """Register the ready worker; returns after the first attempt."""
+
+    def refresh(self) -> None:
+        """Register again, because the worker has changed, or drains."""
+
+    async def stop(self) -> None:
+        """Withdraw the registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Another way to run ``serve``, with its flag.
+
+    Attributes:
+        help: What the flag does.
+        run: Serves until a signal ends it; calls its second argument with the address. Raises TTSWorkerError.
+    """
+
+    help: str
+    run: Callable[[Settings, Callable[[str], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +99,32 @@ class Feature:
 
     Attributes:
         docs: Its page of the documentation, relative to ``docs``.
+        sections: Its sections of the settings.
         http: Adds routes to the HTTP server.
         web: Folder of files for web pages.
+        grpc: Adds a service to the gRPC server.
         part: Returns what it adds to a worker; None if it is disabled. Raises ConfigError.
+        quotas: Returns the quotas that workers share; None if each counts for itself.
+        exporter: Returns what exports ended utterances; None if it is disabled.
+        converter: Returns what converts speech.
+        registration: Returns what registers a worker, from its models and the address of its gRPC server; None if it
+            is disabled.
+        deployments: Flag of ``serve``, without the dashes -> what runs then.
         commands: Its commands by name.
         extras: The extras that only it needs, by name.
     """
 
     docs: str = ""
+    sections: tuple[str, ...] = ()
     http: Extension | None = None
     web: Path | None = None
+    grpc: GrpcExtension | None = None
     part: Callable[[SessionHub, Settings, KeyRing], WorkerPart | None] | None = None
+    quotas: Callable[[Settings], Quotas | None] | None = None
+    exporter: Callable[[Settings], UtteranceExporter | None] | None = None
+    converter: Callable[[], Converter] | None = None
+    registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
+    deployments: Mapping[str, Deployment] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
@@ -101,6 +147,11 @@ def web_folders() -> list[Path]:
     """Return the folders of files for web pages; none without the feature that has the files that all share."""
     folders = {name: feature.web for name, feature in features().items() if feature.web is not None}
     return [*folders.values()] if "page" in folders else []
+
+
+def find_converter() -> Converter | None:
+    """Return what converts speech, if this installation has it."""
+    return next((feature.converter() for feature in features().values() if feature.converter is not None), None)
 
 
 def feature_commands() -> dict[str, Command]:

@@ -23,8 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, features
-from tts_worker.features.tracing.traces import open_traces
+from tts_worker.feature import WorkerPart, features, find_converter
 from tts_worker.metrics import Metrics
 from tts_worker.models.enrolment import Enrolment
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -36,6 +35,7 @@ from tts_worker.session.factory import HubConfig, Reading
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
+from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.settings import (
     EngineSettings,
@@ -90,6 +90,7 @@ class Worker:
             _hub_config(settings),
             quotas,
         )
+        self.hub.converter = find_converter()
         self.models = ModelManager(
             settings.engines,
             EngineActions(
@@ -346,20 +347,20 @@ def _hub_config(settings: Settings) -> HubConfig:
         reading=text.reading,
         normalizer=_normalizer(text.reading),
         route_by_language=settings.voices.route_by_language,
-        traces=open_traces(settings.tracing),
+        traces=_exporter(settings),
     )
 
 
 def _quotas(settings: Settings) -> Quotas:
-    """The quotas of API keys, shared if there is a Redis for them. Raises ConfigError and MissingExtra."""
-    url = settings.quotas.redis_url or settings.registry.url
-    if url is None:
-        return Quotas()
-    from tts_worker.features.fleet.quotas import RedisQuotas
-    from tts_worker.registry.store import RedisStore
+    """The quotas of API keys, shared if a feature shares them. Raises ConfigError and MissingExtra."""
+    shared = [feature.quotas(settings) for feature in features().values() if feature.quotas is not None]
+    return next((quotas for quotas in shared if quotas is not None), Quotas())
 
-    store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
-    return RedisQuotas(store, settings.quotas.prefix or settings.registry.prefix)
+
+def _exporter(settings: Settings) -> UtteranceExporter | None:
+    """What exports ended utterances. Raises MissingExtra."""
+    opened = [feature.exporter(settings) for feature in features().values() if feature.exporter is not None]
+    return next((exporter for exporter in opened if exporter is not None), None)
 
 
 def _normalizer(reading: Reading) -> SegmentNormalizer | None:

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import serving
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_websocket import dial
-from tts_worker import AsyncTTS, worker
+from tts_worker import AsyncTTS
 from tts_worker.errors import MissingExtra
 from tts_worker.features.tracing import traces
 from tts_worker.features.tracing.traces import open_traces
@@ -39,7 +39,7 @@ def parent(trace: str, *, sampled: bool = True) -> str:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Receives the spans of workers that export traces, when they have stopped."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(worker, "open_traces", lambda settings: open_traces(settings, exporter))
+    monkeypatch.setattr(traces, "open_traces", lambda settings: open_traces(settings, exporter))
     yield exporter
     exporter.clear()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tts_worker.feature import NAMES
+
 PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 
 # Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
@@ -38,10 +40,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.cosyvoice.timings",
     ),
     ("engine",),
-    ("models", "session", "features.conversion.conversion", "features.tracing"),
-    ("server", "registry", "adapter", "features"),
-    ("worker", "fleet", "serving"),
-    ("client", "features.fleet.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
+    ("models", "session"),
+    ("server", "registry", "adapter"),
+    ("feature", "worker", "grpc_serving", "serving"),
+    ("client",),  # creates workers: "local:" in this process
     ("integrations",),
     (
         "cli",
@@ -49,10 +51,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "commands",
         "benchmarks",
         "voicepack.commands",
-        "features.agent.command",
-        "features.batch.command",
-        "features.fleet.up",
     ),
+    ("features",),
 )
 PURE = ROWS[1] + ROWS[3]
 """Modules without a clock, thread, event loop or tensor."""
@@ -151,6 +151,42 @@ def test_layers_import_only_lower_layers() -> None:
     wrong = [_describe(f) for f in ours if _row(f.imported.removeprefix("tts_worker.")) > _row(f.importer)]
     assert not wrong, "\n".join(wrong)
     assert len(ours) > 300
+
+
+def _feature(module: str) -> str | None:
+    """Return the feature that a module of this package belongs to, None for the core."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "features" and len(parts) > 1 else None
+
+
+def test_core_imports_no_feature_and_features_not_each_other() -> None:
+    """Imports for types and those inside functions count, too."""
+    wrong = [
+        f"{name}:{node.lineno} imports {module}"
+        for name, path in _modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in _imported_modules(node)
+        if (imported := _feature(module)) is not None and imported != _feature(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert {_feature(name) for name in _modules()} == {None, *NAMES}
+
+
+def _imported_modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        module = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        yield module.removeprefix("tts_worker.")
+
+
+def test_records_of_features_are_cheap_to_read() -> None:
+    """Commands read them, also ``tts-worker --help``."""
+    code = (
+        "import sys; from tts_worker.feature import features; features()\n"
+        "print([each for each in ('numpy', 'pydantic', 'starlette', 'tts_worker.settings') if each in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
 
 
 def test_package_does_not_need_the_tools() -> None:

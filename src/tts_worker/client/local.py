@@ -21,12 +21,12 @@ from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
-from tts_worker.features.conversion.conversion import LiveSource, RecordedSource
 from tts_worker.models.voice_library import NewVoice
 from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.rendering import converted
 from tts_worker.server.responses import voice_json
+from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession

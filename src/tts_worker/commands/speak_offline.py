@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
-from tts_worker.audio.source import recording_windows
 from tts_worker.commands.common import given_text, open_sink
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, UnspeakableText
+from tts_worker.feature import find_converter
 from tts_worker.settings import read_yaml
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
@@ -236,7 +236,9 @@ def _prepare(args: argparse.Namespace, bundle: Bundle, name: str, speaker: Speak
         segments = _segments(args, speaker)
     else:
         frontend = PromptFrontend(bundle)
-        tokens = [frontend.window_tokens(window) for window in recording_windows(args.source)]
+        if (converter := find_converter()) is None:
+            raise InvalidRequest("--mode vc: this installation lacks the feature conversion")
+        tokens = [frontend.window_tokens(window) for window in converter.windows(args.source)]
     starts = [segment.start for segment in segments]
     params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
 

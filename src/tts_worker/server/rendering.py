@@ -7,8 +7,9 @@ from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, UnspeakableText
-from tts_worker.features.conversion.conversion import Source
+from tts_worker.models.routing import INSTRUCT
 from tts_worker.protocol.session import interruption_by_worker
+from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 
@@ -102,3 +103,15 @@ def failure(ended: Ended) -> ErrorInfo | None:
     if ended.outcome is Outcome.STOPPED:
         return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
     return None
+
+
+def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
+    """Build the options for a whole text: unpaced, in engine chunks."""
+    return SessionOptions(
+        voice=voice or None,
+        speed=speed,
+        instruct=instruct or None,
+        needs=(INSTRUCT,) if instruct else (),
+        realtime=False,
+        raw_chunks=True,
+    )

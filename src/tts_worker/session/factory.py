@@ -12,7 +12,6 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
-from tts_worker.features.tracing.traces import UtteranceTraces
 from tts_worker.models.routing import VoiceRequest, choose_voice
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
@@ -21,6 +20,7 @@ from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
+from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
@@ -73,7 +73,7 @@ class HubConfig:
     reading: Reading = "own"
     normalizer: SegmentNormalizer | None = None
     route_by_language: bool = True
-    traces: UtteranceTraces | None = None
+    traces: UtteranceExporter | None = None
 
 
 @dataclass(frozen=True, slots=True)

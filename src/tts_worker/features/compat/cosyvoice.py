@@ -21,14 +21,13 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
 from tts_worker.errors import InvalidRequest, TextTooLong
-from tts_worker.features.conversion.conversion import LiveSource, RecordedSource, Source
-from tts_worker.models.routing import INSTRUCT
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import converted, download
+from tts_worker.server.rendering import converted, download, speech_options
 from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body, live_rate_hz, read_body
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
+from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.text.instruction import split_instruction
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
@@ -250,18 +249,6 @@ async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str 
         voice: str | None = fields.value("voice")
         return voice
     return await hub.enrol(body.recording(name), fields.value("transcript", ""))
-
-
-def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
-    """Build the options for a whole text: unpaced, in engine chunks."""
-    return SessionOptions(
-        voice=voice or None,
-        speed=speed,
-        instruct=instruct or None,
-        needs=(INSTRUCT,) if instruct else (),
-        realtime=False,
-        raw_chunks=True,
-    )
 
 
 def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:

@@ -25,7 +25,6 @@ from tts_worker.features.compat import cloning, voice_pages
 from tts_worker.features.compat import elevenlabs_wire as vendor
 from tts_worker.features.compat.character_times import CharacterClock, CharacterTimes
 from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
-from tts_worker.features.conversion.conversion import RecordedSource
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -34,6 +33,7 @@ from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import read_body
 from tts_worker.server.validation import MULTIPART, query_parameters, request_body, upload_body, validate
+from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.text.decoding import TextDecoder

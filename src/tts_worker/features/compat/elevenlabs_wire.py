@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.features.compat.character_times import CharacterTimes
-from tts_worker.features.conversion.conversion import SPEECH_TOKENS
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import validate
+from tts_worker.session.conversion import SPEECH_TOKENS
 from tts_worker.types import SessionOptions
 from tts_worker.voices import Voice
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from tts_worker.feature import Feature
 
 if TYPE_CHECKING:
+    import grpc.aio
+
     from tts_worker.server.application import Application
+    from tts_worker.server.limits import ApiLimits
+    from tts_worker.session.conversion import Converter
+    from tts_worker.session.hub import SessionHub
 
 
 def _add_routes(app: Application) -> None:
@@ -16,4 +21,16 @@ def _add_routes(app: Application) -> None:
     routes.add_routes(app)
 
 
-FEATURE = Feature(docs="cosyvoice.md", http=_add_routes)
+def _add_service(server: grpc.aio.Server, hub: SessionHub, limits: ApiLimits) -> str:
+    from tts_worker.features.conversion import grpc_service
+
+    return grpc_service.add_service(server, hub, limits)
+
+
+def _converter() -> Converter:
+    from tts_worker.features.conversion.conversion import SourceConverter
+
+    return SourceConverter()
+
+
+FEATURE = Feature(docs="cosyvoice.md", http=_add_routes, grpc=_add_service, converter=_converter)

@@ -1,4 +1,4 @@
-"""Voice conversion: source audio in, the same speech in another voice out.
+"""Drives a voice conversion: source audio in, the same speech in another voice out.
 
 The speech tokenizer turns the audio into speech tokens, window by window and on a separate thread, and the engine
 renders them as it renders those of its language model: in the same steps and within the same credit.
@@ -7,49 +7,31 @@ renders them as it renders those of its language model: in the same steps and wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 
-from tts_worker.audio.source import Window, live_windows, recording_windows
+from tts_worker.audio.window import Window
 from tts_worker.errors import InvalidRequest, SessionClosed
+from tts_worker.features.conversion.windows import live_windows, recording_windows
+from tts_worker.session.conversion import LiveSource, Source, Tokenize
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Output, PcmFrame
 
-SPEECH_TOKENS = "speech_tokens"
-"""Capability of engines that convert."""
 
-Tokenize = Callable[[Window], Awaitable[tuple[int, ...]]]
+class SourceConverter:
+    """See ``session.conversion.Converter``."""
 
+    def convert(
+        self, session: LocalSession, source: Source, tokenize: Tokenize, charge: Callable[[float], None]
+    ) -> SourceConversion:
+        return SourceConversion(session, source, tokenize, charge)
 
-@dataclass(frozen=True, slots=True)
-class LiveSource:
-    """Source audio that is still being spoken: mono s16le."""
-
-    parts: AsyncIterator[bytes]
-    rate_hz: int
-
-    def windows(self) -> AsyncIterator[Window]:
-        return live_windows(self.parts, self.rate_hz)
+    def windows(self, recording: bytes | Path) -> list[Window]:
+        return recording_windows(recording)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedSource:
-    """A whole WAV, FLAC, Ogg, MP3, M4A or WebM file."""
-
-    audio: bytes
-
-    async def windows(self) -> AsyncIterator[Window]:
-        if not self.audio:
-            raise InvalidRequest("the source audio is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
-        for window in await asyncio.to_thread(recording_windows, self.audio):
-            yield window
-
-
-Source = LiveSource | RecordedSource
-
-
-class Conversion:
-    """One conversion on a session, which it owns.
+class SourceConversion:
+    """One conversion on a session, see ``session.conversion.Conversion``.
 
     Args:
         session: Speaks with the target voice. Nothing else writes to it.
@@ -69,13 +51,6 @@ class Conversion:
         self._began_at_s: float | None = None
 
     async def outputs(self) -> AsyncGenerator[Output, None]:
-        """Convert the source; yield frames and notices up to the end of the utterance.
-
-        Closing the generator frees the session and stops the conversion.
-
-        Raises:
-            TTSWorkerError: The source cannot be converted.
-        """
         feeding = asyncio.create_task(self._feed(), name=f"{self.session.id}-source")
         try:
             async for item in self.session:
@@ -97,7 +72,7 @@ class Conversion:
 
     async def _feed(self) -> None:
         try:
-            async for window in self._source.windows():
+            async for window in _windows(self._source):
                 if self._began_at_s is None:
                     self._began_at_s = asyncio.get_running_loop().time()
                 self._charge(window.new_s)
@@ -114,3 +89,14 @@ class Conversion:
     def _note_first_audio(self, frame: PcmFrame) -> None:
         if self._began_at_s is not None:
             self.session.note_converted(frame.key, asyncio.get_running_loop().time() - self._began_at_s)
+
+
+async def _windows(source: Source) -> AsyncIterator[Window]:
+    if isinstance(source, LiveSource):
+        async for window in live_windows(source.parts, source.rate_hz):
+            yield window
+        return
+    if not source.audio:
+        raise InvalidRequest("the source audio is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
+    for window in await asyncio.to_thread(recording_windows, source.audio):
+        yield window

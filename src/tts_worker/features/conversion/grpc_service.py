@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 
+import grpc.aio
+
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.errors import InvalidRequest, OverCapacity, RemoteError, TextTooLong
-from tts_worker.features.conversion.conversion import Conversion, LiveSource, RecordedSource, Source
 from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import ChunkMessage
 from tts_worker.protocol.proto_codec import encode_receipt, encode_worker_message
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rendering import failure
+from tts_worker.session.conversion import Conversion, LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.timeouts import fail_after
 from tts_worker.types import Encoding, Ended, PcmFrame, SessionOptions
@@ -94,6 +97,13 @@ class VoiceConversionService:
             return RecordedSource(bytes(audio))
         finally:
             self._uploads -= 1
+
+
+def add_service(server: grpc.aio.Server, hub: SessionHub, limits: ApiLimits) -> str:
+    """Add the service and return its full name."""
+    tts_worker_pb2_grpc.add_VoiceConversionServicer_to_server(VoiceConversionService(hub, limits), server)
+    name: str = pb.DESCRIPTOR.services_by_name["VoiceConversion"].full_name
+    return name
 
 
 async def _read_start(requests: AsyncIterator[pb.ConvertRequest]) -> pb.ConversionStart:

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import AudioFormat, open_encoder
-from tts_worker.features.conversion.conversion import LiveSource, RecordedSource, Source
 from tts_worker.server.application import Application
 from tts_worker.server.rendering import converted
 from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.uploads import live_rate_hz, read_body
 from tts_worker.server.validation import MULTIPART, upload_body, validate
+from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.types import SessionOptions
 
 PATH = "/v1/audio/conversions"

@@ -62,6 +62,11 @@ class Registrar:
         """Start publishing in a background task."""
         self._task = asyncio.create_task(self._run(), name="registrar")
 
+    async def announce(self) -> None:
+        """Start publishing, and wait for the first attempt."""
+        self.start()
+        await self.wait_first_attempt()
+
     def refresh(self) -> None:
         """Publish the entry again now, for example because the worker drains."""
         self._refresh_requested.set()

@@ -24,7 +24,7 @@ import anyio
 
 from tts_worker.engine.process import describe_exit
 from tts_worker.errors import EngineFault, InvalidRequest, MissingExtra
-from tts_worker.gpus import list_gpus, select_gpus
+from tts_worker.features.fleet.gpus import list_gpus, select_gpus
 
 _REDIS_VARIABLE = "TTS_WORKER_REGISTRY__URL"
 """How workers get the URL of the registry: their command lines are visible to everyone on the machine."""

@@ -1,4 +1,4 @@
-"""The gRPC servers of a worker and its registration in a registry, from settings.
+"""The gRPC servers of a worker, from settings.
 
 Separate from ``serving`` because it needs extras; programs that embed a ``Worker`` may use it as well.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import platform
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,20 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
-from tts_worker.features.fleet.registrar import Registrar
-from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
-from tts_worker.registry.store import RedisStore
+from tts_worker.feature import Registration, features
 from tts_worker.server.connections import limit_by_descriptors
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.tls import expiry_s
 from tts_worker.settings import Settings
 
 try:
-    from tts_worker.protocol.messages import PROTOCOL_VERSION
     from tts_worker.server.grpc import server
     from tts_worker.server.grpc.frames import StreamFormat
     from tts_worker.server.grpc.models import ModelCatalog, ServedModel
-    from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, ServiceConfig, load_metrics
+    from tts_worker.server.grpc.service import ServiceConfig
 except ModuleNotFoundError:
     raise MissingExtra("the gRPC server", "grpc") from None
 
@@ -41,41 +36,38 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FleetMember:
-    """A worker with running gRPC servers.
+class GrpcServers:
+    """The running gRPC servers of a worker.
 
     Attributes:
         address: Address of the worker protocol.
         cosyvoice_address: Address of the CosyVoice service, if enabled.
-        name: Name of the worker in the registry.
     """
 
     address: str
     cosyvoice_address: str | None
-    name: str
     _servers: Sequence[server.RunningServer]
-    _registrar: Registrar | None
+    _registrations: Sequence[Registration]
 
     async def announce(self) -> None:
         """Register the ready worker. Returns after the first attempt, whether or not the registry answered."""
-        if self._registrar is not None:
-            self._registrar.start()
-            await self._registrar.wait_first_attempt()
+        for registration in self._registrations:
+            await registration.announce()
 
     def begin_drain(self) -> None:
         """Deregister and close idle gRPC sessions; the hub accepts no new ones."""
         for running in self._servers:
             running.begin_drain()
-        if self._registrar is not None:
-            self._registrar.refresh()
+        for registration in self._registrations:
+            registration.refresh()
 
 
 @asynccontextmanager
-async def join_fleet(worker: Worker) -> AsyncIterator[FleetMember]:
+async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
     """Run the gRPC servers; the health service reports NOT_SERVING until the worker is ready.
 
     Raises:
-        ConfigError: A port is taken or the registry URL is invalid.
+        ConfigError: A port is taken or the URL of a registry is invalid.
         MissingExtra: An extra is not installed.
     """
     settings = worker.settings
@@ -84,7 +76,7 @@ async def join_fleet(worker: Worker) -> AsyncIterator[FleetMember]:
         running = await stack.enter_async_context(
             server.running_server(
                 worker.hub,
-                server.worker_services(worker.hub, models, _service_config(settings)),
+                server.worker_services(worker.hub, models, _service_config(settings), grpc_extensions()),
                 _port_config(worker, settings.grpc.port),
             )
         )
@@ -93,13 +85,22 @@ async def join_fleet(worker: Worker) -> AsyncIterator[FleetMember]:
             register = server.cosyvoice_service(worker.hub, ApiLimits.of(settings))
             port = _port_config(worker, settings.grpc.cosyvoice_port)
             servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
-        name = settings.registry.name or _default_name(running.address)
-        registrar = _registrar(worker, models, name, running.address)
-        if registrar is not None:
-            stack.push_async_callback(registrar.stop)
-        yield FleetMember(
-            running.address, servers[1].address if len(servers) > 1 else None, name, tuple(servers), registrar
+        found = [
+            feature.registration(worker.hub, settings, models, running.address)
+            for feature in features().values()
+            if feature.registration is not None
+        ]
+        registrations = [registration for registration in found if registration is not None]
+        for registration in registrations:
+            stack.push_async_callback(registration.stop)
+        yield GrpcServers(
+            running.address, servers[1].address if len(servers) > 1 else None, tuple(servers), registrations
         )
+
+
+def grpc_extensions() -> list[server.GrpcExtension]:
+    """Return what adds the services of the features."""
+    return [feature.grpc for feature in features().values() if feature.grpc is not None]
 
 
 def _models(worker: Worker) -> ModelCatalog:
@@ -143,49 +144,4 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
         keepalive_s=settings.server.heartbeat_s,
         idle_s=settings.grpc.connection_idle_s,
         observer=worker.metrics,
-    )
-
-
-def _default_name(address: str) -> str:
-    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:48].strip("-") or "worker"
-    return f"{host}-{address.rpartition(':')[2]}"
-
-
-def _registrar(worker: Worker, models: ModelCatalog, name: str, address: str) -> Registrar | None:
-    registry = worker.settings.registry
-    hub = worker.hub
-    if registry.url is None:
-        return None
-    addr = f"grpc://{registry.address or address}"
-
-    def describe() -> WorkerEntry | None:
-        if not hub.ready:
-            return None
-        voices = list(hub.voices)
-        return WorkerEntry(
-            name=name,
-            addr=addr,
-            capabilities=WorkerCapabilities(
-                zero_shot=hub.can_enrol,
-                emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
-                cpu_ok=any(voice.info.device == "cpu" for voice in voices),
-                languages=sorted({tag for voice in voices for tag in voice.languages}),
-                max_concurrent_sessions=hub.max_sessions,
-                voices=[*(voice.name for voice in voices), *worker.settings.voices.aliases],
-                sample_rates=list(SAMPLE_RATES_HZ),
-                protocol_version=PROTOCOL_VERSION,
-            ),
-            resident_models=models.resident,
-            metrics=load_metrics(hub),
-            last_heartbeat_ts=0.0,
-        )
-
-    secret = None if registry.secret is None else registry.secret.get_secret_value()
-    if secret is None and worker.settings.server.keys:
-        log.warning(
-            "server.api_keys is set without registry.secret: clients send no API key to a worker whose registry entry "
-            "is not signed"
-        )
-    return Registrar(
-        RedisStore(registry.url.get_secret_value()), registry.prefix, registry.heartbeat_s, describe, secret
     )

@@ -16,20 +16,15 @@ import numpy as np
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.pcm import Floats, to_float
+from tts_worker.audio.window import MAX_SOURCE_S, UNITS_PER_S, Window
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import BYTES_PER_SAMPLE
 
 MAX_WINDOW_S = 30.0
 """The most that the speech tokenizer takes."""
 
-MAX_SOURCE_S = 600.0
-"""The longest source audio of one conversion."""
-
 MIN_RATE_HZ = 8_000
 MAX_RATE_HZ = 48_000
-
-UNITS_PER_S = 25
-"""Windows begin and end at multiples of 40 ms, the duration of one or two speech tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +51,6 @@ WHOLE = WindowSizes(full_s=MAX_WINDOW_S, least_s=18.0, most_s=26.0, context_s=3.
 
 LIVE = WindowSizes(full_s=1.2, least_s=0.6, most_s=1.0, context_s=4.0, ahead_s=0.2)
 """For audio that is converted while it arrives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A part of the source audio.
-
-    Attributes:
-        recording: The audio with what surrounds it.
-        first_unit: Units of 40 ms before the new audio.
-        units: Units of new audio; None for all that follows.
-        new_s: Duration of the new audio.
-    """
-
-    recording: Recording
-    first_unit: int
-    units: int | None
-    new_s: float
 
 
 class SourceWindows:
