@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tts_worker.errors import ConfigError
+
 if TYPE_CHECKING:
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
@@ -26,8 +28,20 @@ if TYPE_CHECKING:
     from tts_worker.session.record import UtteranceExporter
     from tts_worker.settings import Settings
 
-NAMES = ("compat", "conversion", "webrtc", "telephony", "batch", "fleet", "tracing", "page", "agent")
-"""The features, in the order in which they add to the worker and its server."""
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "compat": (),
+    "conversion": (),
+    "webrtc": ("webrtc",),
+    "telephony": ("telephony",),
+    "batch": ("batch",),
+    "fleet": ("registry", "quotas", "ray"),
+    "tracing": ("tracing",),
+    "page": (),
+    "agent": (),
+}
+"""The features, in the order in which they add to the worker and its server, and their sections of the settings."""
+
+NAMES = tuple(SECTIONS)
 
 
 class WorkerPart(Protocol):
@@ -99,7 +113,6 @@ class Feature:
 
     Attributes:
         docs: Its page of the documentation, relative to ``docs``.
-        sections: Its sections of the settings.
         http: Adds routes to the HTTP server.
         web: Folder of files for web pages.
         grpc: Adds a service to the gRPC server.
@@ -115,7 +128,6 @@ class Feature:
     """
 
     docs: str = ""
-    sections: tuple[str, ...] = ()
     http: Extension | None = None
     web: Path | None = None
     grpc: GrpcExtension | None = None
@@ -141,6 +153,18 @@ def _present() -> Iterator[str]:
             spec = find_spec(f"tts_worker.features.{name}")
             if spec is not None and spec.origin is not None:  # not a deleted folder whose byte code is left
                 yield name
+
+
+def check_sections(settings: Settings, present: Mapping[str, Feature]) -> None:
+    """Reject settings of a feature that this installation lacks.
+
+    Raises:
+        ConfigError: Names the section and the feature.
+    """
+    for name in SECTIONS.keys() - present.keys():
+        for section in SECTIONS[name]:
+            if getattr(settings, section) != type(settings).model_fields[section].default:
+                raise ConfigError(f"{section}: this installation lacks the feature {name}")
 
 
 def web_folders() -> list[Path]:

@@ -34,7 +34,6 @@ def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | 
 
 FEATURE = Feature(
     docs="routes.md",
-    sections=("batch",),
     http=_add_routes,
     part=_runner,
     commands={

@@ -41,7 +41,6 @@ def _serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
 
 FEATURE = Feature(
     docs="fleet.md",
-    sections=("registry", "quotas", "ray"),
     quotas=_quotas,
     registration=_registration,
     deployments={"ray": Deployment("run as Ray Serve replicas (extra ray), see configs/ray.yaml", _serve_on_ray)},

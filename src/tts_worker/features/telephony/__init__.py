@@ -17,4 +17,4 @@ def _add_routes(app: Application) -> None:
         routes.add_routes(app)
 
 
-FEATURE = Feature(docs="telephony.md", sections=("telephony",), http=_add_routes)
+FEATURE = Feature(docs="telephony.md", http=_add_routes)

@@ -21,7 +21,6 @@ def _open_traces(settings: Settings) -> UtteranceExporter | None:
 
 FEATURE = Feature(
     docs="tracing.md",
-    sections=("tracing",),
     exporter=_open_traces,
     extras={"otel": Extra(("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"), "OpenTelemetry traces")},
 )

@@ -19,7 +19,6 @@ def _add_routes(app: Application) -> None:
 
 FEATURE = Feature(
     docs="webrtc.md",
-    sections=("webrtc",),
     http=_add_routes,
     extras={"webrtc": Extra(("aiortc",), "speech in a browser over WebRTC")},
 )
