@@ -50,6 +50,7 @@ examples.load_profile("same examples")
 SLOW = (
     "behaviour/",
     "browser/",
+    "features/test_deletion.py",
     "gpu/",
     "integration/test_agent.py",
     "integration/test_batch.py",

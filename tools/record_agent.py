@@ -20,10 +20,10 @@ from playwright.async_api import Page, async_playwright
 
 from tools.caller import microphone_flags, record_caller
 from tools.record_page import CHROMIUM, FLAGS, Screencast, animate, screencast, write_gif
-from tts_worker.commands.agent import agent_extension
-from tts_worker.server.agent.recognizer import WhisperRecognizer
-from tts_worker.server.agent.script import ScriptedModel
-from tts_worker.server.agent.service import speech_options
+from tts_worker.features.agent.command import agent_extension
+from tts_worker.features.agent.recognizer import WhisperRecognizer
+from tts_worker.features.agent.script import ScriptedModel
+from tts_worker.features.agent.service import speech_options
 from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 

@@ -3,7 +3,7 @@
     python -m tools.webrtc_stop_latency [--stops 60] [--json]
 
 Runs a worker with the tone engine, its page ``/webrtc`` and Debian's headless Chromium on this machine. The page
-measures (``server/web/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the
+measures (``features/page/web/webrtc``) and mutes stale audio: "stop-played" is the last sample at the end of the
 browser's audio graph, "stop-arrived" the last sample without muting; the other columns are its parts. The latency of
 the audio device is not included. Needs ``pip install "tts-worker[webrtc]" playwright`` and ``apt install chromium``.
 """

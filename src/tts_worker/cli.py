@@ -22,14 +22,12 @@ from typing import NoReturn, Protocol, cast
 
 from tts_worker import __version__
 from tts_worker.errors import DeviceLost, ErrorCode, MissingExtra, TTSWorkerError
+from tts_worker.feature import Command, feature_commands
 from tts_worker.logs import discard_output
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
     "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
-    "agent": "serve a page on which one speaks with an agent, and interrupts it",
-    "batch": "have a running worker synthesize a file of texts, one audio file for each",
-    "up": "run a small fleet on this machine: Redis and two CPU workers",
     "voices": "list the voices",
     "voice": "add, list and import voices of a CosyVoice model directory",
     "voicepack": "download, check or convert CosyVoice model directories, or create a voice pack",
@@ -40,7 +38,7 @@ COMMANDS: dict[str, str] = {
     "export": "export ONNX graphs of a CosyVoice model directory",
     "bench latency": "measure the first-audio latency",
 }
-"""Command -> summary. ``bench latency`` is the module ``bench_latency``."""
+"""Command of the core -> summary. ``bench latency`` is the module ``bench_latency``. Features add further commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "say": (
@@ -54,16 +52,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "serve --port 9000 --config worker.yaml",
         "serve --set session.lead_ms=60",
     ),
-    "agent": (
-        "agent --open",
-        "agent --whisper base.en --whisper-download",
-        "agent --chat-url http://127.0.0.1:11434/v1 --chat-model llama3.2",
-    ),
-    "batch": (
-        "batch texts.txt --out audio",
-        "batch texts.jsonl --out audio --url ws://127.0.0.1:8080 --voice heart --format mp3",
-    ),
-    "up": ("up", "up --gpus all --config gpu.yaml"),
     "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),
     "voicepack": ("voicepack pull cosyvoice2-0.5b", "voicepack check CosyVoice2-0.5B"),
     "completion": ("completion bash", "completion zsh", "completion fish"),
@@ -72,7 +60,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "doctor --json"),
     "bench latency": ("bench latency --engine cpu",),
 }
-"""Command -> examples for its help, without the program's name."""
+"""Command of the core -> examples for its help, without the program's name."""
 
 _EXAMPLES_TITLE = "examples:"
 
@@ -98,28 +86,43 @@ class CommandModule(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; argparse exits directly on ``--help`` and wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name = _command(words)
-    if name is None:
+    name, command = _find_command(words)
+    if command is None:
         return _help(words)
-    module = f"tts_worker.commands.{name.replace(' ', '_')}"
-    return run_module(f"tts-worker {name}", module, words[len(name.split()) :], description=_sentence(COMMANDS[name]))
+    rest = words[len(name.split()) :]
+    summary = _sentence(command.summary)
+    return run_module(f"tts-worker {name}", command.module, rest, description=summary, examples=command.examples)
 
 
-def run_module(prog: str, module: str, words: Sequence[str], *, description: str = "") -> int:
+def run_module(
+    prog: str, module: str, words: Sequence[str], *, description: str = "", examples: Sequence[str] = ()
+) -> int:
     """Import the module of a command and run it as ``run_command`` does."""
     try:
         command = cast(CommandModule, importlib.import_module(module))
     except ModuleNotFoundError as error:
         return _fail(_missing_extra(prog, error))
-    return run_command(prog, command, words, description=description)
+    return run_command(prog, command, words, description=description, examples=examples)
 
 
-def run_command(prog: str, module: CommandModule, words: Sequence[str], *, description: str = "") -> int:
+def all_commands() -> dict[str, Command]:
+    """Return the commands of the core and of the features, by name."""
+    return {**{name: _own_command(name) for name in COMMANDS}, **feature_commands()}
+
+
+def _own_command(name: str) -> Command:
+    module = f"tts_worker.commands.{name.replace(' ', '_')}"
+    return Command(COMMANDS[name], module, EXAMPLES.get(name, ()))
+
+
+def run_command(
+    prog: str, module: CommandModule, words: Sequence[str], *, description: str = "", examples: Sequence[str] = ()
+) -> int:
     """Parse the arguments of a command, run it and return the exit code; a typed error goes to standard error."""
     parser = _Parser(
         prog=prog,
         description=description or module.__doc__,
-        epilog=_examples(prog.partition(" ")[2]),
+        epilog=_examples(examples),
         formatter_class=_HelpFormatter,
     )
     try:
@@ -187,8 +190,7 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
-def _examples(command: str) -> str | None:
-    lines = EXAMPLES.get(command, ())
+def _examples(lines: Sequence[str]) -> str | None:
     return "\n".join((_EXAMPLES_TITLE, *(f"  tts-worker {line}" for line in lines))) if lines else None
 
 
@@ -206,9 +208,13 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _command(words: list[str]) -> str | None:
-    """Return the longest command that ``words`` begin with."""
-    return next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
+def _find_command(words: list[str]) -> tuple[str, Command | None]:
+    """Return the longest command that ``words`` begin with; reads the records of features if the core has none."""
+    for name in (" ".join(words[:2]), " ".join(words[:1])):
+        if name in COMMANDS:
+            return name, _own_command(name)
+    name = " ".join(words[:1])
+    return name, feature_commands().get(name)
 
 
 def _help(words: list[str]) -> int:
@@ -216,15 +222,16 @@ def _help(words: list[str]) -> int:
         print(f"tts-worker {__version__}")
         return 0
     wants_help = not words or words[0] in ("-h", "--help", "help")
-    group = words[0] if words and any(name.startswith(f"{words[0]} ") for name in COMMANDS) else ""
-    shown = {name: text for name, text in COMMANDS.items() if name.startswith(group)}
+    commands = all_commands()
+    group = words[0] if words and any(name.startswith(f"{words[0]} ") for name in commands) else ""
+    shown = {name: command.summary for name, command in commands.items() if name.startswith(group)}
     lines = [f"  {name:15} {text}" for name, text in shown.items()]
     text = "\n".join(["usage: tts-worker COMMAND [--help] ...", "", *lines])
     if wants_help or (group and set(words[1:]) <= {"-h", "--help"}):
         print(text)
         return 0
     asked = " ".join(words[:2] if group else words[:1])[:64]
-    print(f'error: there is no command "{asked}"{_suggestion(asked, COMMANDS)}\n{text}', file=sys.stderr)
+    print(f'error: there is no command "{asked}"{_suggestion(asked, commands)}\n{text}', file=sys.stderr)
     return 2
 
 

@@ -17,7 +17,9 @@ from starlette.types import ASGIApp
 
 from tts_worker import __version__
 from tts_worker.errors import DeviceLost
+from tts_worker.feature import features, web_folders
 from tts_worker.logs import fields
+from tts_worker.server.application import Application, Extension
 from tts_worker.server.connections import (
     Connection,
     ConnectionLimits,
@@ -25,22 +27,27 @@ from tts_worker.server.connections import (
     Listener,
     limit_by_descriptors,
 )
-from tts_worker.server.http import Extension, create_app
+from tts_worker.server.http import create_app
 from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.listener import listen
+from tts_worker.server.page import WebFiles
 from tts_worker.server.tls import TlsContext, expiry_s
 from tts_worker.settings import ServerSettings, Settings
 from tts_worker.worker import Worker
 
 if TYPE_CHECKING:
-    from tts_worker.fleet import FleetMember
+    from tts_worker.grpc_serving import GrpcServers
 
 log = logging.getLogger(__name__)
 
 
 def create_application(worker: Worker, extension: Extension | None = None) -> ASGIApp:
     """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
-    return create_app(worker.hub, worker.metrics, worker.settings, worker.keys, worker.batches, extension)
+    settings = worker.settings
+    web = WebFiles(web_folders() if settings.server.web_page else ())
+    parts = Application(worker.hub, settings, worker.keys, [*worker.parts.values()], web)
+    extensions = [feature.http for feature in features().values() if feature.http is not None]
+    return create_app(parts, worker.metrics, extensions if extension is None else [*extensions, extension])
 
 
 _SHUTDOWN_S = 13.0
@@ -146,7 +153,7 @@ async def serve(
     listener = listen(settings.server.host, settings.server.port, "server.port")
     loop = asyncio.get_running_loop()
     drained: set[asyncio.Task[None]] = set()
-    members: list[FleetMember] = []
+    servers: list[GrpcServers] = []
 
     def begin_drain(timeout_s: float = settings.server.drain_s) -> None:
         if ends_process:
@@ -156,8 +163,8 @@ async def serve(
 
     async def drain(timeout_s: float) -> None:
         try:
-            for member in members:
-                member.begin_drain()
+            for each in servers:
+                each.begin_drain()
             await worker.hub.drain(timeout_s)
         finally:  # also after an error, such as running out of memory
             server.should_exit = True
@@ -169,13 +176,13 @@ async def serve(
         scheme = "http" if tls is None else "https"
         on_listening(f"{scheme}://{_url_host(settings.server.host)}:{listener.getsockname()[1]}")
         if settings.grpc.enabled:
-            members.append(await stack.enter_async_context(_join_fleet(worker)))
+            servers.append(await stack.enter_async_context(_running_grpc(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
-            on_listening(f"{scheme}://{members[0].address}")
+            on_listening(f"{scheme}://{servers[0].address}")
         stack.enter_context(_reloading(worker, tls, on_reload))
         await worker.start()
-        for member in members:
-            await member.announce()  # register before reporting "ready"
+        for each in servers:
+            await each.announce()  # register before reporting "ready"
         _log_start(worker)
         on_ready()
         if await _ends_lost(worker, serving):
@@ -294,10 +301,10 @@ def _tls_context(server: ServerSettings) -> TlsContext | None:
     return TlsContext(server.tls_certificate, server.tls_key, server.tls_client_ca)
 
 
-def _join_fleet(worker: Worker) -> AbstractAsyncContextManager[FleetMember]:
-    from tts_worker.fleet import join_fleet  # needs extras
+def _running_grpc(worker: Worker) -> AbstractAsyncContextManager[GrpcServers]:
+    from tts_worker.grpc_serving import running_grpc  # needs extras
 
-    return join_fleet(worker)
+    return running_grpc(worker)
 
 
 def _url_host(host: str) -> str:

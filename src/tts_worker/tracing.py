@@ -1,6 +1,6 @@
 """The W3C trace context of the current request, which transports set and the records of utterances read.
 
-It costs one header look-up per request; OpenTelemetry is needed only to export traces (``session.traces``).
+It costs one header look-up per request; OpenTelemetry is needed only to export traces (``features.tracing``).
 """
 
 from __future__ import annotations

@@ -23,17 +23,17 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
+from tts_worker.feature import WorkerPart, check_sections, features, find_converter
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
-from tts_worker.server.batch.runner import BatchRunner
 from tts_worker.server.keys import KeyFileWatch, KeyRing
 from tts_worker.session.factory import HubConfig, Reading
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
+from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionTimeouts
-from tts_worker.session.traces import open_traces
 from tts_worker.settings import (
     EngineSettings,
     Settings,
@@ -65,6 +65,7 @@ class Worker:
     """
 
     def __init__(self, settings: Settings) -> None:
+        check_sections(settings, features())
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}
@@ -81,8 +82,6 @@ class Worker:
         voices = settings.voices
         if voices.directory is not None:
             check_directory("voices.directory", voices.directory, must_exist=True)
-        if settings.batch.directory is not None:
-            check_directory("batch.directory", settings.batch.directory, must_exist=False)
         directory = voices.directory or packaged("voicepacks")
         self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
         packs = [installed.pack for installed in self.packs]
@@ -94,6 +93,7 @@ class Worker:
             max_stored=voices.max_stored,
         )
         self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
+        self.hub.converter = find_converter()
         self.models = ModelManager(
             settings.engines,
             EngineActions(
@@ -109,9 +109,8 @@ class Worker:
             asyncio.get_running_loop().time,
         )
         self.hub.models = self.models
-        self.batches: BatchRunner | None = None
-        if settings.batch.enabled:
-            self.batches = BatchRunner(self.hub, settings.batch, server.max_input_chars, self.keys.caller_named)
+        self.parts = self._build_parts()
+        """What features have added."""
         self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
         self._housekeeping: list[asyncio.Task[None]] = []
 
@@ -135,14 +134,18 @@ class Worker:
         self.metrics.watch_hub(self.hub)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         jobs = {"loop-lag": self.metrics.measure_loop_lag(), "quotas": self.hub.quotas.run()}
-        if self.batches is not None:
-            jobs["batches"] = self.batches.run()
+        jobs |= {name: part.run() for name, part in self.parts.items()}
         if self.hub.library.can_store:
             jobs["stored-voices"] = self.hub.library.watch(self.settings.voices.watch_interval_s)
         if self.key_file is not None:
             jobs["key-file"] = self.key_file.run()
         loop = asyncio.get_running_loop()
         self._housekeeping = [loop.create_task(job, name=name) for name, job in jobs.items()]
+
+    def _build_parts(self) -> dict[str, WorkerPart]:
+        builders = {name: feature.part for name, feature in features().items() if feature.part is not None}
+        built = {name: build(self.hub, self.settings, self.keys) for name, build in builders.items()}
+        return {name: part for name, part in built.items() if part is not None}
 
     def store_of(self, settings: EngineSettings) -> VoiceStore | None:
         """Return the directory of an engine's stored voices; None for an engine that stores none."""
@@ -333,20 +336,20 @@ def _hub_config(settings: Settings) -> HubConfig:
         reading=text.reading,
         normalizer=_normalizer(text.reading),
         route_by_language=settings.voices.route_by_language,
-        traces=open_traces(settings.tracing),
+        traces=_exporter(settings),
     )
 
 
 def _quotas(settings: Settings) -> Quotas:
-    """The quotas of API keys, shared if there is a Redis for them. Raises ConfigError and MissingExtra."""
-    url = settings.quotas.redis_url or settings.registry.url
-    if url is None:
-        return Quotas()
-    from tts_worker.registry.quotas import RedisQuotas
-    from tts_worker.registry.store import RedisStore
+    """The quotas of API keys, shared if a feature shares them. Raises ConfigError and MissingExtra."""
+    shared = [feature.quotas(settings) for feature in features().values() if feature.quotas is not None]
+    return next((quotas for quotas in shared if quotas is not None), Quotas())
 
-    store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
-    return RedisQuotas(store, settings.quotas.prefix or settings.registry.prefix)
+
+def _exporter(settings: Settings) -> UtteranceExporter | None:
+    """What exports ended utterances. Raises MissingExtra."""
+    opened = [feature.exporter(settings) for feature in features().values() if feature.exporter is not None]
+    return next((exporter for exporter in opened if exporter is not None), None)
 
 
 def _normalizer(reading: Reading) -> SegmentNormalizer | None:

@@ -23,7 +23,7 @@ from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine, ToneSettings
-from tts_worker.fleet import join_fleet
+from tts_worker.grpc_serving import running_grpc
 from tts_worker.serving import create_application
 from tts_worker.worker import Worker
 
@@ -172,7 +172,7 @@ async def over_grpc(setup: Setup) -> AsyncIterator[Client]:
     sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}}
     async with (
         faulty_worker(replace(setup, sections=sections)) as worker,
-        join_fleet(worker) as member,
+        running_grpc(worker) as member,
         connect(f"grpc://{member.address}", setup.client) as client,
     ):
         yield client
@@ -183,7 +183,7 @@ async def registered(setup: Setup) -> AsyncIterator[Client]:
     """Discovery through a registry. All tests share one Redis; each uses a separate key prefix."""
     registry = {"url": embedded_redis(), "prefix": f"behaviour:{secrets.token_hex(4)}:"}
     sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}, "registry": registry}
-    async with faulty_worker(replace(setup, sections=sections)) as worker, join_fleet(worker) as member:
+    async with faulty_worker(replace(setup, sections=sections)) as worker, running_grpc(worker) as member:
         await member.announce()
         async with connect(f"{registry['url']}?prefix={registry['prefix']}", setup.client) as client:
             await client.prewarm()  # makes the worker known before the first session

@@ -21,10 +21,10 @@ from tests.browser.demo_page import PATIENCE_MS, DemoPage
 from tests.browser.test_microphone import record
 from tests.conftest import serving
 from tools.caller import microphone_flags, record_caller
-from tts_worker.commands.agent import agent_extension
-from tts_worker.server.agent.recognizer import Recognizer, WhisperRecognizer
-from tts_worker.server.agent.script import DEMONSTRATION, ScriptedModel
-from tts_worker.server.agent.service import speech_options
+from tts_worker.features.agent.command import agent_extension
+from tts_worker.features.agent.recognizer import Recognizer, WhisperRecognizer
+from tts_worker.features.agent.script import DEMONSTRATION, ScriptedModel
+from tts_worker.features.agent.service import speech_options
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 

@@ -13,7 +13,7 @@ import uvicorn
 from tests.conftest import tone_settings
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
-from tts_worker.audio.source import Window
+from tts_worker.audio.window import Window
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.fakes.enroller import serving_worker
+from tts_worker.grpc_serving import grpc_extensions
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.server import PortConfig, cosyvoice_service, running_server, worker_services
 from tts_worker.server.grpc.service import ServiceConfig
@@ -39,7 +40,7 @@ def worker_in_thread(settings: Settings) -> Iterator[ThreadedWorker]:
         try:
             worker = Worker(settings)
             catalog = ModelCatalog(worker, {name: each.kind for name, each in settings.engines.items()}, {})
-            services = worker_services(worker.hub, catalog, ServiceConfig())
+            services = worker_services(worker.hub, catalog, ServiceConfig(), grpc_extensions())
             cosyvoice = cosyvoice_service(worker.hub, ApiLimits.of(settings))
             port = PortConfig(port=0, keys=worker.keys)
             async with (

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tests.conftest import tone_settings
-from tts_worker.fleet import FleetMember, join_fleet
+from tts_worker.grpc_serving import GrpcServers, running_grpc
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.worker import Worker, running_worker
@@ -25,7 +25,7 @@ SAMPLES_PER_CHAR_48K = 60 * 48
 @dataclass
 class GrpcWorker:
     worker: Worker
-    member: FleetMember
+    member: GrpcServers
     stub: Any
     channel: grpc.aio.Channel
 
@@ -104,7 +104,7 @@ async def running_grpc_worker(**sections: Any) -> AsyncIterator[GrpcWorker]:
     sections["grpc"] = {"enabled": True, "port": 0, **sections.get("grpc", {})}
     async with (
         running_worker(tone_settings(**sections)) as worker,
-        join_fleet(worker) as member,
+        running_grpc(worker) as member,
         dial(member.address) as channel,
     ):
         yield GrpcWorker(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)

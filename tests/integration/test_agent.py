@@ -17,11 +17,11 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.conftest import serving
 from tts_worker.client import connect as connect_worker
-from tts_worker.commands.agent import agent_extension, remote_service, serve_alone
 from tts_worker.errors import ConnectionLost
-from tts_worker.server.agent.chat import ChatModel
-from tts_worker.server.agent.conversation import Message
-from tts_worker.server.agent.service import speech_options
+from tts_worker.features.agent.chat import ChatModel
+from tts_worker.features.agent.command import agent_extension, remote_service, serve_alone
+from tts_worker.features.agent.conversation import Message
+from tts_worker.features.agent.service import speech_options
 from tts_worker.types import SessionOptions
 
 ANSWER = "One two three four five six seven eight nine ten."

@@ -24,10 +24,10 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import Draining, OverCapacity, TextTooLong
-from tts_worker.server.batch import runner as batch_runner
-from tts_worker.server.batch.request import BatchRequest
-from tts_worker.server.batch.runner import Batch, BatchRunner
-from tts_worker.server.batch.store import (
+from tts_worker.features.batch import runner as batch_runner
+from tts_worker.features.batch.request import BatchRequest
+from tts_worker.features.batch.runner import Batch, BatchRunner
+from tts_worker.features.batch.store import (
     BatchFolder,
     StoredBatch,
     TemporaryFolder,
@@ -37,9 +37,16 @@ from tts_worker.server.batch.store import (
 )
 from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.types import SessionOptions
-from tts_worker.worker import running_worker
+from tts_worker.worker import Worker, running_worker
 
 PCM: dict[str, Any] = {"response_format": "pcm", "voice": "tone"}
+
+
+def batches_of(worker: Worker) -> BatchRunner:
+    """Return what runs the batches of a worker."""
+    runner = worker.parts["batch"]
+    assert isinstance(runner, BatchRunner)
+    return runner
 
 
 def items(*texts: str) -> list[dict[str, Any]]:
@@ -192,8 +199,7 @@ async def test_deletion_cuts_off_a_download(query: str, caplog: pytest.LogCaptur
 async def test_drain_ends_downloads_that_wait() -> None:
     """Items that are not begun are synthesized by the next process."""
     async with running_worker(tone_settings(batch={"parallel": 1})) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("x" * 15_000, "Two.")}))
         await until(lambda: worker.hub.live_sessions == 1)
         first, second = (asyncio.create_task(runner.wait(batch, index)) for index in range(2))
@@ -205,38 +211,34 @@ async def test_drain_ends_downloads_that_wait() -> None:
 
 async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lock is an open file, and batches are kept for a day."""
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.02)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.02)
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
-        assert worker.batches is not None
-        assert other.batches is not None
-        batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
-        await worker.batches.wait(batch, 0)
+        batch = await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
+        await batches_of(worker).wait(batch, 0)
         name = batch.stored.id
-        for runner in (worker.batches, other.batches):
+        for runner in (batches_of(worker), batches_of(other)):
             await until(lambda runner=runner: name in runner._batches and runner._batches[name].folder._lock is None)
-        await worker.batches.delete(batch)
-        assert await other.batches.find(name) is None, "the other worker sees that it is deleted"
-        await until(lambda: name not in other.batches._batches)
+        await batches_of(worker).delete(batch)
+        assert await batches_of(other).find(name) is None, "the other worker sees that it is deleted"
+        await until(lambda: name not in batches_of(other)._batches)
 
 
 async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker may delete an expired batch and accept its idempotency key again before this one looks."""
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 600.0)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 600.0)
     request = BatchRequest.model_validate({**PCM, "items": items("One.")})
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
-        assert worker.batches is not None
-        assert other.batches is not None
-        old = await worker.batches.submit(request, "key")
-        await worker.batches.wait(old, 0)
-        found = await other.batches.find(old.stored.id)
+        old = await batches_of(worker).submit(request, "key")
+        await batches_of(worker).wait(old, 0)
+        found = await batches_of(other).find(old.stored.id)
         assert found is not None
-        await other.batches.delete(found)
-        new = await other.batches.submit(request, "key")
-        await worker.batches.delete(old)
+        await batches_of(other).delete(found)
+        new = await batches_of(other).submit(request, "key")
+        await batches_of(worker).delete(old)
         assert await asyncio.to_thread(new.folder.path.exists), "only the old one is forgotten"
-        assert old.stored.id not in worker.batches._batches
+        assert old.stored.id not in batches_of(worker)._batches
 
 
 def test_batch_appears_whole_and_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,8 +308,7 @@ async def test_clock_that_jumps_deletes_no_batch(
     monkeypatch.setattr(batch_runner, "unix_time_s", lambda: wall_s)
     monkeypatch.setattr(batch_runner, "monotonic", lambda: monotonic_s)
     async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
         await runner.wait(batch, 0)
         wall_s += jump_s
@@ -326,8 +327,7 @@ async def test_clock_that_jumps_deletes_no_batch(
 async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_kept": 2})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batches = []
         for _ in range(4):
             batches.append(await runner.submit(BatchRequest.model_validate({**PCM, "items": items("")})))
@@ -338,8 +338,7 @@ async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
 async def test_texts_count_in_the_storage(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batches = []
         for _ in range(2):
             unspeakable = {"input": "." * 5_000, "instructions": "x" * 4_000}
@@ -406,27 +405,24 @@ async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "parallel": 1})
     request = BatchRequest.model_validate({**PCM, "items": items("One.", "x" * 3_000, "Three.")})
     async with running_worker(settings) as worker:
-        assert worker.batches is not None
-        stored = (await worker.batches.submit(request)).stored
+        stored = (await batches_of(worker).submit(request)).stored
         folder = tmp_path / stored.id
         await until(lambda: (folder / "1.part").exists())
         async with running_worker(settings) as other:  # shares the directory
-            assert other.batches is not None
-            copy = await other.batches.find(stored.id)
+            copy = await batches_of(other).find(stored.id)
             assert copy is not None
             assert not (await asyncio.to_thread(copy.folder.claim)), "a running batch has one owner"
     assert not (folder / "1.json").exists()
     assert (folder / "0.json").exists()
     written = (folder / "0.audio").stat().st_mtime_ns
     async with running_worker(settings) as worker:
-        assert worker.batches is not None
-        batch = await worker.batches.find(stored.id)
+        batch = await batches_of(worker).find(stored.id)
         assert batch is not None
-        await until(lambda: worker.batches and stored.id in worker.batches._batches)
-        batch = await worker.batches.find(stored.id)
+        await until(lambda: stored.id in batches_of(worker)._batches)
+        batch = await batches_of(worker).find(stored.id)
         assert batch is not None
         for index in range(3):
-            result = await worker.batches.wait(batch, index)
+            result = await batches_of(worker).wait(batch, index)
             assert result is not None
             assert result.error is None
         assert (folder / "0.audio").stat().st_mtime_ns == written, "finished items are not synthesized again"
@@ -435,23 +431,20 @@ async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
 async def test_damaged_record_is_synthesized_again(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker:
-        assert worker.batches is not None
-        batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")}))
-        await worker.batches.wait(batch, 1)
-        await worker.batches.wait(batch, 0)
+        batch = await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")}))
+        await batches_of(worker).wait(batch, 1)
+        await batches_of(worker).wait(batch, 0)
     (batch.folder.path / "0.json").write_bytes(b'{"index": 0, "si')
     (tmp_path / "AAAAAAAAAAAAAAAA").mkdir()  # its process crashed before it wrote the request
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         await until(lambda: batch.stored.id in runner._batches and runner._batches[batch.stored.id].is_done)
         assert (batch.folder.path / "0.json").read_bytes().endswith(b"}")
 
 
 async def test_cancelled_batch_frees_its_session_and_storage(tmp_path: Path) -> None:
     async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items(*["x" * 15_000] * 4)}))
         await until(lambda: worker.hub.live_sessions == 2)
         waiting = asyncio.create_task(runner.wait(batch, 3))
@@ -465,13 +458,11 @@ async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -
     """A request may find a batch before maintenance takes it over, and delete it after that."""
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker:
-        assert worker.batches is not None
         request = BatchRequest.model_validate({**PCM, "items": items("x" * 15_000, "Two.")})
-        stored = (await worker.batches.submit(request)).stored
+        stored = (await batches_of(worker).submit(request)).stored
     copy = Batch(stored, BatchFolder(tmp_path, stored.id))
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         await until(lambda: stored.id in runner._batches and bool(runner._batches[stored.id].tasks))
         running = runner._batches[stored.id]
         waiting = asyncio.create_task(runner.wait(running, 0))
@@ -485,8 +476,7 @@ async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -
 async def test_old_results_make_room_and_full_storage_is_typed(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         sizes = []
         for _ in range(2):  # 20 characters of 60 ms are 57600 bytes, 7 are 20160
             batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefg")}))
@@ -518,8 +508,7 @@ def open_to(runner: BatchRunner, *owners: str) -> None:
 async def test_full_storage_deletes_no_batches_of_other_keys(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 100_000, "max_kept": 1})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         open_to(runner, "alice", "mallory")
         kept = await finished_batch(runner, "alice", "abcdefg")
         flood = [await finished_batch(runner, "mallory", "abcdefgh" * 3) for _ in range(3)]
@@ -533,8 +522,7 @@ async def test_full_storage_deletes_no_batches_of_other_keys(tmp_path: Path) -> 
 async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 30_000})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         waiting = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefg")}))
         await runner.wait(waiting, 0)
         with pytest.raises(TextTooLong, match="breaks"):
@@ -549,8 +537,7 @@ async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
 async def test_one_key_leaves_running_batches_to_others(tmp_path: Path) -> None:
     settings = tone_settings(batch={"directory": str(tmp_path), "max_running": 2, "parallel": 1})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         open_to(runner, "alice", "mallory")
         request = BatchRequest.model_validate({**PCM, "items": items("x" * 5_000)})
         with acting_as(Caller(key="mallory")):
@@ -581,18 +568,16 @@ async def test_breaks_count_in_the_quota_of_characters() -> None:
 
 async def test_batch_that_cannot_be_stored_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_worker(tone_settings(batch={"directory": str(tmp_path / "file" / "batches")})) as worker:
-        assert worker.batches is not None
         (tmp_path / "file").touch()  # the settings refuse one that is there at the start
         with pytest.raises(OverCapacity, match="cannot store the batch"):
-            await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
+            await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("a")}))
         assert "cannot store a batch: Not a directory" in caplog.text
 
 
 async def test_calls_go_before_a_batch() -> None:
     settings = tone_settings(session={"max_sessions": 4}, batch={"parallel": 8})
     async with running_worker(settings) as worker:
-        runner = worker.batches
-        assert runner is not None
+        runner = batches_of(worker)
         batch = await runner.submit(BatchRequest.model_validate({**PCM, "items": items(*["x" * 400] * 8)}))
         await until(lambda: worker.hub.live_sessions == 3)
         call = worker.hub.open(SessionOptions(realtime=True))
@@ -607,7 +592,7 @@ async def test_calls_go_before_a_batch() -> None:
 
 
 async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.batch.runner._MAINTENANCE_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.05)
     request = BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")})
     folder = BatchFolder(tmp_path, new_id())
     folder.create(

@@ -23,7 +23,7 @@ import httpx
 import pytest
 import soundfile
 
-from tts_worker.cli import COMMANDS, EXAMPLES, main
+from tts_worker.cli import all_commands, main
 from tts_worker.commands import doctor
 from tts_worker.commands.finding import Finding, Status
 
@@ -428,12 +428,12 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_examples_of_the_help_are_valid() -> None:
-    for command, examples in EXAMPLES.items():
-        for example in examples:
+    for name, command in all_commands().items():
+        for example in command.examples:
             parser = argparse.ArgumentParser()
-            importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}").add_arguments(parser)
-            assert example.startswith(command)
-            parser.parse_args(shlex.split(example.removeprefix(command)))
+            importlib.import_module(command.module).add_arguments(parser)
+            assert example.startswith(name)
+            parser.parse_args(shlex.split(example.removeprefix(name)))
 
 
 def test_serve_open_opens_the_page(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_serve_open_opens_the_page(tmp_path: Path) -> None:
         assert opened.read_text().strip() == url  # waits for the browser
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", all_commands())
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.cli import COMMANDS, main
+from tts_worker.cli import all_commands, main
 from tts_worker.commands.completion import SHELLS, words_of
 
 
@@ -59,7 +59,7 @@ def test_bash_completes(scripts: Path, words: list[str], offered: list[str]) -> 
 def test_every_command_and_option_is_in_every_script(scripts: Path) -> None:
     for shell in SHELLS:
         text = (scripts / shell).read_text()
-        for command in COMMANDS:
+        for command in all_commands():
             assert all(part in text for part in command.split())
             for option in words_of(command).options:
                 assert option in text or f"-l {option.removeprefix('--')}" in text

@@ -302,7 +302,7 @@ def test_client_converts_live_audio_without_await(url: str, live: bytes) -> None
 
 
 def test_client_gets_the_reason_for_a_refused_upload(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.grpc.conversion.MAX_AUDIO_BYTES", 100_000)
+    monkeypatch.setattr("tts_worker.features.conversion.grpc_service.MAX_AUDIO_BYTES", 100_000)
     with TTS(f"grpc://{worker.grpc_address}", voice="anna") as tts, pytest.raises(TextTooLong):
         tts.convert(bytes(8_000_000))
 

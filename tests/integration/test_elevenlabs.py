@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.conftest import serving
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
-from tts_worker.server.compat.character_times import CharacterClock
+from tts_worker.features.compat.character_times import CharacterClock
 from tts_worker.types import Word
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")

@@ -600,7 +600,7 @@ def test_a_missing_extra_is_named_with_the_install_command() -> None:
     code = (
         "import sys; sys.modules['grpc_health'] = None\n"
         "from tts_worker.errors import MissingExtra\n"
-        "try: import tts_worker.fleet\n"
+        "try: import tts_worker.grpc_serving\n"
         "except MissingExtra as missing: print(missing)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)

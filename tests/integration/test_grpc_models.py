@@ -6,7 +6,7 @@ import asyncio
 
 from tests.integration.grpc_worker import TEXT, GrpcWorker, dial, say
 from tests.integration.test_models import ManyWorker
-from tts_worker.fleet import join_fleet
+from tts_worker.grpc_serving import running_grpc
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.settings import GrpcSettings
@@ -17,7 +17,7 @@ async def test_loads_and_unloads_race_with_sessions() -> None:
     worker.settings = worker.settings.model_copy(update={"grpc": GrpcSettings(enabled=True, port=0)})
     await worker.start()
     try:
-        async with join_fleet(worker) as member, dial(member.address) as channel:
+        async with running_grpc(worker) as member, dial(member.address) as channel:
             server = GrpcWorker(worker, member, tts_worker_pb2_grpc.TTSServiceStub(channel), channel)
 
             async def unload(model: str) -> pb.UnloadModelResponse:

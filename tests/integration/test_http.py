@@ -24,8 +24,8 @@ from tests.fakes.enroller import serving_worker
 from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.engine.loop import EngineLoop
-from tts_worker.server.compat import cosyvoice
-from tts_worker.server.compat.openai import OPENAI_VOICES
+from tts_worker.features.compat import cosyvoice
+from tts_worker.features.compat.openai import OPENAI_VOICES
 from tts_worker.server.validation import LIVE_TYPE, MULTIPART
 from tts_worker.serving import create_application
 from tts_worker.worker import Worker, running_worker

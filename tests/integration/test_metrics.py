@@ -24,7 +24,8 @@ from tts_worker.engine.handle import EngineStats
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.gpus import GpuMonitor, GpuState
 from tts_worker.metrics import MAX_VOICES, Metrics
-from tts_worker.server.http import transport_of
+from tts_worker.server.application import Application
+from tts_worker.server.security import transport_of
 from tts_worker.serving import create_application
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
@@ -76,11 +77,18 @@ async def test_every_metric_is_documented(worker: Worker) -> None:
     assert ours == {name for name in documented if name.startswith("tts_")}
 
 
-def test_every_transport_label_is_documented() -> None:
+def test_every_transport_label_is_documented(worker: Worker) -> None:
     sentence = DOCS.read_text("utf-8").partition("`transport` is ")[2].partition(";")[0]
     paths = re.findall(r"`(?:[A-Z, ]+ )(/[^`]*)`", ROUTES.read_text("utf-8"))
     assert len(paths) > 50
-    assert {transport_of(path) for path in paths} <= set(re.findall(r"`([a-z-]+)`", sentence))
+    found: list[Application] = []
+    create_application(worker, found.append)
+    names = {transport_of(path, found[0].paths, found[0].apis) for path in paths}
+    assert (
+        {"websocket", "openai", "webrtc", "telephony", "batch", "http"}
+        <= names
+        <= set(re.findall(r"`([a-z-]+)`", sentence))
+    )
 
 
 async def test_slots_in_use_are_exported() -> None:

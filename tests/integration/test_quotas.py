@@ -21,7 +21,7 @@ from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
 from tests.integration.test_api_keys import APP, bearer, key_file, speak
 from tests.integration.test_websocket import dial
 from tts_worker.errors import ConnectionLost
-from tts_worker.registry.quotas import RedisQuotas
+from tts_worker.features.fleet.quotas import RedisQuotas
 from tts_worker.registry.store import RedisStore
 
 _prefixes = itertools.count()
@@ -30,9 +30,9 @@ _prefixes = itertools.count()
 @pytest.fixture(autouse=True)
 def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow test machine must not look like an unreachable Redis."""
-    monkeypatch.setattr("tts_worker.registry.quotas.TIMEOUT_S", 30.0)
-    monkeypatch.setattr("tts_worker.registry.quotas.RETRY_S", 0.05)
-    monkeypatch.setattr("tts_worker.registry.quotas.REFRESH_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.fleet.quotas.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("tts_worker.features.fleet.quotas.RETRY_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.fleet.quotas.REFRESH_S", 0.05)
 
 
 @asynccontextmanager
@@ -198,7 +198,7 @@ async def _settled(member: RedisQuotas, kind: str = "characters") -> bool:
 
 
 async def test_sessions_of_a_crashed_worker_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.registry.quotas.LEASE_S", 0.3)
+    monkeypatch.setattr("tts_worker.features.fleet.quotas.LEASE_S", 0.3)
     async with sharing(embedded_redis()) as (one, two):
         crashed = RedisQuotas(RedisStore(embedded_redis()), one._prefix)  # it renews nothing
         assert await crashed.reserve_session("app", "a", 2)
@@ -246,7 +246,7 @@ async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
 async def test_outage_of_redis_leaves_each_worker_its_quota(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tts_worker.registry.quotas")
+    caplog.set_level(logging.INFO, "tts_worker.features.fleet.quotas")
     async with real_redis("secret") as server, sharing(server.url) as (one, two):
         assert await one.take_request("app", 1) == 0
         assert await two.take_request("app", 1) > 0

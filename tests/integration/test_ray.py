@@ -76,7 +76,7 @@ class Cluster:
 
     async def deploy(self, **sections: Any) -> None:
         """Replace the running deployment if it has other settings."""
-        from tts_worker.server.ray import deploy
+        from tts_worker.features.fleet.ray import deploy
 
         if sections != self.sections:
             self.address = await asyncio.to_thread(deploy, settings_of(self.port, **sections))
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 def _connect(settings: Settings) -> None:
     """Start a cluster; again if Ray's own limit of 30 s ran out on a busy machine."""
-    from tts_worker.server import ray as ray_transport
+    from tts_worker.features.fleet import ray as ray_transport
 
     before = set(psutil.Process().children(recursive=True))
     try:
@@ -111,7 +111,7 @@ def _connect(settings: Settings) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
-    from tts_worker.server import ray as ray_transport
+    from tts_worker.features.fleet import ray as ray_transport
 
     before = set(psutil.Process().children(recursive=True))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -375,7 +375,7 @@ async def test_behaviour_with_other_settings(cluster: Cluster) -> None:
 
 def replica_with(name: str) -> Any:
     """Replica class with the faulty worker of a behaviour."""
-    from tts_worker.server.ray import Replica
+    from tts_worker.features.fleet.ray import Replica
 
     class FaultyReplica(Replica):
         @staticmethod
@@ -389,7 +389,7 @@ def replica_with(name: str) -> Any:
 
 
 async def test_behaviour_with_a_failing_worker(cluster: Cluster) -> None:
-    from tts_worker.server import ray as ray_transport
+    from tts_worker.features.fleet import ray as ray_transport
 
     name = "engine_fault_is_a_retryable_error"
     behaviour = BEHAVIOURS[name]
@@ -432,7 +432,7 @@ async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluste
 
 def test_replicas_on_one_gpu_divide_its_memory() -> None:
     pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
-    from tts_worker.server.ray import replica_flags
+    from tts_worker.features.fleet.ray import replica_flags
 
     def share(gpus: float, **engine: float) -> float:
         flags = {"ray": {"gpus_per_replica": gpus}, "engine": engine}
@@ -445,7 +445,7 @@ def test_replicas_on_one_gpu_divide_its_memory() -> None:
 
 def test_the_application_builder_of_ray_serve(tmp_path: Path) -> None:
     pytest.importorskip("ray.serve", reason="needs the extra 'ray'")
-    from tts_worker.server.ray import app
+    from tts_worker.features.fleet.ray import app
 
     file = tmp_path / "ray.yaml"
     file.write_text("ray: {max_replicas: 3, gpus_per_replica: 0.5}\nsession: {max_sessions: 10}\n")

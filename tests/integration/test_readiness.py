@@ -22,7 +22,7 @@ from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady
-from tts_worker.fleet import join_fleet
+from tts_worker.grpc_serving import running_grpc
 from tts_worker.server.grpc import cosyvoice_pb2 as cv
 from tts_worker.server.grpc import cosyvoice_pb2_grpc
 from tts_worker.serving import create_application
@@ -144,7 +144,7 @@ async def test_degraded_engine_is_ready_and_says_why(caplog: pytest.LogCaptureFi
 
 async def test_grpc_health_waits_for_every_engine() -> None:
     worker = TwoEngines()
-    async with serving(worker), join_fleet(worker) as member, dial(member.address) as channel:
+    async with serving(worker), running_grpc(worker) as member, dial(member.address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -192,7 +192,7 @@ async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
 
 async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
     worker = TwoEngines()
-    async with serving(worker), join_fleet(worker) as member:
+    async with serving(worker), running_grpc(worker) as member:
         assert member.cosyvoice_address is not None
         async with dial(member.cosyvoice_address) as channel:
             pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()

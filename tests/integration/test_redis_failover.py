@@ -18,8 +18,8 @@ from tests.integration.test_quotas import long_redis_timeout, sharing
 from tests.integration.test_registry import entry
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError, ConnectionLost
+from tts_worker.features.fleet.registrar import Registrar
 from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.store import RedisStore
 from tts_worker.settings import load_settings
 

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from tests.conftest import until
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
 from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
+from tts_worker.features.fleet.registrar import Registrar
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.entry import (
     LOOPBACK,
@@ -30,7 +31,6 @@ from tts_worker.registry.entry import (
     parse_networks,
     parse_worker_address,
 )
-from tts_worker.registry.registrar import Registrar
 from tts_worker.registry.signature import sign_entry, verify_entry
 from tts_worker.registry.store import RedisStore
 

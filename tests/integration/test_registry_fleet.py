@@ -32,7 +32,7 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.fleet import FleetMember, join_fleet
+from tts_worker.grpc_serving import GrpcServers, running_grpc
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
@@ -56,7 +56,7 @@ def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 @dataclass
 class ProxiedWorker:
     worker: Worker
-    fleet: FleetMember
+    fleet: GrpcServers
     proxy: Proxy
 
     @property
@@ -97,7 +97,7 @@ class Fleet:
         }
         sections["grpc"] = {"enabled": True, "port": port}
         worker = await self._stack.enter_async_context(faulty_worker(Setup(sections, engine)))
-        member = await self._stack.enter_async_context(join_fleet(worker))
+        member = await self._stack.enter_async_context(running_grpc(worker))
         await member.announce()
         assert name in await self.names()
         return ProxiedWorker(worker, member, proxy)

@@ -26,7 +26,7 @@ from tts_worker.errors import (
     OutOfMemory,
     TTSWorkerError,
 )
-from tts_worker.server.compat.rendering import synthesize
+from tts_worker.server.rendering import synthesize
 from tts_worker.settings import CosyVoiceEngineSettings, load_settings
 from tts_worker.types import Outcome, SessionOptions, State
 from tts_worker.worker import running_worker

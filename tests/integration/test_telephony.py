@@ -16,7 +16,7 @@ from tests.conftest import serving
 from tests.fakes.clock import measure_stalls
 from tests.fakes.media_stream import CALLER_AUDIO, FakeCall, TelnyxMessages, TwilioMessages, calling
 from tests.integration.test_websocket import Client, dial
-from tts_worker.server.telephony.signature import twilio_signature
+from tts_worker.features.telephony.signature import twilio_signature
 
 SHORT = "Hello."
 LONG = "This sentence is long enough for a command before its end. " * 3
@@ -144,7 +144,7 @@ async def test_pause_after_the_last_frame_is_a_pause() -> None:
 
 
 async def test_call_without_marks_is_confirmed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.telephony.playback.MARK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.telephony.playback.MARK_TIMEOUT_S", 0.05)
     async with serving() as address, calling(address, TwilioMessages("CA1")) as call, agent(address, "CA1") as client:
         call.returns_marks = False
         for _ in range(2):

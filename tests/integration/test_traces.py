@@ -14,11 +14,11 @@ import pytest
 from tests.conftest import serving
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_websocket import dial
-from tts_worker import AsyncTTS, worker
+from tts_worker import AsyncTTS
 from tts_worker.errors import MissingExtra
+from tts_worker.features.tracing import traces
+from tts_worker.features.tracing.traces import open_traces
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.session import traces
-from tts_worker.session.traces import open_traces
 from tts_worker.settings import TracingSettings
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra 'otel'")
@@ -39,7 +39,7 @@ def parent(trace: str, *, sampled: bool = True) -> str:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Receives the spans of workers that export traces, when they have stopped."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(worker, "open_traces", lambda settings: open_traces(settings, exporter))
+    monkeypatch.setattr(traces, "open_traces", lambda settings: open_traces(settings, exporter))
     yield exporter
     exporter.clear()
 

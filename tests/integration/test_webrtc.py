@@ -21,10 +21,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
     from tests.integration.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
-    from tts_worker.server.webrtc.peer import Peer
+    from tts_worker.features.webrtc.peer import Peer
 
+from tts_worker.features.webrtc.offers import Offer, PeerRegistry
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.webrtc.offers import Offer, PeerRegistry
 from tts_worker.settings import WebRtcSettings
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
@@ -345,10 +345,10 @@ async def test_offer_needs_key_and_enabled_webrtc() -> None:
 async def test_missing_extra_is_501_with_install_command(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from tts_worker.server import webrtc
+    from tts_worker.features import webrtc
 
     for module in ("peer", "track"):
-        monkeypatch.delitem(sys.modules, f"tts_worker.server.webrtc.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"tts_worker.features.webrtc.{module}", raising=False)
         monkeypatch.delattr(webrtc, module, raising=False)
     monkeypatch.setitem(sys.modules, "aiortc", None)
     async with serving() as other, real_offer() as sdp:

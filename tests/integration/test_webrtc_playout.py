@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.resampler import Resampler
-from tts_worker.server.webrtc.playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
+from tts_worker.features.webrtc.playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
 from tts_worker.types import SessionOptions
 
 FRAME_S = 0.020
@@ -151,6 +151,6 @@ def test_stopped_audio_does_not_leak_into_next_utterance() -> None:
 
 
 def test_track_options_are_those_of_its_clock() -> None:
-    peer = pytest.importorskip("tts_worker.server.webrtc.peer", reason="needs the extra 'webrtc'")
+    peer = pytest.importorskip("tts_worker.features.webrtc.peer", reason="needs the extra 'webrtc'")
     options = peer.track_options(SessionOptions(raw_chunks=True, lead_ms=500.0, frame_ms=100, speed=1.1))
     assert options == SessionOptions(realtime=False, own_clock=True, frame_ms=20, speed=1.1)

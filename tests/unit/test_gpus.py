@@ -11,16 +11,8 @@ import pytest
 
 from tests.fakes.nvml import FakeNvml
 from tts_worker.errors import ConfigError
-from tts_worker.gpus import (
-    Gpu,
-    GpuMonitor,
-    GpuState,
-    NvmlReader,
-    list_gpus,
-    parse_smi,
-    select_gpus,
-    visible_uuid,
-)
+from tts_worker.features.fleet.gpus import Gpu, list_gpus, parse_smi, select_gpus
+from tts_worker.gpus import GpuMonitor, GpuState, NvmlReader, visible_uuid
 
 SMI = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)

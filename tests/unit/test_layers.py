@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tts_worker.feature import NAMES
+
 PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 
 # Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
@@ -41,10 +43,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("models", "session"),
     ("server", "registry", "adapter"),
-    ("worker", "fleet", "serving"),
-    ("client", "server.ray"),  # both create workers: "local:" in this process, Ray Serve in its replicas
+    ("feature", "worker", "grpc_serving", "serving"),
+    ("client",),  # creates workers: "local:" in this process
     ("integrations",),
     ("cli", "__main__", "commands", "benchmarks"),
+    ("features",),
 )
 PURE = ROWS[1] + ROWS[5]
 """Modules without a clock, thread, event loop or tensor."""
@@ -145,6 +148,42 @@ def test_layers_import_only_lower_layers() -> None:
     assert len(ours) > 300
 
 
+def _feature(module: str) -> str | None:
+    """Return the feature that a module of this package belongs to, None for the core."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "features" and len(parts) > 1 else None
+
+
+def test_core_imports_no_feature_and_features_not_each_other() -> None:
+    """Imports for types and those inside functions count, too."""
+    wrong = [
+        f"{name}:{node.lineno} imports {module}"
+        for name, path in _modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in _imported_modules(node)
+        if (imported := _feature(module)) is not None and imported != _feature(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert {_feature(name) for name in _modules()} == {None, *NAMES}
+
+
+def _imported_modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        module = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        yield module.removeprefix("tts_worker.")
+
+
+def test_records_of_features_are_cheap_to_read() -> None:
+    """Commands read them, also ``tts-worker --help``."""
+    code = (
+        "import sys; from tts_worker.feature import features; features()\n"
+        "print([each for each in ('numpy', 'pydantic', 'starlette', 'tts_worker.settings') if each in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
 def test_package_does_not_need_the_tools() -> None:
     """``tools`` is not installed."""
     assert [_describe(found) for found in _imports() if found.imported.split(".")[0] == "tools"] == []
@@ -213,12 +252,15 @@ def test_triton_is_imported_only_by_launches() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+WALL_CLOCK = ("registry", "features.fleet", "features.tracing")
+
+
 def test_wall_clock_is_used_only_by_registry_and_traces() -> None:
     """Durations must come from a monotonic clock; ``time.time`` can jump."""
     wrong = [
         f"{name}:{node.lineno}"
         for name, path in _modules().items()
-        if "time.time" in path.read_text("utf-8") and not name.startswith(("registry", "session.traces"))
+        if "time.time" in path.read_text("utf-8") and not name.startswith(WALL_CLOCK)
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "time.time"
     ]
@@ -238,7 +280,7 @@ def test_named_tuples_have_one_base() -> None:
 
 def test_opentelemetry_is_imported_late_and_only_for_traces() -> None:
     users = {(each.importer, each.at_module_level) for each in _imports() if each.imported.startswith("opentelemetry")}
-    assert users == {("session.traces", False)}
+    assert users == {("features.tracing.traces", False)}
 
 
 def test_client_imports_only_its_own_modules() -> None:
@@ -278,7 +320,7 @@ BASE_MODULES = (
     "engine.tone",
     "commands.say",
     "commands.serve",
-    "commands.agent",
+    "features.agent.command",
     "commands.doctor",
 )
 

@@ -13,14 +13,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tts_worker.features.agent.routes import add_agent
 from tts_worker.protocol import tts_worker_pb2
-from tts_worker.server.agent.routes import add_agent
 from tts_worker.server.api_docs import describe
-from tts_worker.server.compat.apis import api_of_path
+from tts_worker.server.application import Application
 from tts_worker.server.grpc import cosyvoice_pb2
-from tts_worker.server.http import create_app
-from tts_worker.server.limits import ApiLimits
 from tts_worker.server.routing import Route, Routes, Socket
+from tts_worker.serving import create_application
 from tts_worker.settings import load_settings
 from tts_worker.worker import Worker
 
@@ -79,8 +78,8 @@ def test_a_server_starts_without_fastapi() -> None:
 
 
 @pytest.fixture
-async def routes() -> Routes:
-    """All routes of a worker with all of its parts."""
+async def parts() -> Application:
+    """The application of a worker with all features enabled."""
     settings = load_settings(
         flags={
             "engines": {"tone": {"kind": "tone"}},
@@ -90,14 +89,20 @@ async def routes() -> Routes:
         }
     )
     worker = Worker(settings)
-    found: list[Routes] = []
+    found: list[Application] = []
 
-    def add(routes: Routes, _: object, limits: ApiLimits) -> None:
-        add_agent(routes, None, limits)  # type: ignore[arg-type]  # no conversation begins
-        found.append(routes)
+    def add(app: Application) -> None:
+        add_agent(app, None)  # type: ignore[arg-type]  # no conversation begins
+        found.append(app)
 
-    create_app(worker.hub, worker.metrics, settings, batches=worker.batches, extension=add)
+    create_application(worker, add)
     return found[0]
+
+
+@pytest.fixture
+def routes(parts: Application) -> Routes:
+    """All routes of that worker."""
+    return parts.routes
 
 
 def every_operation(routes: Routes) -> set[tuple[str, str]]:
@@ -138,8 +143,8 @@ async def test_every_route_is_in_the_openapi_document(routes: Routes) -> None:
     assert PREFIX in document["info"]["description"]
 
 
-async def test_described_routes_name_their_api(routes: Routes) -> None:
-    app = Starlette(routes=routes.routes)
+async def test_described_routes_name_their_api(parts: Application) -> None:
+    app = Starlette(routes=parts.routes.routes)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as http:
         document = (await http.get("/openapi.json")).json()
     tags = {path: operation["tags"] for path, methods in document["paths"].items() for operation in methods.values()}
@@ -148,7 +153,7 @@ async def test_described_routes_name_their_api(routes: Routes) -> None:
     assert tags["/v1/audio/speech"] == ["OpenAI"]
     assert not [path for path in tags if path.startswith(PREFIX) and path[len(PREFIX) :] in tags]
     for path, (tag,) in tags.items():
-        if (api := api_of_path(path)) is not None and not path.startswith("/v1/audio/"):
+        if (api := parts.apis.of_path(path)) is not None and not path.startswith("/v1/audio/"):
             assert tag.lower() == api.name, path
     assert [tag["name"] for tag in document["tags"]] == [
         "tts-worker",

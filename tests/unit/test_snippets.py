@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tools.bench.__main__ import COMMANDS as BENCHMARKS
-from tts_worker.cli import COMMANDS
+from tts_worker.cli import all_commands
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
             else:
                 commands[-1].append(token)
         for number, words in enumerate(commands):
-            if number and words[:1] and words[0] in COMMANDS and "tts-worker" in line:
+            if number and words[:1] and words[0] in all_commands() and "tts-worker" in line:
                 pytest.fail(f"{line!r} is a pipeline: one command per line")
             if words[:1] == ["tts-worker"]:
                 check_command(words[1:])
@@ -127,9 +127,9 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
 def check_command(words: list[str]) -> None:
     if words[:1] in ([], ["--version"], ["--help"]):
         return
-    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in all_commands()), None)
     assert name is not None, f"there is no command {' '.join(words[:2])!r}"
-    parse(f"tts_worker.commands.{name.replace(' ', '_')}", words[len(name.split()) :])
+    parse(all_commands()[name].module, words[len(name.split()) :])
 
 
 def check_tool(tool: str, words: list[str]) -> None:

@@ -23,7 +23,7 @@ from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.protocol.messages import ConfigureMessage, check_params
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
-from tts_worker.server.compat.rendering import converted
+from tts_worker.server.rendering import converted
 from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub

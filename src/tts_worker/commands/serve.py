@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tts_worker.commands.common import add_settings_arguments, run_event_loop, settings_from
 from tts_worker.errors import ConfigError
+from tts_worker.feature import Deployment, features
 from tts_worker.logs import configure_logs, discard_output, json_line, set_log_level
 from tts_worker.serving import serve
 from tts_worker.settings import Settings
@@ -41,11 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1; others need an API key)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 picks a free one)")
     parser.add_argument("--open", action="store_true", help="open the web page in a browser when the server is ready")
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="run as Ray Serve replicas (extra ray), see configs/ray.yaml",
-    )
+    for flag, deployment in _deployments().items():
+        parser.add_argument(f"--{flag}", action="store_true", help=deployment.help)
     add_settings_arguments(parser)
 
 
@@ -73,16 +71,19 @@ def run(args: argparse.Namespace) -> int:
         on_listening(url)
         on_ready()
 
-    if args.ray:
-        from tts_worker.server.ray import serve_on_ray
-
-        serve_on_ray(settings, on_both)
-        return 0
+    for flag, deployment in _deployments().items():
+        if getattr(args, flag):
+            deployment.run(settings, on_both)
+            return 0
     on_reload = None
     if args.config is not None and not sys.stdin.isatty():  # SIGHUP from a closed terminal should end the worker
         on_reload = LogLevelReload(lambda: settings_from(args, server=flags))
     run_event_loop(serve(settings, on_listening, on_ready, ends_process=True, on_reload=on_reload))
     return 0
+
+
+def _deployments() -> dict[str, Deployment]:
+    return {flag: deployment for feature in features().values() for flag, deployment in feature.deployments.items()}
 
 
 def _announce(line: str) -> None:

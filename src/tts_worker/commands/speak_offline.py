@@ -18,11 +18,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tts_worker.audio.source import recording_windows
 from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, settings_from
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
+from tts_worker.feature import find_converter
 from tts_worker.settings import read_yaml
 from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
@@ -236,7 +236,9 @@ def _prepare(
         segments = _segments(args, speaker, by_word=settings.text_mode == "interleaved", by_reference=by_reference)
     else:
         frontend = PromptFrontend(bundle)
-        tokens = [frontend.window_tokens(window) for window in recording_windows(args.source)]
+        if (converter := find_converter()) is None:
+            raise InvalidRequest("--mode vc: this installation lacks the feature conversion")
+        tokens = [frontend.window_tokens(window) for window in converter.windows(args.source)]
     starts = [segment.start for segment in segments]
     params = SynthesisParams(name, args.speed, args.seed, args.language, args.instruct or None)
 

@@ -1,104 +1,66 @@
-"""The ASGI application: health, metrics, voices, the web page, and the routes of the other HTTP transports."""
+"""The ASGI application: health, metrics, voices, models, ``/v1/stream``, and the routes that features add."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, ExceptionHandler
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, conversions, models, usage, voices
-from tts_worker.server.batch import routes as batch
-from tts_worker.server.batch.runner import BatchRunner
-from tts_worker.server.compat import apis, cosyvoice, elevenlabs, openai
-from tts_worker.server.keys import KeyRing
-from tts_worker.server.limits import ApiLimits
-from tts_worker.server.page import FOLDER, page_response
-from tts_worker.server.routing import Route, Routes, allowed_methods
-from tts_worker.server.security import AuthMiddleware, BodyTooLarge
-from tts_worker.server.telephony import routes as telephony
-from tts_worker.server.webrtc import offers
+from tts_worker.server import api_docs, models, usage, voices
+from tts_worker.server.application import Application, Extension
+from tts_worker.server.routing import Routes, allowed_methods
+from tts_worker.server.security import AuthMiddleware
+from tts_worker.server.vendor_apis import VendorApis
 from tts_worker.server.websocket import stream
 from tts_worker.session.hub import SessionHub
-from tts_worker.settings import Settings, is_loopback
+from tts_worker.settings import is_loopback
 
 log = logging.getLogger(__name__)
 
-Extension = Callable[[Routes, SessionHub, ApiLimits], None]
-"""Adds routes."""
 
+def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extension] = ()) -> ASGIApp:
+    """Build the application over a running hub.
 
-def create_app(
-    hub: SessionHub,
-    metrics: Metrics,
-    settings: Settings,
-    keys: KeyRing | None = None,
-    batches: BatchRunner | None = None,
-    extension: Extension | None = None,
-) -> ASGIApp:
-    """Build the application over a running hub. Without ``keys`` no API key is required."""
-    server = settings.server
-    routes = _collect_routes(hub, metrics, settings, keys or KeyRing(), batches, extension)
+    Args:
+        parts: What the routes serve; ``extensions`` add to it.
+        metrics: Metrics of the worker.
+        extensions: What adds further routes.
+    """
+    _add_status(parts.routes, parts.hub, metrics)
+    voices.add_routes(parts)
+    usage.add_routes(parts.routes, parts.hub)
+    models.add_routes(parts)
+
+    @parts.routes.websocket("/v1/stream", "Text in, speech out")
+    async def v1_stream(websocket: WebSocket) -> None:
+        await stream(websocket, parts.hub, parts.limits)
+
+    for extend in extensions:
+        extend(parts)
+    parts.web.add_static_files(parts.routes)
+    api_docs.describe(parts.routes)
+    server = parts.settings.server
     return AuthMiddleware(
-        Starlette(routes=routes.routes, exception_handlers=_error_handlers()),
-        keys=keys,
-        own_auth_paths=telephony.own_auth_paths(settings.telephony),
-        transport_of=transport_of,
-        is_draining=lambda: hub.draining,
+        Starlette(routes=parts.routes.routes, exception_handlers=_error_handlers(parts.apis)),
+        keys=parts.keys,
+        is_draining=lambda: parts.hub.draining,
         allowed_origins=server.allowed_origins,
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
-        upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | elevenlabs.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
         max_upload_bytes=server.max_upload_bytes,
         max_buffered_bytes=server.max_buffered_bytes,
+        paths=parts.paths,
+        apis=parts.apis,
     )
-
-
-def _collect_routes(
-    hub: SessionHub,
-    metrics: Metrics,
-    settings: Settings,
-    keys: KeyRing,
-    batches: BatchRunner | None,
-    extension: Extension | None,
-) -> Routes:
-    """Return the routes that the settings enable."""
-    limits = ApiLimits.of(settings)
-    web_page = settings.server.web_page
-    routes = Routes()
-    _add_status(routes, hub, metrics)
-    _add_shared_paths(routes, hub, limits)
-
-    @routes.websocket("/v1/stream", "Text in, speech out")
-    async def v1_stream(websocket: WebSocket) -> None:
-        await stream(websocket, hub, limits)
-
-    voice_names = openai.OPENAI_VOICES if settings.voices.openai_names else frozenset()
-    routes.include(openai.router(hub, limits, voice_names=voice_names))
-    for api in (apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
-        routes.include(api.router(hub, limits))
-    routes.include(conversions.router(hub, limits))
-    if settings.webrtc.enabled:
-        routes.include(offers.router(hub, settings.webrtc, limits, web_page=web_page))
-    if settings.telephony.enabled:
-        telephony.add_routes(routes, hub, limits, settings.telephony, keys)
-    if batches is not None:
-        routes.include(batch.router(batches, limits))
-    if web_page:
-        _add_page(routes)
-    if extension is not None:
-        extension(routes, hub, limits)
-    api_docs.describe(routes)
-    return routes
 
 
 def _add_status(routes: Routes, hub: SessionHub, metrics: Metrics) -> None:
@@ -118,73 +80,12 @@ def _add_status(routes: Routes, hub: SessionHub, metrics: Metrics) -> None:
         return Response(metrics.render(), media_type=metrics.content_type)
 
 
-def _add_shared_paths(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
-    """Add the paths that several APIs share. ElevenLabs clients, known by their key header, get that API's response."""
-
-    def is_elevenlabs(request: Request) -> bool:
-        return apis.api_of_client(request.scope) is apis.ELEVENLABS
-
-    voices.add_routes(routes, hub, is_elevenlabs)
-    usage.add_routes(routes, hub)
-    models.add_routes(routes, hub, limits, is_elevenlabs)
-
-
-def transport_of(path: str) -> str:
-    """Return the API of a path as metrics and logs name it: one of a small fixed set."""
-    own = {
-        "/v1/stream": "websocket",
-        "/v1/agent": "websocket",
-        batch.PATH: "batch",
-        "/webrtc": "webrtc",
-        **dict.fromkeys(telephony.PATHS, "telephony"),
-    }
-    name = next((name for prefix, name in own.items() if path.startswith(prefix)), "http")
-    return name if (api := apis.api_of_path(path)) is None else api.name
-
-
-_LINKED_PAGES = ("/webrtc", "/agent")
-
-
-def _add_page(routes: Routes) -> None:
-    @routes.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return page_response("index.html")
-
-    @routes.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return page_response("docs.html")
-
-    @routes.get("/static/pages.json", include_in_schema=False)
-    async def pages() -> Response:
-        """List the pages that a page may link to; asking for each would log errors in the browser's console."""
-        paths = {route.path for route in routes.routes if isinstance(route, Route)}
-        return JSONResponse([path for path in _LINKED_PAGES if path in paths])
-
-    add_static_files(routes)
-
-
-def add_static_files(routes: Routes) -> None:
-    """Serve the files of the web pages."""
-    routes.mount("/static", RevalidatedFiles(directory=FOLDER))
-
-
-class RevalidatedFiles(StaticFiles):
-    """Static files that browsers revalidate on each use, so an upgrade never mixes old and new modules."""
-
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        response = super().file_response(*args, **options)
-        response.headers["Cache-Control"] = "no-cache"
-        return response
-
-
-def _error_handlers() -> dict[Any, ExceptionHandler]:
-    """Answer every error in the format of the client's API (``apis.error_response``)."""
+def _error_handlers(apis: VendorApis) -> dict[Any, ExceptionHandler]:
+    """Answer every error in the format of the client's API."""
 
     async def on_worker_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TTSWorkerError)
-        as_bad_request = error.code in openai.BAD_REQUEST and not isinstance(error, BodyTooLarge)
-        status = 400 if as_bad_request and request.url.path == openai.SPEECH_PATH else None
-        return apis.error_response(request.scope, error.info, status)
+        return apis.error_response(request.scope, error.info, apis.status(request.scope, error))
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

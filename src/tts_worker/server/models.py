@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.callers import ApiScope
+from tts_worker.errors import UnknownModel
+from tts_worker.server.application import Application
 from tts_worker.server.audit import audited
-from tts_worker.server.compat import elevenlabs, openai
-from tts_worker.server.limits import ApiLimits
-from tts_worker.server.routing import Routes
 from tts_worker.server.validation import flag
 from tts_worker.session.hub import SessionHub
 
@@ -27,19 +25,23 @@ _FREE_FIRST: dict[str, Any] = {
 }
 
 
-def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, is_elevenlabs: Callable[[Request], bool]) -> None:
-    """Add the routes. Clients for which ``is_elevenlabs`` is true get the list in that API's format."""
+def add_routes(app: Application) -> None:
+    """Add the routes. Clients of a vendor's API get the list in its format."""
+    routes = app.routes
+    hub = app.hub
+    extra = app.model_names
 
     @routes.get(PATH, summary="List the engines of this worker")
     async def models(request: Request) -> Response:
-        if is_elevenlabs(request):
-            return elevenlabs.models_response(hub, limits)
-        return JSONResponse({"object": "list", "data": [_model(hub, name) for name in _model_names(hub)]})
+        if (answer := app.apis.answer(request.scope, PATH)) is not None:
+            return answer
+        names = (*_engine_names(hub), *extra)
+        return JSONResponse({"object": "list", "data": [_model(hub, name) for name in names]})
 
     @routes.get(f"{PATH}/{{name}}", summary="Describe a model")
     async def model(name: str) -> Response:
-        if name not in _model_names(hub):
-            raise openai.unknown_model(name)
+        if name not in (*_engine_names(hub), *extra):
+            raise unknown_model(name)
         return JSONResponse(_model(hub, name))
 
     @routes.post(
@@ -50,21 +52,25 @@ def add_routes(routes: Routes, hub: SessionHub, limits: ApiLimits, is_elevenlabs
     async def reload(request: Request, name: str) -> Response:
         free_first = flag(request.query_params, "free_first")
         with audited("reload_model", name, ApiScope.ADMIN):
-            if hub.models is None or name in openai.OPENAI_MODELS:
-                raise openai.unknown_model(name)
+            if hub.models is None or name in extra:
+                raise unknown_model(name)
             before = hub.model_versions.get(name)
             await hub.models.reload(name, free_first=free_first)
         return JSONResponse({**_model(hub, name), "previous_version": before})
 
 
-def _model_names(hub: SessionHub) -> tuple[str, ...]:
-    names = {voice.engine for voice in hub.voices} if hub.models is None else hub.models.names
-    return (*sorted(names), *openai.OPENAI_MODELS)
+def unknown_model(name: str) -> UnknownModel:
+    """Return the error for a name that is none of an engine."""
+    return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
+
+
+def _engine_names(hub: SessionHub) -> list[str]:
+    return sorted({voice.engine for voice in hub.voices} if hub.models is None else hub.models.names)
 
 
 def _model(hub: SessionHub, name: str) -> dict[str, Any]:
     """Describe a model; version and state are those of an engine of this worker."""
     described = {"id": name, "object": "model", "created": 0, "owned_by": "tts-worker"}
-    if hub.models is None or name in openai.OPENAI_MODELS:
+    if hub.models is None or name not in hub.models.names:
         return described
     return {**described, "version": hub.model_versions.get(name), "state": hub.models.describe_state(name)}

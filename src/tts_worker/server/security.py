@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, QueryParams
@@ -27,11 +26,11 @@ from tts_worker.errors import (
 )
 from tts_worker.logs import current_request_id, fields, set_request_id
 from tts_worker.server import cors
-from tts_worker.server.compat import elevenlabs
-from tts_worker.server.compat.apis import error_response
+from tts_worker.server.access import PathRules
 from tts_worker.server.http_protocol import CERTIFICATE
 from tts_worker.server.keys import KeyRing
 from tts_worker.server.rates import ThrottledLog
+from tts_worker.server.vendor_apis import VendorApis
 from tts_worker.settings import is_loopback
 from tts_worker.tracing import set_traceparent
 from tts_worker.types import TRACEPARENT
@@ -40,17 +39,11 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 
-PUBLIC_PATHS = ("/", "/agent", "/docs", "/webrtc", "/health", "/health/live", "/health/ready")
 PUBLIC_PREFIX = "/static/"
-"""Paths served without a key; they hold no user data."""
-
-KEY_HEADERS = ("x-api-key", "xi-api-key")
-"""Headers of a key besides ``Authorization: Bearer``: the worker's and Cartesia's, ElevenLabs'."""
+"""Files of web pages, which are served without a key."""
 
 KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
-KEY_PARAMETER_PATHS = ("/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/")
-"""Paths of the compatibility APIs that accept a key in the URL, as their browser clients send it. All other paths
-ignore it: URLs end up in the logs of proxies."""
+"""Parameters of a URL that holds a key, see ``PathRules.key_parameters``."""
 
 KEY_SUBPROTOCOL = "key."
 """Browsers cannot set headers on a WebSocket: they offer the subprotocols ``tts-worker`` and ``key.<API key>``."""
@@ -71,12 +64,10 @@ class AuthMiddleware:
         allowed_origins: Origins of pages that may call the worker.
         loopback_only: Serve loopback host names only, unless a key is required.
         max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
-        upload_paths: Paths bounded by ``max_upload_bytes`` instead; one that ends with a slash stands for all below.
-        max_upload_bytes: Bound on request bodies of ``upload_paths``.
+        max_upload_bytes: The bound on paths for uploads.
         max_buffered_bytes: Bound on the request bodies of all requests in progress.
-        own_auth_paths: Paths whose endpoint authenticates the caller. True if it does so before it accepts the
-            connection, which then needs no loopback name either.
-        transport_of: Returns the API name of a path, for metrics and logs.
+        paths: Rules for paths.
+        apis: The APIs of other vendors, in whose formats their clients get errors.
         is_draining: Whether a cancelled request is one that the end of a drain has overtaken.
     """
 
@@ -88,24 +79,21 @@ class AuthMiddleware:
         allowed_origins: Iterable[str] = (),
         loopback_only: bool = True,
         max_body_bytes: int = 1_048_576,
-        upload_paths: Collection[str] = (),
         max_upload_bytes: int = 0,
         max_buffered_bytes: int = 67_108_864,
-        own_auth_paths: Mapping[str, bool] = MappingProxyType({}),
-        transport_of: Callable[[str], str] = lambda path: "http",
+        paths: PathRules | None = None,
+        apis: VendorApis | None = None,
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._keys = keys if keys is not None else KeyRing()
-        self._transport_of = transport_of
+        self._paths = PathRules() if paths is None else paths
+        self._apis = VendorApis() if apis is None else apis
         self._is_draining = is_draining
         self._origins = {origin.rstrip("/").lower() for origin in allowed_origins}
         self._loopback_only = loopback_only and not self._keys.required
         self._max_body_bytes = max_body_bytes
-        self._upload_paths = upload_paths
-        self._upload_prefixes = tuple(path for path in upload_paths if path.endswith("/"))
         self._max_upload_bytes = max_upload_bytes
-        self._own_auth_paths = own_auth_paths
         self._body_budget = _BodyBudget(max_buffered_bytes)
         self._rejection_log = ThrottledLog(log, interval_s=1.0)
 
@@ -152,10 +140,10 @@ class AuthMiddleware:
             QuotaExceeded: The key or the client's address has exceeded its rate.
         """
         path = scope["path"]
-        transport = self._transport_of(path)
-        if _is_public(path) or path in self._own_auth_paths:
+        transport = transport_of(path, self._paths, self._apis)
+        if path.startswith(PUBLIC_PREFIX) or path in self._paths.public or path in self._paths.own_auth:
             return Caller(transport=transport)
-        key = _key_in_headers(Headers(scope=scope)) or _key_in_url(scope)
+        key = self._key_in_headers(Headers(scope=scope)) or self._key_in_url(scope)
         caller = await self._keys.authenticate(key, transport, certificate=scope.get("state", {}).get(CERTIFICATE))
         if caller is None:
             address = (scope.get("client") or ("unknown", 0))[0]
@@ -172,7 +160,7 @@ class AuthMiddleware:
         host = headers.get("host", "")
         origin = headers.get("origin")
         allowed = self._allowed_origin(scope) is not None
-        loopback_only = self._loopback_only and not self._own_auth_paths.get(scope["path"], False)
+        loopback_only = self._loopback_only and not self._paths.own_auth.get(scope["path"], False)
         if loopback_only and not allowed and not is_loopback(_host_name(host)):
             raise Forbidden("this worker serves loopback names only: set an API key to serve others")
         if origin is not None and not allowed and _authority(origin) != host.lower():
@@ -187,9 +175,25 @@ class AuthMiddleware:
                 raise BodyTooLarge(f"a request may have at most {limit_bytes} bytes")
 
     def _limit_bytes(self, scope: Scope) -> int:
-        path = scope["path"]
-        is_upload = path in self._upload_paths or path.startswith(self._upload_prefixes)
-        return self._max_upload_bytes if is_upload else self._max_body_bytes
+        return self._max_upload_bytes if self._paths.is_upload(scope["path"]) else self._max_body_bytes
+
+    def _key_in_headers(self, headers: Headers) -> str | None:
+        authorization = headers.get("authorization", "")
+        if authorization[:7].lower() == "bearer ":
+            return authorization[7:].strip()
+        for name in self._paths.key_headers:
+            if (key := headers.get(name)) is not None:
+                return key
+        for protocol in headers.get("sec-websocket-protocol", "").split(","):
+            if protocol.strip().startswith(KEY_SUBPROTOCOL):
+                return protocol.strip()[len(KEY_SUBPROTOCOL) :]
+        return None
+
+    def _key_in_url(self, scope: Scope) -> str | None:
+        if not self._paths.has_key_in_url(scope["path"]):
+            return None
+        params = QueryParams(scope["query_string"])
+        return next((params[name] for name in KEY_PARAMETERS if name in params), None)
 
     async def _reject(self, error: TTSWorkerError, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(error, Forbidden):  # the key ring logs wrong keys
@@ -203,7 +207,7 @@ class AuthMiddleware:
                     request_id=current_request_id(),
                 ),
             )
-        response = error_response(scope, error.info)
+        response = self._apis.error_response(scope, error.info)
         if isinstance(error, Unauthenticated):
             response.headers["WWW-Authenticate"] = "Bearer"
         if scope["type"] == "http":
@@ -213,6 +217,12 @@ class AuthMiddleware:
             await _deny_handshake(response.status_code, response.raw_headers, bytes(response.body), send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": error.message[:120]})
+
+
+def transport_of(path: str, paths: PathRules, apis: VendorApis) -> str:
+    """Return the API of a path as metrics and logs name it: one of a small fixed set."""
+    api = apis.of_path(path)
+    return paths.transport_of(path) if api is None else api.name
 
 
 def _with_request_id(send: Send, request_id: str) -> Send:
@@ -282,30 +292,6 @@ class _LimitedReceive:
         """Return the request's bytes to the budget."""
         self._budget.buffered_bytes -= self._buffered_bytes
         self._buffered_bytes = 0
-
-
-def _is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
-
-
-def _key_in_headers(headers: Headers) -> str | None:
-    authorization = headers.get("authorization", "")
-    if authorization[:7].lower() == "bearer ":
-        return authorization[7:].strip()
-    for name in KEY_HEADERS:
-        if (key := headers.get(name)) is not None:
-            return key
-    for protocol in headers.get("sec-websocket-protocol", "").split(","):
-        if protocol.strip().startswith(KEY_SUBPROTOCOL):
-            return protocol.strip()[len(KEY_SUBPROTOCOL) :]
-    return None
-
-
-def _key_in_url(scope: Scope) -> str | None:
-    if not scope["path"].startswith(KEY_PARAMETER_PATHS):
-        return None
-    params = QueryParams(scope["query_string"])
-    return next((params[name] for name in KEY_PARAMETERS if name in params), None)
 
 
 def _host_name(host: str) -> str:

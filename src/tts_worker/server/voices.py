@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from starlette.requests import Request
@@ -10,20 +9,17 @@ from starlette.responses import Response
 
 from tts_worker.callers import ApiScope
 from tts_worker.errors import InvalidRequest
+from tts_worker.server.application import Application
 from tts_worker.server.audit import audited
-from tts_worker.server.compat import cloning, elevenlabs
-from tts_worker.server.compat.uploads import Body, read_body
 from tts_worker.server.responses import SafeJSONResponse, voice_json
-from tts_worker.server.routing import Routes
+from tts_worker.server.uploads import Body, read_body
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.upload import NewVoice
 
 PATH = "/v1/voices"
-UPLOAD_PATHS = frozenset((PATH, *cloning.PATHS))
-"""Paths whose requests may contain a recording."""
-
+NAMED_PATH = "/v1/voices/{name}"
 RECORDING_FIELD = "audio"
 
 _BODY = partial(
@@ -32,23 +28,26 @@ _BODY = partial(
 """A mix takes no recording."""
 
 
-def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request], bool]) -> None:
-    """Add the routes. Clients for which ``is_elevenlabs`` is true get the responses of that API."""
+def add_routes(app: Application) -> None:
+    """Add the routes. Clients of a vendor's API that has the same paths get its responses."""
+    routes = app.routes
+    hub = app.hub
+    app.paths.uploads.add(PATH)
 
     @routes.get(PATH, summary="List the voices")
     @routes.get("/v1/audio/voices", summary="The same as /v1/voices, for clients that ask here")
     async def voices(request: Request) -> Response:
         await hub.library.refresh()
-        if is_elevenlabs(request):
-            return elevenlabs.voices_response(hub)
+        if (answer := app.apis.answer(request.scope, PATH)) is not None:
+            return answer
         listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]
         return SafeJSONResponse({"voices": listed, "can_add": hub.library.can_add})
 
-    @routes.get(f"{PATH}/{{name}}", summary="Describe a voice")
+    @routes.get(NAMED_PATH, summary="Describe a voice")
     async def voice(request: Request, name: str) -> Response:
         await hub.library.refresh()
-        if is_elevenlabs(request):
-            return elevenlabs.voice_response(hub, name)
+        if (answer := app.apis.answer(request.scope, NAMED_PATH, name=name)) is not None:
+            return answer
         return SafeJSONResponse(voice_json(hub.voices.get(name), hub.voices.default))
 
     @routes.post(
@@ -63,7 +62,7 @@ def add_routes(routes: Routes, hub: SessionHub, is_elevenlabs: Callable[[Request
         headers = {"location": f"{PATH}/{added.name}"} if added.name.isascii() else {}
         return SafeJSONResponse(voice_json(added, hub.voices.default), 201, headers)
 
-    @routes.delete(f"{PATH}/{{name}}", summary="Delete a voice that was added")
+    @routes.delete(NAMED_PATH, summary="Delete a voice that was added")
     async def delete(name: str) -> Response:
         mixes = await delete_voice(hub, name)
         more = {"deleted_mixes": mixes} if mixes else {}

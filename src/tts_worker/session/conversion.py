@@ -1,24 +1,25 @@
-"""Voice conversion: source audio in, the same speech in another voice out.
+"""Voice conversion as sessions know it: where the speech comes from, and what turns it into speech tokens.
 
-The speech tokenizer turns the audio into speech tokens, window by window and on a separate thread, and the engine
-renders them as it renders those of its language model: in the same steps and within the same credit.
+The engine renders speech tokens as it renders those of its language model. What cuts the source audio and drives the
+session is the feature ``conversion``; without it the worker converts nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from tts_worker.audio.source import Window, live_windows, recording_windows
-from tts_worker.errors import InvalidRequest, SessionClosed
+from tts_worker.audio.window import Window
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Output, PcmFrame
+from tts_worker.types import Output
 
 SPEECH_TOKENS = "speech_tokens"
 """Capability of engines that convert."""
 
 Tokenize = Callable[[Window], Awaitable[tuple[int, ...]]]
+"""Returns the speech tokens of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,6 @@ class LiveSource:
     parts: AsyncIterator[bytes]
     rate_hz: int
 
-    def windows(self) -> AsyncIterator[Window]:
-        return live_windows(self.parts, self.rate_hz)
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedSource:
@@ -38,37 +36,16 @@ class RecordedSource:
 
     audio: bytes
 
-    async def windows(self) -> AsyncIterator[Window]:
-        if not self.audio:
-            raise InvalidRequest("the source audio is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
-        for window in await asyncio.to_thread(recording_windows, self.audio):
-            yield window
-
 
 Source = LiveSource | RecordedSource
 
 
-class Conversion:
-    """One conversion on a session, which it owns.
+class Conversion(Protocol):
+    """One conversion on a session, which it owns."""
 
-    Args:
-        session: Speaks with the target voice. Nothing else writes to it.
-        source: What it converts.
-        tokenize: Returns the speech tokens of a window.
-        charge: Called with the seconds of source audio.
-    """
+    session: LocalSession
 
-    def __init__(
-        self, session: LocalSession, source: Source, tokenize: Tokenize, charge: Callable[[float], None]
-    ) -> None:
-        self.session = session
-        self._source = source
-        self._tokenize = tokenize
-        self._charge = charge
-        self._error: Exception | None = None
-        self._began_at_s: float | None = None
-
-    async def outputs(self) -> AsyncGenerator[Output, None]:
+    def outputs(self) -> AsyncGenerator[Output, None]:
         """Convert the source; yield frames and notices up to the end of the utterance.
 
         Closing the generator frees the session and stops the conversion.
@@ -76,41 +53,19 @@ class Conversion:
         Raises:
             TTSWorkerError: The source cannot be converted.
         """
-        feeding = asyncio.create_task(self._feed(), name=f"{self.session.id}-source")
-        try:
-            async for item in self.session:
-                if self._error is not None:
-                    raise self._error
-                if isinstance(item, PcmFrame) and item.index == 0:
-                    self._note_first_audio(item)
-                if isinstance(item, Ended):
-                    self.session.close(item.receipt.reason)
-                    yield item
-                    return
-                yield item
-            if self._error is not None:
-                raise self._error
-        finally:
-            feeding.cancel()
-            self.session.close("disconnected")
-            await asyncio.wait({feeding})
 
-    async def _feed(self) -> None:
-        try:
-            async for window in self._source.windows():
-                if self._began_at_s is None:
-                    self._began_at_s = asyncio.get_running_loop().time()
-                self._charge(window.new_s)
-                tokens = await self._tokenize(window)
-                self.session.add_speech(tokens)
-                self.session.note_source(window.new_s)
-            self.session.end_text()
-        except SessionClosed:
-            return  # stopped meanwhile: the report tells why
-        except Exception as error:
-            self._error = error
-            self.session.close("source_failed")
 
-    def _note_first_audio(self, frame: PcmFrame) -> None:
-        if self._began_at_s is not None:
-            self.session.note_converted(frame.key, asyncio.get_running_loop().time() - self._began_at_s)
+class Converter(Protocol):
+    """Converts speech."""
+
+    def convert(
+        self, session: LocalSession, source: Source, tokenize: Tokenize, charge: Callable[[float], None]
+    ) -> Conversion:
+        """Convert a source on a session. ``charge`` is called with the seconds of source audio."""
+
+    def windows(self, recording: bytes | Path) -> Sequence[Window]:
+        """Decode a recording, given as a file or its content, and cut it; blocks.
+
+        Raises:
+            InvalidRequest: It cannot be read, or is too long.
+        """

@@ -19,8 +19,8 @@ from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
+from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
-from tts_worker.session.traces import UtteranceTraces
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon
@@ -74,7 +74,7 @@ class HubConfig:
     reading: Reading = "own"
     normalizer: SegmentNormalizer | None = None
     route_by_language: bool = True
-    traces: UtteranceTraces | None = None
+    traces: UtteranceExporter | None = None
 
 
 @dataclass(frozen=True, slots=True)

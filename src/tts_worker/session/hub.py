@@ -28,7 +28,7 @@ from tts_worker.errors import (
     TTSWorkerError,
     UnknownVoice,
 )
-from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Source
+from tts_worker.session.conversion import SPEECH_TOKENS, Conversion, Converter, Source
 from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.factory import HubConfig, SessionFactory
 from tts_worker.session.language_routing import LanguageRouter
@@ -139,6 +139,7 @@ class SessionHub:
         """Loads engines on demand; None if engines are only added and removed explicitly."""
         self.model_versions: dict[str, str] = {}
         """Versions of the loaded engines, by name."""
+        self.converter: Converter | None = None
         self._engines: dict[str, EnginePort] = {}
         self._observer = observer
         self._sessions: dict[str, _OpenSession] = {}
@@ -175,7 +176,7 @@ class SessionHub:
             ConfigError: Another engine has one of its voices.
         """
         info = engine.info
-        if enrolment is None:  # it has the tokenizer of a conversion
+        if enrolment is None or self.converter is None:  # it has the tokenizer of a conversion
             info = replace(info, capabilities=tuple(each for each in info.capabilities if each != SPEECH_TOKENS))
         self.library.add_engine(name, family, info, enrolment)
         if self.config.normalizer is not None and engine.info.front_end:
@@ -389,13 +390,16 @@ class SessionHub:
         with self._counting_refusals():
             if (refusal := self._caller_quotas.source_refusal(caller)) is not None:
                 raise refusal
+        if self.converter is None:
+            raise InvalidRequest("this installation does not convert speech: it lacks the feature conversion")
         session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
         enrolment = self.library.enrolment(session.model)
         if enrolment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
-        return Conversion(session, source, enrolment.speech_tokens, partial(self._charge_source, caller))
+        charge = partial(self._charge_source, caller)
+        return self.converter.convert(session, source, enrolment.speech_tokens, charge)
 
     async def _choose_voice(self, options: SessionOptions) -> VoiceDescription:
         await self.library.look_up(options.voice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tts_worker.callers import current_caller
 from tts_worker.logs import current_request_id, fields
@@ -84,6 +85,22 @@ class UtteranceRecord:
                 duration_s=round(now_s - self.text_at_s, 3),
             ),
         )
+
+
+class UtteranceExporter(Protocol):
+    """Exports ended utterances, such as traces."""
+
+    def ended(self, record: UtteranceRecord, event: Ended, now_s: float) -> None:
+        """Export one utterance.
+
+        Args:
+            record: What happened to it.
+            event: Its terminal event.
+            now_s: The time of that, on the clock of the record.
+        """
+
+    def close(self) -> None:
+        """Export what is left. Blocks for a bounded time: call it on a thread."""
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.record import SessionRecord
+from tts_worker.session.record import SessionRecord, UtteranceExporter
 from tts_worker.session.text_timers import TextTimers
-from tts_worker.session.traces import UtteranceTraces
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
     BREAK_CHARS_PER_S,
@@ -132,7 +131,7 @@ class LocalSession:
         read_scheduler: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
         output_format: OutputFormat | None = None,
-        traces: UtteranceTraces | None = None,
+        traces: UtteranceExporter | None = None,
     ) -> None:
         self.id = machine.session
         output_format = output_format or OutputFormat()

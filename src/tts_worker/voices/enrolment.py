@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, PromptFigures
-from tts_worker.audio.source import Window
+from tts_worker.audio.window import Window
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
 from tts_worker.voices.files import Voice
 

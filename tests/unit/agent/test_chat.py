@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError
-from tts_worker.server.agent.chat import ChatEndpoint, ChatRefused, content_of
+from tts_worker.features.agent.chat import ChatEndpoint, ChatRefused, content_of
 
 pytest.importorskip("httpx", reason="needs the extra 'agent'")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tts_worker.server.agent.conversation import (
+from tts_worker.features.agent.conversation import (
     MAX_HISTORY_CHARS,
     Ask,
     Conversation,

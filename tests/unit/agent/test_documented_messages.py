@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tts_worker.features.agent import messages
 from tts_worker.protocol.messages import Message, PongMessage
-from tts_worker.server.agent import messages
 
 PAGE = (Path(__file__).parents[3] / "docs" / "agent.md").read_text("utf-8")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import until
-from tts_worker.server.agent.listener import MAX_SPEECH_S, SpeechListener
+from tts_worker.features.agent.listener import MAX_SPEECH_S, SpeechListener
 
 RATE_HZ = 1_000
 Heard = list[tuple[str, bool]]

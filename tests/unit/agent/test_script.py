@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.server.agent.conversation import Message
-from tts_worker.server.agent.script import ScriptedModel
+from tts_worker.features.agent.conversation import Message
+from tts_worker.features.agent.script import ScriptedModel
 
 PARAGRAPHS = ("One two three four.", "Five six seven.")
 

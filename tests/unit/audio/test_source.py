@@ -13,18 +13,17 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.audio.source import (
+from tts_worker.audio.window import MAX_SOURCE_S, Window
+from tts_worker.errors import InvalidRequest
+from tts_worker.features.conversion.windows import (
     LIVE,
-    MAX_SOURCE_S,
     MAX_WINDOW_S,
     WHOLE,
     SourceWindows,
-    Window,
     WindowSizes,
     live_windows,
     recording_windows,
 )
-from tts_worker.errors import InvalidRequest
 
 RATE_HZ = 8_000
 UNIT = RATE_HZ // 25

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tts_worker.cli import COMMANDS, main, run_command
+from tts_worker.cli import all_commands, main, run_command
 from tts_worker.commands import doctor
 from tts_worker.commands.installation import install_command
 from tts_worker.errors import MissingExtra
@@ -133,12 +133,12 @@ def test_no_extra_installs_a_second_onnxruntime() -> None:
     assert '"onnxruntime-' not in project
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", all_commands())
 def test_help_keeps_the_capitals_of_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*name.split(), "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    text = COMMANDS[name]
+    text = all_commands()[name].summary
     assert f"{text[0].upper()}{text[1:]}." in shown
 
 
@@ -146,8 +146,8 @@ def test_help_of_no_command_needs_torch() -> None:
     program = """
 import contextlib, io, sys
 sys.modules["torch"] = None
-from tts_worker.cli import COMMANDS, main
-for name in COMMANDS:
+from tts_worker.cli import all_commands, main
+for name in all_commands():
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             print("code", main([*name.split(), "--help"]), file=sys.stderr)

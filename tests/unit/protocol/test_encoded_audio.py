@@ -44,7 +44,7 @@ def test_ready_names_the_format() -> None:
 
 def test_webrtc_track_rejects_a_format() -> None:
     pytest.importorskip("aiortc", reason="needs the extra 'webrtc'")
-    from tts_worker.server.webrtc.peer import track_options
+    from tts_worker.features.webrtc.peer import track_options
 
     assert track_options(SessionOptions(sample_rate=24_000)).own_clock
     for options in (SessionOptions(sample_rate=8_000), SessionOptions(encoding="opus")):

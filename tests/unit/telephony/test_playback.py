@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.server.telephony.playback import MARK_TIMEOUT_S, CallPlayback
+from tts_worker.features.telephony.playback import MARK_TIMEOUT_S, CallPlayback
 from tts_worker.types import ChunkMeta, PcmFrame, UtteranceKey
 
 RATE = 1_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tts_worker.errors import InvalidRequest
-from tts_worker.server.telephony.wire import TELNYX, TWILIO, MediaStreamFormat, StreamEvent
+from tts_worker.features.telephony.wire import TELNYX, TWILIO, MediaStreamFormat, StreamEvent
 
 FORMATS = (TWILIO, TELNYX)
 NAMES = sorted(

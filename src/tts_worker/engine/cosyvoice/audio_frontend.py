@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.decode import Recording
-from tts_worker.audio.source import UNITS_PER_S, Window
+from tts_worker.audio.window import UNITS_PER_S, Window
 from tts_worker.engine.cosyvoice.backends.onnx_providers import (
     CUDA,
     create_session,

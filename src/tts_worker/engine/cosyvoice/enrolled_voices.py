@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.prompt import PromptFigures
-from tts_worker.audio.source import Window
+from tts_worker.audio.window import Window
 from tts_worker.errors import BundleError, SynthesisFailed
 from tts_worker.voices.files import Voice
 

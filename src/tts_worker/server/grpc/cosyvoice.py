@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from tts_worker.audio.encoders import wav_file
 from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
-from tts_worker.server.compat.cosyvoice import speech_options
-from tts_worker.server.compat.rendering import check_spoken
 from tts_worker.server.grpc import cosyvoice_pb2 as pb
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
 from tts_worker.server.limits import ApiLimits
+from tts_worker.server.rendering import check_spoken, speech_options
 from tts_worker.session.hub import SessionHub
 from tts_worker.text.instruction import split_instruction
 from tts_worker.types import Ended, PcmFrame, SessionOptions

@@ -24,7 +24,6 @@ from tts_worker.server.file_watch import FileStates, file_states
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
-from tts_worker.server.grpc.conversion import VoiceConversionService
 from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.port_connections import PortConnections
@@ -146,17 +145,26 @@ class RunningServer:
 Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]]
 
 
-def worker_services(hub: SessionHub, models: ModelCatalog, config: ServiceConfig) -> Register:
-    """The services ``tts.TTSService``, ``tts.Conversation``, ``tts.VoiceConversion`` and ``tts.Voices``."""
+GrpcExtension = Callable[[grpc.aio.Server, SessionHub, ApiLimits], str]
+"""Adds a service and returns its full name."""
+
+_OWN_SERVICES = ("TTSService", "Conversation", "Voices")
+
+
+def worker_services(
+    hub: SessionHub, models: ModelCatalog, config: ServiceConfig, extensions: Sequence[GrpcExtension] = ()
+) -> Register:
+    """The services ``tts.TTSService``, ``tts.Conversation`` and ``tts.Voices``, and those of ``extensions``."""
 
     def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
         service = TTSService(hub, models, config)
         conversation = ConversationService(hub, config.limits)
         tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
         tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
-        tts_worker_pb2_grpc.add_VoiceConversionServicer_to_server(VoiceConversionService(hub, config.limits), server)
         tts_worker_pb2_grpc.add_VoicesServicer_to_server(VoicesService(hub), server)
-        names = [name.full_name for name in tts_worker_pb2.DESCRIPTOR.services_by_name.values()]
+        own = tts_worker_pb2.DESCRIPTOR.services_by_name
+        names = [own[name].full_name for name in _OWN_SERVICES]
+        names += [extend(server, hub, config.limits) for extend in extensions]
         return names, (service.sessions, conversation)
 
     return register

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.voice_codec import encode_voice, parse_upload
-from tts_worker.server.compat.uploads import Body
 from tts_worker.server.grpc.calls import Context, abort_with
+from tts_worker.server.uploads import Body
 from tts_worker.server.voices import add_voice, delete_voice
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription

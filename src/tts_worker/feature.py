@@ -1,0 +1,183 @@
+"""Features: folders of ``tts_worker.features`` that can be deleted, and the record by which each says what it adds.
+
+A folder ``features/NAME`` defines ``FEATURE`` in its ``__init__``. The core knows the names only: it reads the records,
+and what they refer to imports its modules when it is enabled or called. Features do not import each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tts_worker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tts_worker.server.application import Extension
+    from tts_worker.server.grpc.models import ModelCatalog
+    from tts_worker.server.grpc.server import GrpcExtension
+    from tts_worker.server.keys import KeyRing
+    from tts_worker.session.conversion import Converter
+    from tts_worker.session.hub import SessionHub
+    from tts_worker.session.quotas import Quotas
+    from tts_worker.session.record import UtteranceExporter
+    from tts_worker.settings import Settings
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "compat": (),
+    "conversion": (),
+    "webrtc": ("webrtc",),
+    "telephony": ("telephony",),
+    "batch": ("batch",),
+    "fleet": ("registry", "quotas", "ray"),
+    "tracing": ("tracing",),
+    "page": (),
+    "agent": (),
+}
+"""The features, in the order in which they add to the worker and its server, and their sections of the settings."""
+
+NAMES = tuple(SECTIONS)
+
+
+class WorkerPart(Protocol):
+    """What a feature adds to a running worker."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Do the background work until cancelled; called once the engines have started."""
+
+
+class Registration(Protocol):
+    """Makes a worker known to clients."""
+
+    async def announce(self) -> None:
+        """Register the ready worker; returns after the first attempt."""
+
+    def refresh(self) -> None:
+        """Register again, because the worker has changed, or drains."""
+
+    async def stop(self) -> None:
+        """Withdraw the registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Another way to run ``serve``, with its flag.
+
+    Attributes:
+        help: What the flag does.
+        run: Serves until a signal ends it; calls its second argument with the address. Raises TTSWorkerError.
+    """
+
+    help: str
+    run: Callable[[Settings, Callable[[str], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of ``tts-worker``.
+
+    Attributes:
+        summary: What it does, for the list of commands.
+        module: Its module, with ``add_arguments(parser)`` and ``run(args)``.
+        examples: For its help, without the program's name.
+    """
+
+    summary: str
+    module: str
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An extra of the distribution.
+
+    Attributes:
+        modules: Modules that it installs.
+        purpose: What it is for.
+        python: Oldest Python on which it can be installed, where that is not every Python of the package.
+    """
+
+    modules: tuple[str, ...]
+    purpose: str
+    python: tuple[int, int] = (3, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What a feature adds. Its functions check the settings themselves.
+
+    Attributes:
+        docs: Its page of the documentation, relative to ``docs``.
+        http: Adds routes to the HTTP server.
+        web: Folder of files for web pages.
+        grpc: Adds a service to the gRPC server.
+        part: Returns what it adds to a worker; None if it is disabled. Raises ConfigError.
+        quotas: Returns the quotas that workers share; None if each counts for itself.
+        exporter: Returns what exports ended utterances; None if it is disabled.
+        converter: Returns what converts speech.
+        registration: Returns what registers a worker, from its models and the address of its gRPC server; None if it
+            is disabled.
+        deployments: Flag of ``serve``, without the dashes -> what runs then.
+        commands: Its commands by name.
+        extras: The extras that only it needs, by name.
+    """
+
+    docs: str = ""
+    http: Extension | None = None
+    web: Path | None = None
+    grpc: GrpcExtension | None = None
+    part: Callable[[SessionHub, Settings, KeyRing], WorkerPart | None] | None = None
+    quotas: Callable[[Settings], Quotas | None] | None = None
+    exporter: Callable[[Settings], UtteranceExporter | None] | None = None
+    converter: Callable[[], Converter] | None = None
+    registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
+    deployments: Mapping[str, Deployment] = field(default_factory=dict)
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+
+
+@cache
+def features() -> Mapping[str, Feature]:
+    """Return the records of the features that this installation has, by name."""
+    return {name: cast(Feature, import_module(f"tts_worker.features.{name}").FEATURE) for name in _present()}
+
+
+def _present() -> Iterator[str]:
+    for name in NAMES:
+        with suppress(ModuleNotFoundError):  # the folder of all features
+            spec = find_spec(f"tts_worker.features.{name}")
+            if spec is not None and spec.origin is not None:  # not a deleted folder whose byte code is left
+                yield name
+
+
+def check_sections(settings: Settings, present: Mapping[str, Feature]) -> None:
+    """Reject settings of a feature that this installation lacks.
+
+    Raises:
+        ConfigError: Names the section and the feature.
+    """
+    for name in SECTIONS.keys() - present.keys():
+        for section in SECTIONS[name]:
+            if getattr(settings, section) != type(settings).model_fields[section].default:
+                raise ConfigError(f"{section}: this installation lacks the feature {name}")
+
+
+def web_folders() -> list[Path]:
+    """Return the folders of files for web pages; none without the feature that has the files that all share."""
+    folders = {name: feature.web for name, feature in features().items() if feature.web is not None}
+    return [*folders.values()] if "page" in folders else []
+
+
+def find_converter() -> Converter | None:
+    """Return what converts speech, if this installation has it."""
+    return next((feature.converter() for feature in features().values() if feature.converter is not None), None)
+
+
+def feature_commands() -> dict[str, Command]:
+    """Return the commands of all features, by name."""
+    return {name: command for feature in features().values() for name, command in feature.commands.items()}

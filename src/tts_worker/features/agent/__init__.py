@@ -1,0 +1,27 @@
+"""The talking agent: a page on which one speaks with a language model, or with a script (``tts-worker agent``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tts_worker.feature import Command, Extra, Feature
+
+FEATURE = Feature(
+    docs="agent.md",
+    web=Path(__file__).parent / "web",
+    commands={
+        "agent": Command(
+            "serve a page on which one speaks with an agent, and interrupts it",
+            "tts_worker.features.agent.command",
+            (
+                "agent --open",
+                "agent --whisper base.en --whisper-download",
+                "agent --chat-url http://127.0.0.1:11434/v1 --chat-model llama3.2",
+            ),
+        )
+    },
+    extras={
+        "agent": Extra(("httpx",), "tts-worker agent: speak with a language model"),
+        "whisper": Extra(("faster_whisper",), "speech recognition of tts-worker agent"),
+    },
+)

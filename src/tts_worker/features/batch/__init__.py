@@ -1,0 +1,49 @@
+"""``/v1/batch``: many texts in one request, synthesized behind calls and kept for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tts_worker.feature import Command, Feature, WorkerPart
+
+if TYPE_CHECKING:
+    from tts_worker.server.application import Application
+    from tts_worker.server.keys import KeyRing
+    from tts_worker.session.hub import SessionHub
+    from tts_worker.settings import Settings
+
+
+def _add_routes(app: Application) -> None:
+    if app.settings.batch.enabled:
+        from tts_worker.features.batch import routes
+
+        routes.add_routes(app)
+
+
+def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | None:
+    from tts_worker.settings import check_directory
+
+    if settings.batch.directory is not None:
+        check_directory("batch.directory", settings.batch.directory, must_exist=False)
+    if not settings.batch.enabled:
+        return None
+    from tts_worker.features.batch.runner import BatchRunner
+
+    return BatchRunner(hub, settings.batch, settings.server.max_input_chars, keys.caller_named)
+
+
+FEATURE = Feature(
+    docs="routes.md",
+    http=_add_routes,
+    part=_runner,
+    commands={
+        "batch": Command(
+            "have a running worker synthesize a file of texts, one audio file for each",
+            "tts_worker.features.batch.command",
+            (
+                "batch texts.txt --out audio",
+                "batch texts.jsonl --out audio --url ws://127.0.0.1:8080 --voice heart --format mp3",
+            ),
+        )
+    },
+)

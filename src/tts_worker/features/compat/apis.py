@@ -1,0 +1,63 @@
+"""Adds the APIs of ElevenLabs, Cartesia, CosyVoice and OpenAI to the server."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tts_worker.errors import TTSWorkerError
+from tts_worker.features.compat import cartesia, cartesia_wire, cloning, cosyvoice, elevenlabs, elevenlabs_wire, openai
+from tts_worker.server import models, voices
+from tts_worker.server.application import Application
+from tts_worker.server.security import BodyTooLarge
+from tts_worker.server.vendor_apis import VendorApi
+
+
+def add_apis(app: Application) -> None:
+    """Add the routes, and what the server must know of them and of their clients."""
+    hub, limits, rules = app.hub, app.limits, app.paths
+    app.apis.add(
+        VendorApi(
+            "elevenlabs",
+            frozenset(
+                {
+                    f"{elevenlabs.PREFIX}/",
+                    "/v1/text-to-speech/",
+                    *elevenlabs.CONVERSION_PATHS,
+                    "/v2/voices",
+                    "/v2/voices/",
+                    "/v1/voices/add",
+                }
+            ),
+            elevenlabs_wire.error_response,
+            shared={
+                voices.PATH: partial(elevenlabs.voices_response, hub),
+                voices.NAMED_PATH: partial(elevenlabs.voice_response, hub),
+                models.PATH: partial(elevenlabs.models_response, hub, limits),
+            },
+            header="xi-api-key",
+            sdk="elevenlabs",
+        )
+    )
+    app.apis.add(
+        VendorApi(
+            "cartesia",
+            frozenset({"/tts/", "/voices", "/voices/"}),
+            cartesia_wire.error_response,
+            header="cartesia-version",
+        )
+    )
+    app.apis.add(VendorApi("cosyvoice", cosyvoice.PATHS))
+    app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
+    app.model_names.extend(openai.OPENAI_MODELS)
+    rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
+    rules.key_headers.append("xi-api-key")
+    rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
+    voice_names = openai.OPENAI_VOICES if app.settings.voices.openai_names else frozenset()
+    app.routes.include(openai.router(hub, limits, voice_names=voice_names))
+    for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
+        app.routes.include(router(hub, limits))
+
+
+def _openai_status(path: str, error: TTSWorkerError) -> int | None:
+    is_bad = error.code in openai.BAD_REQUEST and not isinstance(error, BodyTooLarge)
+    return 400 if is_bad and path == openai.SPEECH_PATH else None

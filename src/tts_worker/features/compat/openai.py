@@ -1,0 +1,167 @@
+"""OpenAI-compatible API: ``POST /v1/audio/speech``. ``server.models`` answers ``GET /v1/models`` in its format.
+
+Message formats follow OpenAI's public API reference as its Python SDK uses it. Unknown fields are ignored. Extensions:
+``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not supported.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tts_worker.audio.encoders import AudioFormat, open_encoder
+from tts_worker.errors import (
+    ErrorCode,
+    TextTooLong,
+    TTSWorkerError,
+    UnknownVoice,
+)
+from tts_worker.protocol.json_codec import parse_object
+from tts_worker.protocol.messages import error_fields
+from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.rendering import download
+from tts_worker.server.responses import speech_stream
+from tts_worker.server.routing import Routes
+from tts_worker.server.validation import request_body, validate
+from tts_worker.session.hub import SessionHub
+from tts_worker.text.instruction import split_instruction
+from tts_worker.types import SessionOptions
+
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Model names that OpenAI's clients send by default. They select nothing: the voice determines the engine."""
+
+OPENAI_VOICES = frozenset(
+    (
+        *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+        *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+    )
+)
+"""Voice names that OpenAI's clients send; some accept no others. They select the default voice unless a voice or alias
+has the name."""
+
+SPEECH_PATH = "/v1/audio/speech"
+
+BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
+"""Errors answered with 400, as OpenAI does: its SDKs raise BadRequestError for 400 only."""
+
+
+class VoiceId(BaseModel):
+    """A voice named by an object."""
+
+    id: str
+
+
+class SpeechRequest(BaseModel):
+    """Body of ``POST /v1/audio/speech``."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str = Field("tts-1", max_length=128)
+    input: str
+    voice: str | VoiceId | None = None
+    response_format: AudioFormat = AudioFormat.MP3
+    speed: float = 1.0
+    instructions: str | None = Field(None, max_length=4_096)
+    stream_format: Literal["audio", "sse"] = "audio"
+    seed: int = 0
+    language: str | None = Field(None, max_length=35)
+    lexicon: dict[str, Any] | None = None
+    sample_rate: int | None = Field(None, ge=8_000, le=48_000)
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> Routes:
+    """Return OpenAI's routes.
+
+    Args:
+        hub: The session hub.
+        limits: Limits of a request.
+        voice_names: Names that select the default voice if no voice or alias has them.
+    """
+    routes = Routes(tag="OpenAI")
+
+    @routes.post(
+        SPEECH_PATH,
+        summary="Text to speech, streamed",
+        openapi_extra=lambda: describe_checksums(request_body(SpeechRequest)),
+    )
+    async def speech(request: Request) -> Response:
+        data = parse_object(await request.body(), "body")
+        speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
+        if len(speech_request.input) > limits.max_input_chars:
+            raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
+        text, instruct = split_instruction(speech_request.input, speech_request.instructions)
+        rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
+        encoder = open_encoder(speech_request.response_format, rate_hz)
+        checksums = wants_checksums(request.query_params)
+        audio = download(hub, replace(_options(speech_request, rate_hz), instruct=instruct), text, encoder)
+        use_sse = speech_request.stream_format == "sse"
+        return speech_stream(
+            _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
+            "text/event-stream" if use_sse else encoder.content_type,
+            limits,
+            rate_hz=rate_hz,
+        )
+
+    return routes
+
+
+def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
+    """Replace one of ``voice_names`` by the default voice if no voice or alias has the name."""
+    if request.voice_name not in voice_names:
+        return request
+    try:
+        hub.voices.get(request.voice_name)
+    except UnknownVoice:
+        return request.model_copy(update={"voice": None})
+    return request
+
+
+def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
+    return SessionOptions(
+        voice=request.voice_name,
+        model=None if request.model in OPENAI_MODELS else request.model,
+        speed=request.speed,
+        seed=request.seed,
+        language=request.language,
+        lexicon=request.lexicon,
+        realtime=False,
+        raw_chunks=True,
+        sample_rate=rate_hz,
+    )
+
+
+async def _as_events(
+    audio: AsyncGenerator[bytes, None], request: SpeechRequest, *, checksums: bool
+) -> AsyncGenerator[bytes, None]:
+    """Encode audio for ``stream_format: "sse"``. Usage counts characters as input and encoded bytes as output."""
+    input_chars = len(request.input)
+    sent_bytes = 0
+    try:
+        async for data in audio:
+            sent_bytes += len(data)
+            event = {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
+            yield _event({**event, **checksum_field(data, wanted=checksums)})
+        usage = {"input_tokens": input_chars, "output_tokens": sent_bytes, "total_tokens": input_chars + sent_bytes}
+        yield _event({"type": "speech.audio.done", "usage": usage})
+    except TTSWorkerError as error:
+        if sent_bytes == 0:
+            raise  # nothing was sent yet: becomes an error response
+        yield _event({"type": "error", "error": error_fields(error.info)})
+    finally:
+        await audio.aclose()
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,147 @@
+"""The gRPC servers of a worker, from settings.
+
+Separate from ``serving`` because it needs extras; programs that embed a ``Worker`` may use it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tts_worker.errors import MissingExtra
+from tts_worker.feature import Registration, features
+from tts_worker.server.connections import limit_by_descriptors
+from tts_worker.server.limits import ApiLimits
+from tts_worker.server.tls import expiry_s
+from tts_worker.settings import Settings
+
+try:
+    from tts_worker.server.grpc import server
+    from tts_worker.server.grpc.frames import StreamFormat
+    from tts_worker.server.grpc.models import ModelCatalog, ServedModel
+    from tts_worker.server.grpc.service import ServiceConfig
+except ModuleNotFoundError:
+    raise MissingExtra("the gRPC server", "grpc") from None
+
+
+if TYPE_CHECKING:
+    from tts_worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServers:
+    """The running gRPC servers of a worker.
+
+    Attributes:
+        address: Address of the worker protocol.
+        cosyvoice_address: Address of the CosyVoice service, if enabled.
+    """
+
+    address: str
+    cosyvoice_address: str | None
+    _servers: Sequence[server.RunningServer]
+    _registrations: Sequence[Registration]
+
+    async def announce(self) -> None:
+        """Register the ready worker. Returns after the first attempt, whether or not the registry answered."""
+        for registration in self._registrations:
+            await registration.announce()
+
+    def begin_drain(self) -> None:
+        """Deregister and close idle gRPC sessions; the hub accepts no new ones."""
+        for running in self._servers:
+            running.begin_drain()
+        for registration in self._registrations:
+            registration.refresh()
+
+
+@asynccontextmanager
+async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
+    """Run the gRPC servers; the health service reports NOT_SERVING until the worker is ready.
+
+    Raises:
+        ConfigError: A port is taken or the URL of a registry is invalid.
+        MissingExtra: An extra is not installed.
+    """
+    settings = worker.settings
+    models = _models(worker)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(
+            server.running_server(
+                worker.hub,
+                server.worker_services(worker.hub, models, _service_config(settings), grpc_extensions()),
+                _port_config(worker, settings.grpc.port),
+            )
+        )
+        servers = [running]
+        if settings.grpc.cosyvoice_port is not None:
+            register = server.cosyvoice_service(worker.hub, ApiLimits.of(settings))
+            port = _port_config(worker, settings.grpc.cosyvoice_port)
+            servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
+        found = [
+            feature.registration(worker.hub, settings, models, running.address)
+            for feature in features().values()
+            if feature.registration is not None
+        ]
+        registrations = [registration for registration in found if registration is not None]
+        for registration in registrations:
+            stack.push_async_callback(registration.stop)
+        yield GrpcServers(
+            running.address, servers[1].address if len(servers) > 1 else None, tuple(servers), registrations
+        )
+
+
+def grpc_extensions() -> list[server.GrpcExtension]:
+    """Return what adds the services of the features."""
+    return [feature.grpc for feature in features().values() if feature.grpc is not None]
+
+
+def _models(worker: Worker) -> ModelCatalog:
+    engines = worker.settings.engines
+    named = {
+        name: ServedModel(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
+        for name, model in worker.settings.grpc.models.items()
+    }
+    return ModelCatalog(worker, {name: engine.kind for name, engine in engines.items()}, named)
+
+
+def _service_config(settings: Settings) -> ServiceConfig:
+    grpc = settings.grpc
+    session = settings.session
+    return ServiceConfig(
+        stream_format=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
+        pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
+        session_idle_s=grpc.session_idle_s,
+        limits=ApiLimits.of(settings),
+    )
+
+
+def _port_config(worker: Worker, port: int) -> server.PortConfig:
+    settings = worker.settings
+    certificate = settings.grpc.tls_certificate
+    key = settings.grpc.tls_key
+    tls = None
+    if certificate is not None:
+        tls = server.TlsFiles(certificate, key or certificate, settings.grpc.tls_client_ca)
+        worker.metrics.watch_certificate("grpc", partial(expiry_s, certificate))
+    limit = settings.grpc.max_connections
+    other_ports = settings.grpc.connection_limit - limit
+    return server.PortConfig(
+        host=settings.grpc.host,
+        port=port,
+        keys=worker.keys,
+        tls=tls,
+        max_connections=limit_by_descriptors(limit, settings.server.max_connections + other_ports),
+        handshake_timeout_s=settings.server.header_timeout_s,
+        max_request_bytes=settings.server.max_request_bytes,
+        keepalive_s=settings.server.heartbeat_s,
+        idle_s=settings.grpc.connection_idle_s,
+        observer=worker.metrics,
+    )

@@ -1,0 +1,117 @@
+"""Synthesis of a whole text for the compatibility APIs: as frames, or encoded in the client's format (a download)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from tts_worker.audio.encoders import Encoder
+from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, UnspeakableText
+from tts_worker.protocol.session import interruption_by_worker
+from tts_worker.session.conversion import Source
+from tts_worker.session.hub import SessionHub
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
+from tts_worker.voices.routing import INSTRUCT
+
+
+async def synthesize(
+    hub: SessionHub, options: SessionOptions, text: str, on_ended: Callable[[Ended], None] = lambda ended: None
+) -> AsyncGenerator[PcmFrame | Words, None]:
+    """Synthesize a whole text. Closing the generator frees the session.
+
+    ``on_ended`` is called with the end of an utterance that was spoken.
+
+    Yields:
+        Frames, and words before the frame in which they start.
+
+    Raises:
+        UnspeakableText: The text contains nothing to speak.
+        TTSWorkerError: The session was not admitted, or the error that ended the utterance.
+    """
+    session = await hub.admit(options)
+    try:
+        session.speak(text)
+        session.end_text()
+        async for item in session:
+            if isinstance(item, PcmFrame | Words):
+                yield item
+            elif isinstance(item, Ended):
+                session.close(item.receipt.reason)
+                check_spoken(item)
+                on_ended(item)
+                break
+    finally:
+        session.close("disconnected")
+
+
+async def download(
+    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded audio of a whole text, at the rate of ``options``. Closes and raises like ``synthesize``."""
+    async with aclosing(synthesize(hub, options, text)) as items:
+        async for item in items:
+            if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
+                yield data
+    if data := encoder.finish():
+        yield data
+
+
+async def converted(
+    hub: SessionHub, options: SessionOptions, source: Source, encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded audio of a voice conversion, at the rate of ``options``. Closing it frees the session.
+
+    Raises:
+        TTSWorkerError: The session was not admitted, the source cannot be converted, or the error that ended the
+            utterance.
+    """
+    conversion = await hub.convert(options, source)
+    async with aclosing(conversion.outputs()) as items:
+        async for item in items:
+            if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
+                yield data
+            elif isinstance(item, Ended) and (error := failure(item)) is not None:
+                raise RemoteError(error)
+    if data := encoder.finish():
+        yield data
+
+
+def check_spoken(ended: Ended) -> None:
+    """Check the end of a whole text.
+
+    Raises:
+        UnspeakableText: The text contains nothing to speak.
+        TTSWorkerError: The error of ``failure``.
+    """
+    if (error := failure(ended)) is not None:
+        raise RemoteError(error)
+    if ended.receipt.reason == "nothing_to_speak":
+        raise UnspeakableText("the text has nothing that can be spoken")
+
+
+def failure(ended: Ended) -> ErrorInfo | None:
+    """Return the error of an utterance that the client did not stop, or None if all its text was spoken.
+
+    Downloads and compatibility APIs cannot report missing audio otherwise: they end complete or with an error.
+    """
+    if ended.error is not None:
+        return ended.error
+    if (error := interruption_by_worker(ended)) is not None:
+        return error
+    if ended.outcome is Outcome.TRUNCATED:
+        return SynthesisFailed("the model lost its way: the speech ends before the text").info
+    if ended.outcome is Outcome.STOPPED:
+        return InvalidRequest(f"the utterance was stopped: {ended.receipt.reason}").info
+    return None
+
+
+def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
+    """Build the options for a whole text: unpaced, in engine chunks."""
+    return SessionOptions(
+        voice=voice or None,
+        speed=speed,
+        instruct=instruct or None,
+        needs=(INSTRUCT,) if instruct else (),
+        realtime=False,
+        raw_chunks=True,
+    )

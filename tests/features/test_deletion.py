@@ -1,0 +1,180 @@
+"""Each feature is a folder that can be deleted, and so are all of them together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from tests.conftest import tone_settings
+from tts_worker.commands import doctor
+from tts_worker.errors import ConfigError
+from tts_worker.feature import NAMES, check_sections, features
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "tts_worker"
+
+CORE_TESTS = (
+    "contract/test_tone_contract.py",
+    "integration/test_adapter.py",
+    "integration/test_session.py",
+    "integration/test_websocket.py",
+    "unit/session",
+    "unit/grpc",
+)
+"""Tests of the core that take little time."""
+
+REMAINING = """
+import asyncio, importlib, pkgutil, sys
+import httpx, uvicorn
+import tts_worker.features
+from tts_worker import errors
+from tts_worker.feature import NAMES, features
+from tts_worker.serving import create_application
+from tts_worker.settings import load_settings
+from tts_worker.types import Ended, SessionOptions
+from tts_worker.worker import running_worker
+
+absent = sys.argv[1]
+sys.modules.update(dict.fromkeys(("ray", "torch", "faster_whisper")))  # absent: they take seconds to import
+assert set(features()) == {*NAMES} - {absent}, features()
+for module in pkgutil.walk_packages(tts_worker.features.__path__, "tts_worker.features."):
+    try:
+        importlib.import_module(module.name)
+    except (errors.MissingExtra, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name.startswith("tts_worker"):
+            raise
+
+async def main():
+    async with running_worker(load_settings(flags={"engines": {"tone": {"kind": "tone"}}})) as worker:
+        transport = httpx.ASGITransport(create_application(worker))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            for path in ("/health", "/v1/voices", "/v1/models", "/openapi.json"):
+                assert (await http.get(path)).status_code == 200, path
+            statuses = {name: (await http.get(path)).status_code for name, path in PATHS.items()}
+            assert {name for name, status in statuses.items() if status == 404} == {absent} & {*PATHS}, statuses
+        session = await worker.hub.admit(SessionOptions())
+        session.speak("Hello there.")
+        session.end_text()
+        async for item in session:
+            if isinstance(item, Ended):
+                assert item.outcome.value == "done"
+                break
+        session.close()
+
+PATHS = {"compat": "/v1/audio/speech", "conversion": "/v1/audio/conversions", "webrtc": "/webrtc/offer",
+         "batch": "/v1/batch", "page": "/docs"}
+asyncio.run(main())
+"""
+
+
+def package_without(folder: Path, absent: frozenset[str]) -> dict[str, str]:
+    """Link the package into ``folder``, without these features; return the environment of processes that use it."""
+    package = folder / "tts_worker"
+    package.mkdir()
+    left_out = {"__pycache__", "features"}
+    for path in (*PACKAGE.iterdir(), ROOT / "configs", ROOT / "voicepacks"):
+        if path.name not in left_out:
+            (package / path.name).symlink_to(path)
+    if absent < {*NAMES}:
+        (package / "features").mkdir()
+        for path in (PACKAGE / "features").iterdir():
+            if path.name not in {"__pycache__", *absent}:
+                (package / "features" / path.name).symlink_to(path)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout[-3_000:] + ended.stderr[-3_000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes without any feature."""
+    environment = package_without(tmp_path_factory.mktemp("core"), frozenset(NAMES))
+    shown = run(environment, "-c", "import tts_worker.feature as f; print(f.__file__, dict(f.features()))").stdout
+    assert shown.split() == [str(Path(environment["PYTHONPATH"]) / "tts_worker" / "feature.py"), "{}"]
+    return environment
+
+
+@contextmanager
+def served(environment: dict[str, str], *arguments: str) -> Iterator[str]:
+    """Run ``serve`` and yield its address."""
+    command = [sys.executable, "-m", "tts_worker", "serve", "--engine", "tone", "--port", "0", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().split("//")[-1].strip()
+            assert process.stdout.readline().strip() == "ready"
+            yield address
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_core_tests_pass_without_features(core: dict[str, str]) -> None:
+    paths = [f"tests/{path}" for path in CORE_TESTS]
+    run(core, "-m", "pytest", "-q", "-n", "0", "-o", "pythonpath=", "-p", "no:cacheprovider", *paths)
+
+
+def test_say_speaks_without_features(core: dict[str, str], tmp_path: Path) -> None:
+    run(core, "-m", "tts_worker", "say", "--engine", "tone", "--out", str(tmp_path / "hello.wav"), "Hello there.")
+    assert (tmp_path / "hello.wav").stat().st_size > 10_000
+
+
+def test_server_streams_and_stops_without_features(core: dict[str, str]) -> None:
+    with served(core) as address:
+        assert httpx.get(f"http://{address}/health").json() == {"status": "ready"}
+        assert httpx.post(f"http://{address}/v1/audio/speech", json={"input": "Hello."}).status_code == 404
+        with connect(f"ws://{address}/v1/stream") as socket:
+            socket.send(json.dumps({"type": "start"}))
+            socket.send(json.dumps({"type": "text", "text": "One sentence. " * 50, "end": True}))
+            while not isinstance(socket.recv(timeout=20), bytes):
+                pass
+            socket.send(json.dumps({"type": "stop"}))
+            messages = (json.loads(item) for item in iter(lambda: socket.recv(timeout=20), None) if type(item) is str)
+            done = next(message for message in messages if message["type"] in ("stopped", "done"))
+            assert "One" in done["text_spoken"] or done["text_remaining"]
+
+
+def test_help_lists_the_commands_that_are_there(core: dict[str, str]) -> None:
+    listed = run(core, "-m", "tts_worker", "--help").stdout
+    assert "  say " in listed
+    assert not any(f"  {name} " in listed for feature in features().values() for name in feature.commands)
+    assert "--ray" not in run(core, "-m", "tts_worker", "serve", "--help").stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rest_serves_without_a_feature(name: str, tmp_path: Path) -> None:
+    run(package_without(tmp_path, frozenset({name})), "-c", REMAINING, name)
+
+
+def test_settings_of_an_absent_feature_are_refused() -> None:
+    given = tone_settings(registry={"url": "redis://127.0.0.1"}, grpc={"enabled": True})
+    check_sections(given, features())
+    with pytest.raises(ConfigError, match="registry: this installation lacks the feature fleet"):
+        check_sections(given, {name: feature for name, feature in features().items() if name != "fleet"})
+    check_sections(tone_settings(), {})
+
+
+def test_every_feature_has_a_page_of_the_docs() -> None:
+    pages = {name: feature.docs for name, feature in features().items() if feature.docs}
+    assert {name for name, page in pages.items() if not (ROOT / "docs" / page).exists()} == set()
+    assert {*NAMES} - {*pages} == {"page"}
+
+
+def test_every_extra_is_known_to_doctor() -> None:
+    provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
+    assert {*provided} - {*doctor._all_extras()} <= {"dev", "test", "quality"}
