@@ -59,7 +59,6 @@ def create_app(
         max_body_bytes=server.max_request_bytes,
         upload_paths=cosyvoice.PATHS | voices.UPLOAD_PATHS | elevenlabs.UPLOAD_PATHS | {conversions.PATH, batch.PATH},
         max_upload_bytes=server.max_upload_bytes,
-        max_buffered_bytes=server.max_buffered_bytes,
     )
 
 
@@ -82,9 +81,7 @@ def _collect_routes(
     async def v1_stream(websocket: WebSocket) -> None:
         await stream(websocket, hub, limits)
 
-    voice_names = openai.OPENAI_VOICES if settings.voices.openai_names else frozenset()
-    routes.include(openai.router(hub, limits, voice_names=voice_names))
-    for api in (apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
+    for api in (openai, apis.ELEVENLABS, apis.CARTESIA, apis.COSYVOICE):
         routes.include(api.router(hub, limits))
     routes.include(conversions.router(hub, limits))
     if settings.webrtc.enabled:

@@ -44,6 +44,9 @@ PUBLIC_PATHS = ("/", "/agent", "/docs", "/webrtc", "/health", "/health/live", "/
 PUBLIC_PREFIX = "/static/"
 """Paths served without a key; they hold no user data."""
 
+MAX_BUFFERED_BYTES = 67_108_864
+"""Bound on the request bodies of all requests in progress."""
+
 KEY_HEADERS = ("x-api-key", "xi-api-key")
 """Headers of a key besides ``Authorization: Bearer``: the worker's and Cartesia's, ElevenLabs'."""
 
@@ -73,7 +76,6 @@ class AuthMiddleware:
         max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
         upload_paths: Paths bounded by ``max_upload_bytes`` instead; one that ends with a slash stands for all below.
         max_upload_bytes: Bound on request bodies of ``upload_paths``.
-        max_buffered_bytes: Bound on the request bodies of all requests in progress.
         own_auth_paths: Paths whose endpoint authenticates the caller. True if it does so before it accepts the
             connection, which then needs no loopback name either.
         transport_of: Returns the API name of a path, for metrics and logs.
@@ -90,7 +92,6 @@ class AuthMiddleware:
         max_body_bytes: int = 1_048_576,
         upload_paths: Collection[str] = (),
         max_upload_bytes: int = 0,
-        max_buffered_bytes: int = 67_108_864,
         own_auth_paths: Mapping[str, bool] = MappingProxyType({}),
         transport_of: Callable[[str], str] = lambda path: "http",
         is_draining: Callable[[], bool] = lambda: False,
@@ -106,7 +107,7 @@ class AuthMiddleware:
         self._upload_prefixes = tuple(path for path in upload_paths if path.endswith("/"))
         self._max_upload_bytes = max_upload_bytes
         self._own_auth_paths = own_auth_paths
-        self._body_budget = _BodyBudget(max_buffered_bytes)
+        self._body_budget = _BodyBudget(MAX_BUFFERED_BYTES)
         self._rejection_log = ThrottledLog(log, interval_s=1.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,6 +57,10 @@ _MAINTENANCE_S = 5.0
 _CLOCK_JUMP_S = 60.0
 _DISTRUST_S = 3_600.0
 """How long nothing expires after the clock has jumped: it may be set right again."""
+MAX_RUNNING = 100
+"""Unfinished batches."""
+MAX_KEPT = 10_000
+"""Finished batches of a key that are kept; beyond it its oldest are deleted."""
 _MAX_ATTEMPTS = 3
 """How often an item is tried that fails with a retryable error of the engine."""
 _RETRY_S = 1.0
@@ -181,11 +185,11 @@ class BatchRunner:
             return batch
 
     async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
-        request.check(self.settings)
+        request.check()
         if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
             raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
         running = [batch for batch in self._batches.values() if not batch.is_done]
-        if len(running) >= self.settings.max_running:
+        if len(running) >= MAX_RUNNING:
             raise OverCapacity(f"all {len(running)} batches are running", retry_after_s=60.0)
         if sum(batch.stored.owner == caller.key for batch in running) >= self._max_running(caller.key):
             raise OverCapacity("this API key has its share of running batches", retry_after_s=60.0)
@@ -440,7 +444,7 @@ class BatchRunner:
         return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * self.settings.key_share)
 
     def _max_running(self, owner: str | None) -> int:
-        most = self.settings.max_running
+        most = MAX_RUNNING
         return most if owner is None else max(1, int(most * self.settings.key_share))
 
     def _finished(self) -> Sequence[Batch]:
@@ -464,7 +468,7 @@ class BatchRunner:
         finished = sorted((each for each in own if each.is_done), key=lambda batch: batch.stored.created_at_s)
         if excess > sum(batch.size for batch in finished):
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
-        surplus = len(finished) - self.settings.max_kept
+        surplus = len(finished) - MAX_KEPT
         for oldest in finished:
             if excess <= 0 and surplus <= 0:
                 return
