@@ -37,7 +37,7 @@ def shortened(text: str) -> str:
     """Return a configuration with the settings in ``SHORT`` only; comments stay with the line before them."""
     short = [name.split(".") for name in SHORT]
     path: list[str] = []
-    lines = []
+    lines: list[str] = []
     is_shown = True
     for line in text.splitlines():
         if match := _SETTING.match(line):
