@@ -34,9 +34,9 @@ from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.signature import sign_entry
 from tts_worker.registry.store import RedisStore
+from tts_worker.server import connections
 from tts_worker.server.agent.script import ScriptedModel
 from tts_worker.server.agent.service import speech_options
-from tts_worker.server import connections
 from tts_worker.server.batch import request as batch_request
 from tts_worker.server.grpc.port_connections import parse_peer
 from tts_worker.server.grpc.server import PortConfig

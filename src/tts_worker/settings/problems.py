@@ -51,6 +51,7 @@ REMOVED = {
         "webrtc.connect_timeout_s": "15 s",
         "webrtc.silence_timeout_s": "10 s",
         "telephony.join_timeout_s": "10 s",
+        "batch.key_share": "0.5",
         "batch.max_items": "1,000",
         "batch.max_chars": "1,000,000",
         "batch.max_running": "100",

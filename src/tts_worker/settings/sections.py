@@ -306,7 +306,7 @@ class BatchSettings(Section):
             directory continue each other's. None keeps them in a temporary directory until the process ends.
         parallel: Items that are synthesized at the same time, over all batches.
         max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
-        key_share: Part of ``max_bytes`` and of the unfinished batches that those of one API key may take.
+            Those of one key may take half of it.
         keep_s: A batch is deleted after this time.
     """
 
@@ -314,7 +314,6 @@ class BatchSettings(Section):
     directory: Path | None = None
     parallel: int = Field(2, ge=1, le=1_000)
     max_bytes: int = Field(1_073_741_824, ge=1)
-    key_share: float = Field(0.5, gt=0, le=1)
     keep_s: Seconds = 86_400.0
 
 

@@ -57,6 +57,8 @@ _MAINTENANCE_S = 5.0
 _CLOCK_JUMP_S = 60.0
 _DISTRUST_S = 3_600.0
 """How long nothing expires after the clock has jumped: it may be set right again."""
+_KEY_SHARE = 0.5
+"""Part of ``max_bytes`` and ``MAX_RUNNING`` that the batches of one API key may take."""
 MAX_RUNNING = 100
 """Unfinished batches."""
 MAX_KEPT = 10_000
@@ -441,11 +443,11 @@ class BatchRunner:
 
     def _max_bytes(self, owner: str | None) -> int:
         """What the batches of a key may take of the storage; without keys all of it."""
-        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * self.settings.key_share)
+        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * _KEY_SHARE)
 
     def _max_running(self, owner: str | None) -> int:
         most = MAX_RUNNING
-        return most if owner is None else max(1, int(most * self.settings.key_share))
+        return most if owner is None else max(1, int(most * _KEY_SHARE))
 
     def _finished(self) -> Sequence[Batch]:
         return [batch for batch in self._batches.values() if batch.is_done]
