@@ -116,7 +116,7 @@ def _service_config(settings: Settings) -> ServiceConfig:
     grpc = settings.grpc
     session = settings.session
     return ServiceConfig(
-        stream_format=StreamFormat(grpc.sample_rate_hz, grpc.frame_ms),
+        stream_format=StreamFormat(grpc.sample_rate_hz),
         pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
         session_idle_s=grpc.session_idle_s,
         limits=ApiLimits.of(settings),
@@ -131,17 +131,13 @@ def _port_config(worker: Worker, port: int) -> server.PortConfig:
     if certificate is not None:
         tls = server.TlsFiles(certificate, key or certificate, settings.grpc.tls_client_ca)
         worker.metrics.watch_certificate("grpc", partial(expiry_s, certificate))
-    limit = settings.grpc.max_connections
-    other_ports = settings.grpc.connection_limit - limit
+    limit = settings.server.max_connections
     return server.PortConfig(
         host=settings.grpc.host,
         port=port,
         keys=worker.keys,
         tls=tls,
-        max_connections=limit_by_descriptors(limit, settings.server.max_connections + other_ports),
-        handshake_timeout_s=settings.server.header_timeout_s,
+        max_connections=limit_by_descriptors(limit, settings.grpc.ports * limit),
         max_request_bytes=settings.server.max_request_bytes,
-        keepalive_s=settings.server.heartbeat_s,
-        idle_s=settings.grpc.connection_idle_s,
         observer=worker.metrics,
     )

@@ -21,6 +21,8 @@ from tts_worker.feature import features, web_folders
 from tts_worker.logs import fields
 from tts_worker.server.application import Application, Extension
 from tts_worker.server.connections import (
+    HEARTBEAT_S,
+    MAX_HEADER_BYTES,
     Connection,
     ConnectionLimits,
     ConnectionTable,
@@ -54,7 +56,7 @@ _SHUTDOWN_S = 13.0
 """Time limit after the drain: closing connections and stopping engines take at most 5 s each."""
 
 _LOST_MARGIN_S = 1.0
-"""Time to deliver the errors of a lost engine, after the audio that it generated before (``session.window_ms``)."""
+"""Time to deliver the errors of a lost engine, after the audio that it generated before (``HubConfig.window_ms``)."""
 
 
 def _set_kill_timer(seconds: float) -> None:
@@ -187,7 +189,7 @@ async def serve(
         on_ready()
         if await _ends_lost(worker, serving):
             server.config.timeout_graceful_shutdown = 1
-            begin_drain((settings.session.window_ms + settings.session.lead_ms) / 1000 + _LOST_MARGIN_S)
+            begin_drain((worker.hub.config.window_ms + settings.session.lead_ms) / 1000 + _LOST_MARGIN_S)
             await asyncio.wait({serving})
             raise DeviceLost("an engine cannot be rebuilt in this process; restart it")
         serving.result()
@@ -245,12 +247,12 @@ def _create_server(
         proxy_headers=bool(server.trusted_proxies),
         forwarded_allow_ips=list(server.trusted_proxies),
         ws_max_size=server.max_request_bytes,
-        ws_ping_interval=server.heartbeat_s,
-        ws_ping_timeout=server.heartbeat_s,
+        ws_ping_interval=HEARTBEAT_S,
+        ws_ping_timeout=HEARTBEAT_S,
         ws_per_message_deflate=False,  # PCM hardly compresses
         timeout_graceful_shutdown=_CLOSE_S,
         lifespan="off",
-        h11_max_incomplete_event_size=server.max_header_bytes + 1,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES + 1,
     )
     return _Server(config, listener, table, tls, on_exit)
 
@@ -286,11 +288,8 @@ def _log_start(worker: Worker) -> None:
 def _connection_limits(settings: Settings) -> ConnectionLimits:
     server = settings.server
     return ConnectionLimits(
-        max_connections=limit_by_descriptors(server.max_connections, settings.grpc.connection_limit),
-        header_timeout_s=server.header_timeout_s,
-        body_timeout_s=server.body_timeout_s,
+        max_connections=limit_by_descriptors(server.max_connections, settings.grpc.ports * server.max_connections),
         send_timeout_s=server.send_timeout_s,
-        max_header_bytes=server.max_header_bytes,
     )
 
 

@@ -267,6 +267,10 @@ class SessionOptions:
     flush_after_ms: float | None = None
     traceparent: str | None = None
 
+    def voicing(self, voice: str) -> SynthesisParams:
+        """Return the parameters of an utterance with these options."""
+        return SynthesisParams(voice, self.speed, self.seed, self.language, self.instruct)
+
 
 TRACEPARENT = "traceparent"
 """Name of the W3C trace context as an HTTP header, as gRPC metadata and as a field of ``start``."""

@@ -22,7 +22,7 @@ from tts_worker.engine.factory import (
     stored_voices_dir,
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
-from tts_worker.errors import ConfigError, DeviceLost, InvalidRequest, MissingExtra, OutOfMemory
+from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
 from tts_worker.feature import WorkerPart, check_sections, features, find_converter
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -34,16 +34,8 @@ from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionTimeouts
-from tts_worker.settings import (
-    EngineSettings,
-    Settings,
-    TextSettings,
-    check_directory,
-    packaged,
-    read_yaml,
-)
+from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import plain_keys, read_key_file
-from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
@@ -136,7 +128,7 @@ class Worker:
         jobs = {"loop-lag": self.metrics.measure_loop_lag(), "quotas": self.hub.quotas.run()}
         jobs |= {name: part.run() for name, part in self.parts.items()}
         if self.hub.library.can_store:
-            jobs["stored-voices"] = self.hub.library.watch(self.settings.voices.watch_interval_s)
+            jobs["stored-voices"] = self.hub.library.watch()
         if self.key_file is not None:
             jobs["key-file"] = self.key_file.run()
         loop = asyncio.get_running_loop()
@@ -150,7 +142,7 @@ class Worker:
     def store_of(self, settings: EngineSettings) -> VoiceStore | None:
         """Return the directory of an engine's stored voices; None for an engine that stores none."""
         folder = stored_voices_dir(settings)
-        return None if folder is None else VoiceStore(folder, unused_s=5 * self.settings.voices.watch_interval_s)
+        return None if folder is None else VoiceStore(folder)
 
     def can_enrol(self, name: str, settings: EngineSettings) -> bool:
         """Whether a configured engine can enrol voices once it is loaded."""
@@ -233,7 +225,6 @@ class Worker:
         engine = EngineLoop(
             EngineFactory(settings, enroller, self.settings.memory_share(name)),
             name=name,
-            hang_timeout_s=self.settings.hang_timeout_s,
             start_timeout_s=self.settings.engine.start_timeout_s,
             in_process=self.settings.engine.process == "process",
             shared=enroller,
@@ -322,17 +313,14 @@ def _hub_config(settings: Settings) -> HubConfig:
         max_sessions=session.max_sessions,
         max_open_sessions=session.open_limit,
         slot_idle_s=session.slot_idle_s,
-        end_idle_s=session.end_idle_s,
         lead_ms=session.lead_ms,
-        window_ms=session.window_ms,
         frame_ms=session.frame_ms,
         max_utterance_chars=session.max_utterance_chars,
-        max_queued_utterances=session.max_queued_utterances,
         timeouts=SessionTimeouts(session.pause_timeout_s, session.text_idle_timeout_s, session.flush_after_ms / 1000),
         longest_pause_s=settings.grpc.pause_timeout_s or 0.0,
         loudness_lufs=session.loudness,
         text=TextOptions(markdown=text.markdown, urls=text.urls, drop_reasoning=text.drop_reasoning),
-        lexicon=_server_lexicon(text),
+        lexicon=read_lexicon(text),
         reading=text.reading,
         normalizer=_normalizer(text.reading),
         route_by_language=settings.voices.route_by_language,
@@ -370,22 +358,7 @@ def _manager_config(settings: Settings) -> ManagerConfig:
         preload=models.preload,
         on_demand=models.on_demand,
         load_wait_s=models.load_wait_s,
-        check_interval_s=models.check_interval_s,
-        max_parallel_loads=models.max_parallel_loads,
         max_waiting=settings.session.max_sessions,
         # Without models.preload all engines are loaded at start and never evicted.
-        rules=EvictionRules(
-            models.ttl_s, models.min_residency_s, None if models.preload is None else models.resident_cap
-        ),
+        rules=EvictionRules(ttl_s=models.ttl_s, resident_cap=None if models.preload is None else models.resident_cap),
     )
-
-
-def _server_lexicon(text: TextSettings) -> Lexicon:
-    try:
-        levels = [Lexicon.from_mapping(text.lexicon, name="text.lexicon")]
-        if text.lexicon_file is not None:
-            entries = read_yaml(text.lexicon_file, "text.lexicon_file: ")
-            levels.insert(0, Lexicon.from_mapping(entries, name="text.lexicon_file"))
-    except InvalidRequest as error:
-        raise ConfigError(error.message) from None
-    return Lexicon.merged(*levels)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
 from tts_worker import worker
 from tts_worker.cli import main
 from tts_worker.engine.base import Engine
 from tts_worker.engine.tone import Fault, ToneEngine, ToneSettings
+from tts_worker.session.factory import HubConfig
 
 FAULT = Fault(sys.argv[1])
 built = 0
@@ -31,5 +33,6 @@ def factory(*arguments: object) -> Callable[[], Engine]:
 
 
 if __name__ == "__main__":
-    with mock.patch.object(worker, "EngineFactory", factory):
+    short = partial(HubConfig, window_ms=200)
+    with mock.patch.object(worker, "EngineFactory", factory), mock.patch.object(worker, "HubConfig", short):
         sys.exit(main(["serve", "--engine", "tone", "--port", "0", *sys.argv[2:]]))

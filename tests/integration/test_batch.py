@@ -24,6 +24,7 @@ from tests.conftest import serving, tone_settings, until
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.callers import Caller, acting_as
 from tts_worker.errors import Draining, OverCapacity, TextTooLong
+from tts_worker.features.batch import request as batch_request
 from tts_worker.features.batch import runner as batch_runner
 from tts_worker.features.batch.request import BatchRequest
 from tts_worker.features.batch.runner import Batch, BatchRunner
@@ -115,9 +116,10 @@ async def test_failed_items_are_typed_and_lose_no_others() -> None:
         assert archive.namelist() == ["00001.pcm", "00005.pcm", "results.json"]
 
 
-async def test_unusable_batches_are_refused_whole() -> None:
-    bounds = {"max_items": 2, "max_chars": 20}
-    async with serving(batch=bounds) as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
+async def test_unusable_batches_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_request, "MAX_ITEMS", 2)
+    monkeypatch.setattr(batch_request, "MAX_CHARS", 20)
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}") as client:
         for body, code in (
             ({"items": []}, "invalid_request"),
             ({"items": items("a", "b", "c")}, "invalid_request"),
@@ -324,8 +326,9 @@ async def test_clock_that_jumps_deletes_no_batch(
         assert not runner._batches, "a day has passed"
 
 
-async def test_kept_batches_are_bounded(tmp_path: Path) -> None:
-    settings = tone_settings(batch={"directory": str(tmp_path), "max_kept": 2})
+async def test_kept_batches_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_KEPT", 2)
+    settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
         batches = []
@@ -505,8 +508,9 @@ def open_to(runner: BatchRunner, *owners: str) -> None:
     runner._caller_of = lambda name, transport: Caller(key=name) if name in owners else None
 
 
-async def test_full_storage_deletes_no_batches_of_other_keys(tmp_path: Path) -> None:
-    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 100_000, "max_kept": 1})
+async def test_full_storage_deletes_no_batches_of_other_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_KEPT", 1)
+    settings = tone_settings(batch={"directory": str(tmp_path), "max_bytes": 100_000})
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
         open_to(runner, "alice", "mallory")
@@ -534,8 +538,9 @@ async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
         assert result.error is not None
 
 
-async def test_one_key_leaves_running_batches_to_others(tmp_path: Path) -> None:
-    settings = tone_settings(batch={"directory": str(tmp_path), "max_running": 2, "parallel": 1})
+async def test_one_key_leaves_running_batches_to_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_RUNNING", 2)
+    settings = tone_settings(batch={"directory": str(tmp_path), "parallel": 1})
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
         open_to(runner, "alice", "mallory")

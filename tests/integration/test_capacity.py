@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from tests.integration.test_websocket import dial as dial_socket
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import ErrorCode, OverCapacity
 from tts_worker.protocol import tts_worker_pb2 as pb
+from tts_worker.session.factory import HubConfig
 from tts_worker.types import Outcome, State
 from tts_worker.worker import running_worker
 
@@ -310,8 +312,9 @@ async def test_sixty_six_prewarmed_clients_do_not_block() -> None:
         assert (await to_end(session))[1].outcome is Outcome.DONE
 
 
-async def test_longest_idle_session_ends_at_the_open_limit() -> None:
-    limits = {"max_sessions": 1, "max_open_sessions": 2, "end_idle_s": 0.000001, **AT_ONCE}
+async def test_longest_idle_session_ends_at_the_open_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.worker.HubConfig", partial(HubConfig, end_idle_s=0.000001))
+    limits = {"max_sessions": 1, "max_open_sessions": 2, **AT_ONCE}
     async with serving(session=limits) as address, dial_socket(address) as oldest:
         await oldest.until("ready")
         async with dial_socket(address) as second, dial_socket(address) as third:

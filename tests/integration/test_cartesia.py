@@ -22,6 +22,7 @@ from tests.conftest import serving, tone_settings
 from tests.fakes.enroller import serving_worker
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
+from tts_worker.server.limits import ApiLimits
 from tts_worker.worker import running_worker
 
 cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
@@ -441,8 +442,9 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_invalid_messages_keep_the_socket_usable() -> None:
-    async with serving(session={"max_message_chars": 3_000}) as address, dial(address) as client:
+async def test_invalid_messages_keep_the_socket_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_message_chars=3_000))
+    async with serving() as address, dial(address) as client:
         await client.say("fine", LONG)
         for name, fields, location in INVALID:
             await client.say(name, **fields)

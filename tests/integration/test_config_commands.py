@@ -30,6 +30,22 @@ def test_written_config_is_valid_and_holds_the_defaults(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.endswith("worker.yaml: valid\n")
 
 
+def test_short_config_shows_fifteen_settings(tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    assert main(["config", "init", "--short", str(file)]) == 0
+    assert load_settings(file).model_dump() == load_settings().model_dump()
+    text = file.read_text("utf-8")
+    shown = yaml.safe_load(re.sub(r"(?m)^( *)# ( *\w+:)", r"\1\2", text))
+    engines = shown.pop("engines")
+    others = [key for value in shown.values() for key in (value if isinstance(value, dict) else ["one"])]
+    assert len(others) + 1 == 15
+    assert {name: set(engine) for name, engine in engines.items()} == {
+        "hibari": {"kind"},
+        "cosyvoice2": {"kind", "bundle"},
+    }
+    assert "\n\n\n" not in text
+
+
 def test_existing_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "worker.yaml"
     file.write_text("server: {port: 9000}")
@@ -80,7 +96,7 @@ def test_check_opens_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file.write_text(
         "server:\n  key_file: keys.yaml\n  tls_certificate: junk.pem\n"
         "grpc:\n  tls_certificate: junk.pem\n"
-        "text:\n  lexicon: {a: 5}\n  lexicon_file: words.yaml\n"
+        "text:\n  lexicon: words.yaml\n"
         "voices:\n  directory: none\n"
         "batch:\n  directory: junk.pem/batches\n"
     )
@@ -95,9 +111,8 @@ def test_check_opens_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ["3", "server.tls_certificate"],
         ["5", "grpc.tls_certificate"],
         ["7", "text.lexicon"],
-        ["8", "text.lexicon_file"],
-        ["10", "voices.directory"],
-        ["12", "batch.directory"],
+        ["9", "voices.directory"],
+        ["11", "batch.directory"],
     ]
     assert "8 characters" in output
     assert "secret" not in output

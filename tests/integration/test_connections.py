@@ -26,7 +26,9 @@ from tests.fakes.scrape import scraped
 from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 from tts_worker.errors import TextTooLong
+from tts_worker.server import connections, security
 from tts_worker.server.http_protocol import HttpProtocol
+from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, Upload
 from tts_worker.server.routing import Routes
 
@@ -159,20 +161,23 @@ async def test_request_head_in_single_bytes_is_parsed() -> None:
 # -- deadlines --------------------------------------------------------------------------------------------------------
 
 
-async def test_silent_connection_is_closed() -> None:
-    async with serving(server={"header_timeout_s": 0.2}) as address, open_tcp(address) as client:
+async def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
+    async with serving() as address, open_tcp(address) as client:
         assert await client.read_all() == b""
         assert await closed(address, "header_timeout") == 1
 
 
-async def test_slow_head_is_answered_408() -> None:
-    async with serving(server={"header_timeout_s": 0.2}) as address, open_tcp(address, HEALTH[:-2]) as client:
+async def test_slow_head_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
+    async with serving() as address, open_tcp(address, HEALTH[:-2]) as client:
         response = await client.read_all()
         assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
 
 
-async def test_slow_body_is_answered_408() -> None:
-    async with serving(server={"body_timeout_s": 0.2}) as address, open_tcp(address, SPEECH + b"{") as client:
+async def test_slow_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 0.2)
+    async with serving() as address, open_tcp(address, SPEECH + b"{") as client:
         response = await client.read_all()
         assert (status_of(response), code_of(response)) == (408, "deadline_exceeded")
         assert await closed(address, "body_timeout") == 1
@@ -241,8 +246,9 @@ async def test_client_gets_the_reason_for_a_refused_upload() -> None:
             await client.voices.add("ann", bytes(20_000_000), consent=True)
 
 
-async def test_websocket_has_no_body_timeout(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(server={"body_timeout_s": 0.1}) as address, dial(address) as client:
+async def test_websocket_has_no_body_timeout(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 0.1)
+    async with serving() as address, dial(address) as client:
         await client.send(type="text", text="Hello there.", end=True)  # paced: longer than the timeout
         await client.until("done")
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
@@ -291,12 +297,19 @@ async def until_connections(address: str, state: str, count: int) -> None:
 
 # -- a full worker ----------------------------------------------------------------------------------------------------
 
+
+@pytest.fixture
+def long_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 600.0)
+
+
 FULL: dict[str, Any] = {
     **LONG_TIMEOUTS,
-    "server": {**LONG_TIMEOUTS["server"], "max_connections": 8, "header_timeout_s": 600},
+    "server": {**LONG_TIMEOUTS["server"], "max_connections": 8},
 }
 
 
+@pytest.mark.usefixtures("long_header_timeout")
 async def test_new_connection_evicts_longest_waiting() -> None:
     async with serving(**FULL) as address, AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(open_tcp(address)) for _ in range(8)]
@@ -305,6 +318,7 @@ async def test_new_connection_evicts_longest_waiting() -> None:
         assert await closed(address, "evicted") >= 1
 
 
+@pytest.mark.usefixtures("long_header_timeout")
 async def test_full_worker_answers_health_probes(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(**FULL) as address, AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(dial(address)) for _ in range(8)]
@@ -389,8 +403,9 @@ async def until_closed(client: ClientConnection) -> AsyncIterator[str | bytes]:
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/tts/websocket", "/v1/text-to-speech/tone/multi-stream-input"])
-async def test_too_many_messages_end_the_connection(path: str) -> None:
-    async with serving(session={"max_messages_per_s": 10}) as address, connect(f"ws://{address}{path}") as client:
+async def test_too_many_messages_end_the_connection(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_messages_per_s=10))
+    async with serving() as address, connect(f"ws://{address}{path}") as client:
         for _ in range(60):
             await client.send('{"type":"flush"}')
         texts = [text async for text in until_closed(client)]
@@ -400,10 +415,11 @@ async def test_too_many_messages_end_the_connection(path: str) -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_rate_limited_client_cannot_keep_the_socket(reads: bool) -> None:
+async def test_rate_limited_client_cannot_keep_the_socket(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     """It does not answer the close frame, or reads nothing, while the other time limits are far away."""
-    options = {**LONG_TIMEOUTS, "session": {"max_messages_per_s": 100}}
-    async with serving(**options) as address, open_tcp(address, upgrade("/v1/stream?realtime=false")) as client:
+    limits = ApiLimits(max_messages_per_s=100, send_timeout_s=600)
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: limits)
+    async with serving(**LONG_TIMEOUTS) as address, open_tcp(address, upgrade("/v1/stream?realtime=false")) as client:
         await client.reader.readuntil(b"\r\n\r\n")
         if not reads:
             client.reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -419,9 +435,11 @@ async def test_rate_limited_client_cannot_keep_the_socket(reads: bool) -> None:
         assert await metric(address, "tts_sessions") == 0
 
 
-async def test_long_messages_count_by_size() -> None:
+async def test_long_messages_count_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = ApiLimits(max_messages_per_s=10, send_timeout_s=0.5)
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: limits)
     async with (
-        serving(session={"max_messages_per_s": 10}, server={"send_timeout_s": 0.5}) as address,
+        serving(server={"send_timeout_s": 0.5}) as address,
         connect(f"ws://{address}/v1/stream") as client,
     ):
         for _ in range(4):
@@ -434,8 +452,9 @@ async def test_long_messages_count_by_size() -> None:
 # -- bodies -----------------------------------------------------------------------------------------------------------
 
 
-async def test_bodies_are_bounded_together() -> None:
-    async with serving(server={"max_buffered_bytes": 2_000}) as address, AsyncExitStack() as stack:
+async def test_bodies_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "MAX_BUFFERED_BYTES", 2_000)
+    async with serving() as address, AsyncExitStack() as stack:
         holding = await stack.enter_async_context(open_tcp(address, SPEECH + b"a" * 999))
         other = await stack.enter_async_context(open_tcp(address, SPEECH + b"a" * 999))
         await until_connections(address, "active", 3)

@@ -23,6 +23,7 @@ from tests.conftest import serving
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import LONG_TIMEOUTS, until_live_sessions
 from tts_worker.features.compat.character_times import CharacterClock
+from tts_worker.server.limits import ApiLimits
 from tts_worker.types import Word
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
@@ -519,9 +520,10 @@ async def test_contexts_may_use_every_slot() -> None:
 # -- invalid input ----------------------------------------------------------------------------------------------------
 
 
-async def test_invalid_messages_keep_the_socket_usable() -> None:
+async def test_invalid_messages_keep_the_socket_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_message_chars=3_000))
     async with (
-        serving(session={"max_message_chars": 3_000, "max_sessions": 2, "slot_idle_s": 600}) as address,
+        serving(session={"max_sessions": 2, "slot_idle_s": 600}) as address,
         dial(address) as client,
     ):
         await client.say("fine", LONG)

@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ from tests.integration.test_websocket import dial
 from tts_worker.features.agent.command import agent_extension
 from tts_worker.features.agent.script import ScriptedModel
 from tts_worker.features.agent.service import speech_options
+from tts_worker.features.batch import request as batch_request
 from tts_worker.features.telephony.routes import MAX_UNSTARTED
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.registry.directory import WorkerDirectory
 from tts_worker.registry.signature import sign_entry
 from tts_worker.registry.store import RedisStore
+from tts_worker.server import connections
 from tts_worker.server.grpc.port_connections import parse_peer
+from tts_worker.server.grpc.server import PortConfig
 from tts_worker.server.keys import FREE_FAILURES
 from tts_worker.settings import Settings
 
@@ -46,18 +50,20 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """The preface and empty settings: the handshake is complete, and no call follows."""
 
 
-async def test_idle_grpc_connection_is_closed() -> None:
+async def test_idle_grpc_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=0.3))
     async with (
-        running_grpc_worker(grpc={"connection_idle_s": 0.3}) as server,
+        running_grpc_worker() as server,
         open_tcp(server.member.address) as client,
     ):
         await client.send(HTTP2_PREFACE)
         assert b"connection idle" in await client.read_all()
 
 
-async def test_idle_grpc_connection_gets_pings() -> None:
+async def test_idle_grpc_connection_gets_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEARTBEAT_S", 1.0)
     async with (
-        running_grpc_worker(server={"heartbeat_s": 1.0}) as server,
+        running_grpc_worker() as server,
         open_tcp(server.member.address) as client,
     ):
         await client.send(HTTP2_PREFACE)
@@ -66,9 +72,12 @@ async def test_idle_grpc_connection_gets_pings() -> None:
             received += await client.reader.readexactly(1)
 
 
-async def test_grpc_port_full_of_silent_clients_serves_one_with_a_key(caplog: pytest.LogCaptureFixture) -> None:
-    limits = {"max_connections": 16, "connection_idle_s": 600}
-    async with running_grpc_worker(grpc=limits, server={"api_keys": [KEY]}) as server, AsyncExitStack() as stack:
+async def test_grpc_port_full_of_silent_clients_serves_one_with_a_key(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=600.0))
+    limits = {"max_connections": 16, "api_keys": [KEY]}
+    async with running_grpc_worker(server=limits) as server, AsyncExitStack() as stack:
         metrics = server.worker.metrics
         request = pb.GetCapabilitiesRequest()
         assert await server.stub.GetCapabilities(request, metadata=WITH_KEY)
@@ -149,8 +158,16 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 HUGE = "x" * 2_000_000
 
 
+@pytest.fixture
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=0.3))
+    monkeypatch.setattr(batch_request, "MAX_ITEMS", 2)
+    monkeypatch.setattr(batch_request, "MAX_CHARS", 25)
+
+
 async def attack_http() -> None:
-    settings = {"api_keys": [KEY], "max_connections": 8, "header_timeout_s": 0.5}
+    settings = {"api_keys": [KEY], "max_connections": 8}
     async with serving(server=settings) as address, AsyncExitStack() as stack:
         held = [await stack.enter_async_context(open_tcp(address)) for _ in range(30)]
         for client in held:
@@ -179,8 +196,7 @@ async def attack_websocket() -> None:
 
 
 async def attack_grpc() -> None:
-    limits = {"connection_idle_s": 0.3}
-    async with running_grpc_worker(grpc=limits, server={"api_keys": [KEY]}) as server, AsyncExitStack() as stack:
+    async with running_grpc_worker(server={"api_keys": [KEY]}) as server, AsyncExitStack() as stack:
         held = [await stack.enter_async_context(open_tcp(server.member.address)) for _ in range(30)]
         for client in held:
             await client.send(HTTP2_PREFACE)
@@ -236,9 +252,8 @@ async def attack_agent() -> None:
 
 
 async def attack_batch() -> None:
-    limits = {"max_items": 2, "max_chars": 25}
     async with (
-        serving(server={"api_keys": [KEY], "max_upload_bytes": 4_096}, batch=limits) as address,
+        serving(server={"api_keys": [KEY], "max_upload_bytes": 4_096}) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as caller,
     ):
         for texts, headers, status in (
@@ -298,5 +313,6 @@ def test_budgets_of_the_table_are_settings() -> None:
 
 
 @pytest.mark.parametrize("entrance", ATTACKS)
+@pytest.mark.usefixtures("low_limits")
 async def test_entrance_keeps_its_budget(entrance: str) -> None:
     await ATTACKS[entrance]()

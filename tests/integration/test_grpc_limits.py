@@ -27,6 +27,7 @@ from tts_worker.errors import AddressInUse, ErrorCode, InvalidRequest, RateLimit
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
+from tts_worker.server import connections
 from tts_worker.server.grpc.converse import ConverseCall
 from tts_worker.server.grpc.frames import StreamFormat
 from tts_worker.server.grpc.sessions import SessionTable
@@ -49,18 +50,19 @@ async def failed(call: SynthesizeStream) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
-    async with running_grpc_worker(grpc={"max_connections": 4}) as server, AsyncExitStack() as stack:
+    async with running_grpc_worker(server={"max_connections": 8}) as server, AsyncExitStack() as stack:
         await server.start()
-        clients = [await stack.enter_async_context(open_tcp(server.member.address)) for _ in range(3)]
+        clients = [await stack.enter_async_context(open_tcp(server.member.address)) for _ in range(7)]
         for client in clients:
             assert await client.reader.read(9), "the server's first frame: the connection is open"
         assert await (await stack.enter_async_context(open_tcp(server.member.address))).read_all() == b""
         assert (await server.stub.GetCapabilities(pb.GetCapabilitiesRequest(), timeout=60)) is not None
 
 
-async def test_silent_connection_is_closed() -> None:
+async def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
     async with (
-        running_grpc_worker(server={"header_timeout_s": 0.2}) as server,
+        running_grpc_worker() as server,
         open_tcp(server.member.address) as client,
     ):
         assert len(await client.read_all()) < 200  # the server's settings
@@ -314,8 +316,9 @@ async def test_many_options_are_counted_before_they_are_parsed() -> None:
         assert len(refused.message) < 100, "no names are repeated"
 
 
-async def test_too_long_text_is_rejected() -> None:
-    async with running_grpc_worker(session={"max_message_chars": 100, "max_utterance_chars": 150}) as server:
+async def test_too_long_text_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_message_chars=100))
+    async with running_grpc_worker(session={"max_utterance_chars": 150}) as server:
         await server.start()
         assert await failed(await server.speak("x" * 101).begin()) == (CODE.INVALID_ARGUMENT, "text_too_long")
         assert await failed(await server.speak("x" * 80, "y" * 80).begin()) == (CODE.INVALID_ARGUMENT, "text_too_long")

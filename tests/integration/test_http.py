@@ -289,15 +289,6 @@ async def test_openai_voice_names_select_default_voice() -> None:
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
 
 
-async def test_openai_voice_names_can_be_disabled() -> None:
-    import openai
-
-    async with serving(voices={"openai_names": False}) as address, openai_sdk(address) as client:
-        with pytest.raises(openai.NotFoundError) as exc_info:
-            await client.audio.speech.create(**speech(voice="alloy"))
-        assert exc_info.value.code == "unknown_voice"
-
-
 async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:
     import openai
 

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, until
 from tests.integration.test_websocket import dial
+from tts_worker.server.limits import ApiLimits
 
 KEY = "s3cr3t-KEY-9f8e7d6c5b4a"
 SPOKEN = "Xylophones quarrel under marmalade."
@@ -211,9 +212,12 @@ async def test_closing_handshake_is_no_disconnection(caplog: pytest.LogCaptureFi
     assert [event["reason"] for event in ended(caplog)] == ["client_closed"]
 
 
-async def test_session_closed_for_a_fault_names_its_code(caplog: pytest.LogCaptureFixture) -> None:
+async def test_session_closed_for_a_fault_names_its_code(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_messages_per_s=10))
     caplog.set_level(logging.INFO, "tts_worker")
-    async with serving(session={"max_messages_per_s": 10}) as address, dial(address) as client:
+    async with serving() as address, dial(address) as client:
         for _ in range(100):
             await client.send(type="ping")
         with pytest.raises(ConnectionClosed):

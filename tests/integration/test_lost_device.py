@@ -27,7 +27,7 @@ TEXT = "Hello there, my friend. How are you today? I am well, thank you for aski
 @asynccontextmanager
 async def faulty_server(fault: Fault) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Run a real server whose engine fails; yield the process and its ``host:port``."""
-    words = ("-m", "tests.fakes.faulty_server", fault.value, "--set", "session.window_ms=200")
+    words = ("-m", "tests.fakes.faulty_server", fault.value)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -32,13 +33,19 @@ from tts_worker.errors import (
     UnknownVoice,
 )
 from tts_worker.models.manager import ModelState
+from tts_worker.models.policy import EvictionRules
 from tts_worker.settings import load_settings
 from tts_worker.types import Command, EngineInfo, Open, Outcome, SessionOptions
 from tts_worker.voices.enrolment import Enrolment, voice_name
 from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
-DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2, "min_residency_s": 0}
+DEMAND = {"preload": ["a"], "on_demand": True, "resident_cap": 2}
+
+
+@pytest.fixture(autouse=True)
+def no_min_residency(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.worker.EvictionRules", partial(EvictionRules, min_residency_s=0))
 
 
 class NamedTone(ToneEngine):
@@ -287,7 +294,6 @@ async def test_worker_stopped_while_loading_leaks_nothing() -> None:
     ("models", "word"),
     [
         ({"preload": ["x"]}, "models.preload"),
-        ({"default": "x"}, "models.default"),
         ({"preload": ["tone"], "resident_cap": 0}, "models.resident_cap"),
         ({"ttl_s": -1}, "models.ttl_s"),
         ({"keep": 3}, "models.keep"),

@@ -216,7 +216,7 @@ def registered(prefix: str) -> dict[str, Any]:
 
 
 def unregistered(prefix: str) -> dict[str, Any]:
-    return {"quotas": {"redis_url": embedded_redis(), "prefix": prefix}}
+    return {"registry": {"quotas_url": embedded_redis(), "prefix": prefix}}
 
 
 async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:

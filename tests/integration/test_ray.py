@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import httpx
@@ -55,10 +56,9 @@ TEXT = "Hello there, my friend. How are you today? "
 LONG_TEXT = TEXT * 2
 """About 5 s of audio."""
 ONE_REPLICA = {"min_replicas": 1, "max_replicas": 1}
-DELAYS = {"look_back_s": 1, "upscale_delay_s": 0, "downscale_delay_s": 0}
 SCALED = {
     "session": {"frame_ms": 40},
-    "ray": {"min_replicas": 1, "max_replicas": 2, "target_sessions": 2, **DELAYS},
+    "ray": {"min_replicas": 1, "max_replicas": 2, "target_sessions": 2},
 }
 
 
@@ -76,10 +76,11 @@ class Cluster:
 
     async def deploy(self, **sections: Any) -> None:
         """Replace the running deployment if it has other settings."""
-        from tts_worker.features.fleet.ray import deploy
+        from tts_worker.features.fleet import ray as ray_transport
 
         if sections != self.sections:
-            self.address = await asyncio.to_thread(deploy, settings_of(self.port, **sections))
+            with mock.patch.multiple(ray_transport, _LOOK_BACK_S=1.0, _UPSCALE_DELAY_S=0.0, _DOWNSCALE_DELAY_S=0.0):
+                self.address = await asyncio.to_thread(ray_transport.deploy, settings_of(self.port, **sections))
             self.sections = sections
 
     @property

@@ -219,15 +219,15 @@ def test_cluster_url_is_refused_by_name(binary: str | Path) -> None:
         RedisStore(url)
     assert "secret" not in refused.value.message
     with pytest.raises(ConfigError, match="Redis Cluster is not supported"):
-        load_settings(flags={"quotas": {"redis_url": url}})
+        load_settings(flags={"registry": {"quotas_url": url}})
 
 
 def test_sentinel_url_is_a_setting_and_a_client_url(binary: str | Path) -> None:
     url = "redis+sentinel://:secret@127.0.0.1:26379,127.0.0.1:26380/calls/1"
-    assert load_settings(flags={"quotas": {"redis_url": url}}).quotas.redis_url is not None
+    assert load_settings(flags={"registry": {"quotas_url": url}}).registry.quotas_url is not None
     assert RedisStore(url).name.endswith("127.0.0.1:26379,127.0.0.1:26380")
     assert connect(f"{url}?prefix=worker:") is not None
     with pytest.raises(ConfigError):
         RedisStore("redis+sentinel://127.0.0.1:26379")
     with pytest.raises(ConfigError):
-        load_settings(flags={"quotas": {"redis_url": "redis+sentinel://127.0.0.1:26379"}})
+        load_settings(flags={"registry": {"quotas_url": "redis+sentinel://127.0.0.1:26379"}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -179,8 +180,11 @@ async def test_every_pause_has_its_whole_time() -> None:
 @pytest.mark.parametrize("window_ms", [100, 250])
 @pytest.mark.parametrize("rate_hz", [11_025, 24_000, 48_000])
 @pytest.mark.parametrize("frame_ms", [20, 95, 200])
-async def test_frames_of_any_size_fit_a_small_window(frame_ms: int, rate_hz: int, window_ms: int) -> None:
-    async with running_worker(tone_settings(session={"window_ms": window_ms})) as worker:
+async def test_frames_of_any_size_fit_a_small_window(
+    monkeypatch: pytest.MonkeyPatch, frame_ms: int, rate_hz: int, window_ms: int
+) -> None:
+    monkeypatch.setattr("tts_worker.worker.HubConfig", partial(HubConfig, window_ms=window_ms))
+    async with running_worker(tone_settings()) as worker:
         options = SessionOptions(realtime=False, frame_ms=frame_ms, sample_rate=rate_hz)
         async with fail_after(60):  # of virtual time
             pcm, ended = await say(worker, TEXT * 3, options)

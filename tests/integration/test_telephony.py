@@ -16,6 +16,7 @@ from tests.conftest import serving
 from tests.fakes.clock import measure_stalls
 from tests.fakes.media_stream import CALLER_AUDIO, FakeCall, TelnyxMessages, TwilioMessages, calling
 from tests.integration.test_websocket import Client, dial
+from tts_worker.features.telephony import calls
 from tts_worker.features.telephony.signature import twilio_signature
 
 SHORT = "Hello."
@@ -189,8 +190,9 @@ async def test_agent_may_come_first_and_come_back() -> None:
                 assert call.socket.close_code == 1000
 
 
-async def test_those_who_wait_in_vain_are_ended() -> None:
-    async with serving(telephony={"join_timeout_s": 0.05}) as address:
+async def test_those_who_wait_in_vain_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "JOIN_TIMEOUT_S", 0.05)
+    async with serving() as address:
         async with agent(address, "CA1") as client:
             await client.send(type="text", text=SHORT, end=True)
             last, code = await ending(client)

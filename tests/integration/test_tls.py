@@ -35,6 +35,7 @@ from tts_worker.client.unreachable import unreachable_over_grpc
 from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
+from tts_worker.server import connections
 from tts_worker.server.tls import expiry_s
 from tts_worker.types import Ended, Outcome, PcmFrame
 
@@ -301,9 +302,10 @@ def test_expiry_of_an_unreadable_certificate_is_unknown(tmp_path: Path) -> None:
         assert math.isnan(expiry_s(file))
 
 
-async def test_silent_tls_handshake_is_closed(tmp_path: Path) -> None:
+async def test_silent_tls_handshake_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.2)
     crt, key = certificate(tmp_path)
-    server = {"tls_certificate": str(crt), "tls_key": str(key), "header_timeout_s": 0.2}
+    server = {"tls_certificate": str(crt), "tls_key": str(key)}
     async with serving(server=server) as address, open_tcp(address.removeprefix("https://")) as client:
         assert await client.read_all() == b""
 

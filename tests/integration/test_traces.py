@@ -122,7 +122,8 @@ async def test_sampling_follows_the_parent_then_the_ratio(exported: InMemorySpan
     assert [f"{span.context.trace_id:032x}" for span in utterances(exported)] == ["1" * 32]
 
 
-async def test_spans_arrive_at_an_otlp_endpoint() -> None:
+async def test_spans_arrive_at_an_otlp_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "voices")
     received: list[tuple[str, bytes]] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -138,7 +139,7 @@ async def test_spans_arrive_at_an_otlp_endpoint() -> None:
         thread = threading.Thread(target=receiver.serve_forever)
         thread.start()
         try:
-            tracing = {"endpoint": f"http://127.0.0.1:{receiver.server_port}/v1/traces", "service_name": "voices"}
+            tracing = {"endpoint": f"http://127.0.0.1:{receiver.server_port}/v1/traces"}
             async with serving(tracing=tracing) as address, httpx.AsyncClient(base_url=f"http://{address}") as http:
                 await http.post("/v1/audio/speech", json={"input": SPOKEN})
         finally:

@@ -101,7 +101,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         flags={
             "engines": {"cosy": {**engine, "max_utterances": 4}},
             "server": {"key_file": str(root / "keys.yaml")},
-            "voices": {"watch_interval_s": 0.05},
             "session": {"loudness": None},  # measuring it would speak a sentence in every voice
         }
     )
@@ -220,7 +219,6 @@ def other(served: Served, tmp_path: Path) -> Iterator[ThreadedWorker]:
     settings = load_settings(
         flags={
             "engines": {"cosy": {**engine, "device": "cpu", "threads": 1, "memory_gb": 0.1}},
-            "voices": {"watch_interval_s": 600},
             "session": {"loudness": None},
         }
     )

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
     from tests.integration.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
+    from tts_worker.features.webrtc import peer
     from tts_worker.features.webrtc.peer import Peer
 
 from tts_worker.features.webrtc.offers import Offer, PeerRegistry
@@ -165,8 +166,9 @@ async def test_lone_surrogates_leave_the_peer_usable(address: str) -> None:
         assert (await client.until_message("done"))["text_remaining"] == ""
 
 
-async def test_flood_of_messages_ends_the_peer() -> None:
-    async with serving(session={"max_messages_per_s": 10}) as address, connected_client(address) as client:
+async def test_flood_of_messages_ends_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ApiLimits, "of", lambda settings: ApiLimits(max_messages_per_s=10))
+    async with serving() as address, connected_client(address) as client:
         for _ in range(200):
             client.send(type="flush")
         assert (await client.until_message("rejected"))["code"] == "rate_limited"
@@ -220,15 +222,17 @@ async def test_closing_client_frees_its_session(address: str) -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_vanished_client_frees_its_session() -> None:
-    async with serving(webrtc={"silence_timeout_s": 2}) as address, connected_client(address) as client:
+async def test_vanished_client_frees_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "SILENCE_TIMEOUT_S", 2.0)
+    async with serving() as address, connected_client(address) as client:
         transport = client.connection.getReceivers()[0].transport.transport
         await transport._connection.close()  # closes the sockets without a message
         await until_live_sessions(address, 0)
 
 
-async def test_unconnected_peer_counts_against_max_peers() -> None:
-    async with serving(webrtc={"connect_timeout_s": 600, "max_peers": 1}) as address, unconnected_client() as client:
+async def test_unconnected_peer_counts_against_max_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CONNECT_TIMEOUT_S", 600.0)
+    async with serving(webrtc={"max_peers": 1}) as address, unconnected_client() as client:
         sdp = await client.offer()
         answer = await post_offer(address, sdp)
         assert answer.status_code == 200
@@ -240,9 +244,10 @@ async def test_unconnected_peer_counts_against_max_peers() -> None:
         await client.until_message("ready")
 
 
-async def test_peer_that_never_connects_is_closed() -> None:
+async def test_peer_that_never_connects_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CONNECT_TIMEOUT_S", 0.3)
     # No client connects in this test: on a busy machine it might not within this timeout.
-    async with serving(webrtc={"connect_timeout_s": 0.3, "max_peers": 1}) as address, unconnected_client() as client:
+    async with serving(webrtc={"max_peers": 1}) as address, unconnected_client() as client:
         sdp = await client.offer()
         assert (await post_offer(address, sdp)).status_code == 200
         await until_live_sessions(address, 0)

@@ -30,7 +30,7 @@ BRISK = {"tone": {"kind": "tone", "ms_per_char": 30}}
 LONG = TEXT * 20  # long enough that commands arrive before its end, also on a slow machine
 
 LONG_TIMEOUTS: dict[str, Any] = {
-    "server": {"send_timeout_s": 600, "heartbeat_s": 600},
+    "server": {"send_timeout_s": 600},
     "session": {"text_idle_timeout_s": 600, "pause_timeout_s": 600},
 }
 """Settings without timeouts: only a disconnect ends a session."""

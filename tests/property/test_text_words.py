@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.text.characters import cluster_end, is_spoken
-from tts_worker.text.spoken_words import source_ranges, split_spoken, spoken_words
-from tts_worker.types import Boundary, Segment, Span, WordTiming
+from tts_worker.text.spoken_words import cut_at, source_ranges, split_spoken, spoken_words
+from tts_worker.types import Boundary, Receipt, Segment, Span, Word, WordTiming
 
 FRAGMENTS = st.one_of(
     st.sampled_from(
@@ -86,6 +86,19 @@ def test_split_keeps_clusters_and_grows_with_position(text: str, position: int, 
         remaining = [word for word in words if word.end_char > cut]
         assert all(2 * position >= w.start_sample + w.end_sample for w in spoken)
         assert all(2 * max(position, 0) <= w.start_sample + w.end_sample for w in remaining)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TEXTS, st.integers(-10, 40_000), st.integers(-10, 40_000))
+def test_report_cut_twice_is_cut_at_the_earlier_position(text: str, first: int, second: int) -> None:
+    words = []
+    for number, word in enumerate(spoken_words(Segment(0, (Span(text, 0, len(text)),), 0, len(text), Boundary.END))):
+        start = 1_500 * number
+        words.append(Word(text[word.start_char : word.end_char], word.start_char, word.end_char, start, start + 1_500))
+    whole = Receipt("completed", 40_000, 40_000, None, text, "", tuple(words))
+    twice = cut_at(cut_at(whole, first), second)
+    assert twice == cut_at(whole, min(first, second))
+    assert twice.text_spoken + twice.text_remaining == text
 
 
 @settings(deadline=None, max_examples=50)

@@ -18,9 +18,17 @@ from tts_worker.settings import (
     KokoroEngineSettings,
     Settings,
     ToneEngineSettings,
+    engines,
     is_loopback,
+    keys,
     load_settings,
+    sections,
+    tree,
 )
+from tts_worker.settings.problems import REMOVED
+
+MOST_SETTINGS = 144
+"""May only fall."""
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,11 +40,11 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_precedence_is_flags_environment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path, "server: {port: 1, drain_s: 1, heartbeat_s: 1}")
+    file = written(tmp_path, "server: {port: 1, drain_s: 1, send_timeout_s: 1}")
     monkeypatch.setenv("TTS_WORKER_SERVER__PORT", "2")
     monkeypatch.setenv("TTS_WORKER_SERVER__DRAIN_S", "2")
     server = load_settings(file, {"server": {"port": 3}}).server
-    assert (server.port, server.drain_s, server.heartbeat_s) == (3, 2.0, 1.0)
+    assert (server.port, server.drain_s, server.send_timeout_s) == (3, 2.0, 1.0)
 
 
 def test_default_is_the_cpu_voice_on_loopback() -> None:
@@ -75,7 +83,7 @@ def test_default_config_matches_the_defaults() -> None:
         for key, value in shown[section].items():
             if (section, key) != ("voices", "directory"):
                 assert default[section][key] == value, f"{section}.{key}"
-    assert {key: shown[key] for key in ("hang_timeout_s", "log_level", "log_format")}.items() <= default.items()
+    assert {key: shown[key] for key in ("log_level", "log_format")}.items() <= default.items()
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -107,10 +115,44 @@ def test_commented_settings_are_valid(tmp_path: Path) -> None:
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
-    file = written(tmp_path, "voices: {directory: ../voicepacks}\ntext: {lexicon_file: /absolute/lexicon.yaml}")
+    file = written(tmp_path, "voices: {directory: ../voicepacks}\ntext: {lexicon: /absolute/lexicon.yaml}")
     settings = load_settings(file)
     assert settings.voices.directory == tmp_path / "../voicepacks"
-    assert settings.text.lexicon_file == Path("/absolute/lexicon.yaml")
+    assert settings.text.lexicon == Path("/absolute/lexicon.yaml")
+
+
+SECTION_CLASSES = [
+    value
+    for module in (sections, engines, tree, keys)
+    for value in vars(module).values()
+    if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == module.__name__
+]
+
+
+def test_settings_stay_few() -> None:
+    """Each class declares what is new in it; sections and key files count as settings, as at the review (186)."""
+    declared = [name for section in SECTION_CLASSES for name in section.__annotations__ if name != "model_config"]
+    assert len(declared) <= MOST_SETTINGS
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED))
+def test_removed_setting_says_what_to_do(tmp_path: Path, name: str) -> None:
+    *section, key = name.split(".")
+    flags: dict[str, Any] = {key: 1}
+    if section[:1] == ["engines"]:
+        section = ["engines", "mine"]
+        flags |= {"kind": name.split(".")[1], **({"bundle": "b"} if "cosyvoice" in name else {})}
+    for part in reversed(section):
+        flags = {part: flags}
+    with pytest.raises(ConfigError, match="removed: ") as refused:
+        load_settings(flags=flags)
+    assert REMOVED[name] in refused.value.message or REMOVED.get(section[0], "-") in refused.value.message
+
+
+def test_removed_variable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTS_WORKER_QUOTAS__REDIS_URL", "redis://redis")
+    with pytest.raises(ConfigError, match=r"TTS_WORKER_QUOTAS__REDIS_URL: removed: set registry\.quotas_url"):
+        load_settings()
 
 
 def settings_that_are_paths() -> Iterator[tuple[str, str, str]]:
@@ -146,7 +188,7 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
         ("server: {host: 0.0.0.0}", "set api_keys"),
         ("server: {host: 0.0.0.0, api_keys: [short]}", "8 characters"),
         ("session: {lead_ms: -1}", "session.lead_ms"),
-        ("grpc: {sample_rate_hz: 22050, frame_ms: 10}", "whole number of samples"),
+        ("text: {lexicon: 5}", "text.lexicon: must be a mapping of words, or the path of a YAML file"),
         ("engines: {}", "engines"),
         ("engines: {a: {kind: magic}}", "engines.a"),
         ("engines: {a: {kind: hibari, threads: 0}}", "threads"),
@@ -175,7 +217,6 @@ def test_invalid_file_is_rejected_by_key(tmp_path: Path, text: str, message: str
     ("variable", "value"),
     [
         ("TTS_WORKER_SERVER__API_KEYS", "a-long-random-key"),
-        ("TTS_WORKER_TEXT__LEXICON", "{SQL: sequel}"),
         ("TTS_WORKER_ENGINES", "hibari"),
         ("TTS_WORKER_SERVER", "0.0.0.0"),
     ],
@@ -205,6 +246,10 @@ def test_one_key_of_a_configured_engine_keeps_its_kind(tmp_path: Path) -> None:
 def test_engine_without_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"engines\.fast\.kind: .*hibari, kokoro, tone, cosyvoice"):
         load_settings(flags={"engines": {"fast": {"max_utterances": 128}}})
+
+
+def test_section_of_comments_has_its_defaults(tmp_path: Path) -> None:
+    assert load_settings(written(tmp_path, "voices:\n  # default: heart\nlog_level: debug")).log_level == "debug"
 
 
 def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
@@ -254,12 +299,12 @@ def test_is_loopback(host: str, expected: Any) -> None:
 def test_quotas_may_have_another_redis() -> None:
     url = "redis://:a-password@redis:6379/0"
     grpc = {"enabled": True, "tls_certificate": "grpc.pem"}
-    assert url in load_settings(flags={"quotas": {"redis_url": url}, "grpc": grpc}).secrets
+    assert url in load_settings(flags={"registry": {"quotas_url": url}, "grpc": grpc}).secrets
     with pytest.raises(ConfigError, match=r"registry\.url: clients of the registry use gRPC without TLS"):
         load_settings(flags={"registry": {"url": url}, "grpc": grpc})
 
 
-@pytest.mark.parametrize("section", [{"registry": {"url": "{}"}}, {"quotas": {"redis_url": "{}"}}])
+@pytest.mark.parametrize("section", [{"registry": {"url": "{}"}}, {"registry": {"quotas_url": "{}"}}])
 @pytest.mark.parametrize("url", ["a-password", "http://:a-password@redis", "redis://", "a-password://redis"])
 def test_invalid_redis_url_is_named_without_its_text(section: dict[str, dict[str, str]], url: str) -> None:
     flags = {name: dict.fromkeys(keys, url) for name, keys in section.items()}

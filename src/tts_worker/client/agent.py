@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from tts_worker.client import Client, ClientSettings, connect
 from tts_worker.errors import InvalidRequest
@@ -16,6 +16,39 @@ DEFAULT_URL = "ws://127.0.0.1:8080"
 
 Urls = Literal["drop", "host", "keep"]
 """How a bare URL is read, see ``types.UrlMode``."""
+
+
+class PluginOptions(TypedDict, total=False):
+    """Options of a plug-in, in the words of agent frameworks.
+
+    Attributes:
+        voice: Voice name; None takes the worker's default.
+        model: The worker's engine, such as ``hibari``; None takes the voice's.
+        language: BCP 47 tag; None detects it.
+        speed: 2.0 is twice as fast.
+        instruct: Style instruction, for voices that support it.
+        seed: Seed of the sampling.
+        lexicon: Word -> other spelling, or ``/phonemes/``.
+        markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default (True).
+        urls: How a bare URL is read: ``drop``, ``host`` ("example.com") or ``keep``; None takes the worker's default.
+        normalize: Write numbers, dates and units out in words before synthesis; None takes the worker's default.
+        flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
+            (None: the worker's default; 0: never).
+        max_ahead_s: Maximum playout lead of the worker (2.0 by default); audio beyond it is never generated.
+    """
+
+    voice: str | None
+    model: str | None
+    language: str | None
+    speed: float
+    instruct: str | None
+    seed: int
+    lexicon: Mapping[str, str] | None
+    markdown: bool | None
+    urls: Urls | None
+    normalize: bool | None
+    flush_after_ms: float | None
+    max_ahead_s: float
 
 
 def connect_agent(url: str | None, api_key: str | None, settings: ClientSettings) -> Client:
@@ -38,7 +71,10 @@ def with_plugin_options(options: SessionOptions, given: Mapping[str, Any]) -> Se
 
     Raises:
         InvalidRequest: Names an option that no worker takes, never its value.
+        TypeError: There is no such option.
     """
+    if unknown := given.keys() - PluginOptions.__annotations__.keys() - {"realtime"}:
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
     changes = dict(given)
     if "max_ahead_s" in changes:
         changes["lead_ms"] = _lead_ms_of(changes.pop("max_ahead_s"))

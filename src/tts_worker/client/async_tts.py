@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
 from tts_worker.client.arguments import whole_samples
-from tts_worker.client.batches import BatchResult, BatchText
+from tts_worker.client.batches import BatchResult, BatchText, batch_options
 from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.iteration import iterate
 from tts_worker.client.playback import PlayerSink
@@ -162,19 +162,9 @@ class AsyncTTS:
             InvalidRequest: The worker refuses the batch, or its URL is not ``ws://`` or ``wss://``.
             TTSWorkerError: As ``speak``.
         """
-        chosen = _with_options(self._options, options)
         batches = self._client.batches
-        batch = await batches.submit(
-            texts,
-            response_format=response_format,
-            voice=chosen.voice,
-            model=chosen.model,
-            speed=chosen.speed,
-            seed=chosen.seed,
-            language=chosen.language,
-            instructions=chosen.instruct,
-            sample_rate=chosen.sample_rate,
-        )
+        chosen = batch_options(_with_options(self._options, options))
+        batch = await batches.submit(texts, **{**chosen, "response_format": response_format})
         try:
             async with aclosing(batches.results(batch.id)) as results:
                 async for result in results:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from http.client import HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, cast
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_response, read_parts
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import parse_error
-from tts_worker.types import Skipped
+from tts_worker.types import SessionOptions, Skipped
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,6 +88,13 @@ class BatchOptions(TypedDict, total=False):
     instructions: str | None
     response_format: str
     sample_rate: int | None
+
+
+def batch_options(options: SessionOptions) -> BatchOptions:
+    """Return those of a session's options that a batch has, too."""
+    names = {name: "instruct" if name == "instructions" else name for name in BatchOptions.__annotations__}
+    of_session = {name: getattr(options, own) for name, own in names.items() if name != "response_format"}
+    return cast("BatchOptions", of_session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from tts_worker.protocol.messages import (
     StartMessage,
     WorkerMessage,
 )
-from tts_worker.types import Encoding, SessionOptions, SynthesisParams
+from tts_worker.types import Encoding, SessionOptions
 
 _LONG_UNREAD_S = 5.0
 """A worker may have dropped a client that read nothing for this time."""
@@ -151,7 +151,7 @@ class WorkerConnection(MessageStream):
             RemoteConfig(
                 session=f"{self._ready.session}/{self.sessions}",
                 context_prefix=f"{self.sessions}.",
-                params=SynthesisParams(voice, options.speed, options.seed, options.language, options.instruct),
+                params=options.voicing(voice),
                 audio_timeout_s=audio_timeout_s,
                 read_ahead_s=self._settings.read_ahead_s,
                 sample_rate_hz=self._ready.sample_rate,

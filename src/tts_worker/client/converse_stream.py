@@ -24,7 +24,7 @@ from tts_worker.errors import (
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION, ClientMessage, ReadyMessage, StartMessage, WorkerMessage
 from tts_worker.protocol.proto_codec import encode_client_message, parse_trailers, parse_worker_message
-from tts_worker.types import TRACEPARENT, Encoding, SessionOptions, SynthesisParams
+from tts_worker.types import TRACEPARENT, Encoding, SessionOptions
 
 
 async def open_converse_stream(
@@ -116,7 +116,7 @@ class ConverseStream(MessageStream):
         self.sample_rate_hz = ready.sample_rate
         self.encoding = Encoding(ready.format)
         self.model = ready.model
-        self.params = SynthesisParams(ready.voice, options.speed, options.seed, options.language, options.instruct)
+        self.params = options.voicing(ready.voice)
         self._call = call
         self._on_closed: Callable[[ConverseStream], None] = lambda _: None
 

@@ -7,7 +7,7 @@ from enum import Enum
 
 from tts_worker.errors import ErrorInfo
 from tts_worker.text.decoding import TextDecoder
-from tts_worker.text.spoken_words import split_spoken
+from tts_worker.text.spoken_words import cut_at
 from tts_worker.types import (
     Alignment,
     ChunkMeta,
@@ -18,7 +18,6 @@ from tts_worker.types import (
     Skipped,
     UtteranceKey,
     Word,
-    WordTiming,
 )
 
 
@@ -159,12 +158,15 @@ class RemoteUtterance:
         return replace(ended, receipt=receipt if ended.outcome is Outcome.DONE else self._split_at_playback(receipt))
 
     def _split_at_playback(self, receipt: Receipt) -> Receipt:
-        text = receipt.text_spoken + receipt.text_remaining
-        played_samples = self.delivered_samples if self.played_samples is None else self.played_samples
-        timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in self.words]
-        cut = split_spoken(text, timings, played_samples, fully_played=False)
         skipped = {run.start: run for run in sorted([*self.skipped, *receipt.skipped])}  # the report's may be cut
-        return replace(receipt, words=tuple(self.words), skipped=tuple(skipped.values())).split(cut)
+        whole = replace(
+            receipt,
+            text_spoken=receipt.text_spoken + receipt.text_remaining,
+            text_remaining="",
+            words=tuple(self.words),
+            skipped=tuple(skipped.values()),
+        )
+        return cut_at(whole, self.delivered_samples if self.played_samples is None else self.played_samples)
 
     def ended_event(self, outcome: Outcome, reason: str, error: ErrorInfo | None = None) -> Ended:
         """Build a terminal event from client-side state."""

@@ -15,10 +15,9 @@ import yaml
 
 from tts_worker.errors import TTSWorkerError
 from tts_worker.server.tls import load_context
-from tts_worker.settings import Settings, check_directory, find_config, load_settings, read_yaml
+from tts_worker.settings import Settings, check_directory, find_config, load_settings, read_lexicon
 from tts_worker.settings.keys import read_key_file
 from tts_worker.settings.problems import InvalidSettings, SettingProblem
-from tts_worker.text.lexicon import Lexicon
 from tts_worker.voices.packs import read_voicepacks
 
 
@@ -54,10 +53,7 @@ def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
         if (certificate := section.tls_certificate) is not None:
             load = partial(load_context, name, certificate, section.tls_key, section.tls_client_ca)
             checks.append(((name, "tls_certificate"), load))
-    checks.append((("text", "lexicon"), partial(Lexicon.from_mapping, text.lexicon, name="text.lexicon")))
-    if (lexicon := text.lexicon_file) is not None:
-        entries = partial(read_yaml, lexicon, "text.lexicon_file: ")
-        checks.append((("text", "lexicon_file"), lambda: Lexicon.from_mapping(entries(), name=lexicon.name)))
+    checks.append((("text", "lexicon"), partial(read_lexicon, text)))
     if (packs := settings.voices.directory) is not None:
         checks.append((("voices", "directory"), partial(check_directory, "voices.directory", packs, must_exist=True)))
         checks.append((("voices", "directory"), partial(read_voicepacks, packs)))

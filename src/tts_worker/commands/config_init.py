@@ -1,4 +1,4 @@
-"""``tts-worker config init``: writes a configuration in which every setting is shown with its default and explained."""
+"""``tts-worker config init``: writes a configuration with settings, their defaults and their meaning."""
 
 from __future__ import annotations
 
@@ -11,11 +11,42 @@ from tts_worker.settings import packaged
 
 SOURCE = "configs/worker.yaml"
 
+SHORT = (
+    *("server.host", "server.port", "server.api_keys", "server.allowed_origins"),
+    *("server.tls_certificate", "server.tls_key"),
+    *("session.max_sessions", "session.flush_after_ms", "session.loudness"),
+    "grpc.enabled",
+    "text.lexicon",
+    "voices.default",
+    *("engines.hibari.kind", "engines.cosyvoice2.kind", "engines.cosyvoice2.bundle"),
+    *("log_level", "log_format"),
+)
+"""What ``--short`` shows; the engines count as one setting."""
+
+_SETTING = re.compile(r"( *)(?:# ( *))?(\w+):")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", type=Path, default=Path("worker.yaml"), help="the file to write (default worker.yaml)"
     )
+    parser.add_argument("--short", action="store_true", help="only the 15 settings that most people change")
+
+
+def shortened(text: str) -> str:
+    """Return a configuration with the settings in ``SHORT`` only; comments stay with the line before them."""
+    short = [name.split(".") for name in SHORT]
+    path: list[str] = []
+    lines: list[str] = []
+    is_shown = True
+    for line in text.splitlines():
+        if match := _SETTING.match(line):
+            depth = len(match[1] + (match[2] or "")) // 2
+            path = [*path[:depth], match[3]]
+            is_shown = any(path == name[: len(path)] for name in short)
+        if (is_shown or not line) and (line or lines[-1]):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         "  # directory: voicepacks   # voice packs; default: those of the package",
         source.read_text("utf-8"),
     )
+    if args.short:
+        text = "# The settings that most people change; without --short all are shown.\n" + shortened(text)
     is_new = False
     try:
         with file.open("x", encoding="utf-8") as target:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with Bar(shown=sys.stderr.isatty()) as bar:
         bar.update("looking at the installation")
         findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-        findings += [*backend_findings(settings), checked]
+        findings += [*backend_findings(), checked]
         if settings is not None:
             valid = settings
             bar.update("speaking")

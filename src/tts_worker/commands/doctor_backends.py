@@ -24,7 +24,7 @@ from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
 from tts_worker.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from tts_worker.settings import Settings
+    pass
 
 _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
 """Distributions of the package ``tensorrt``: those for CUDA 12 and 13 write to the same folders."""
@@ -32,7 +32,7 @@ _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
 _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
 
 
-def backend_findings(settings: Settings | None) -> Iterator[Finding]:
+def backend_findings() -> Iterator[Finding]:
     """Check ONNX Runtime, which the CPU voice needs, and every other back end and library."""
     builds = diagnose(installed_builds(), imported_folder(), install_command())
     yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
@@ -40,7 +40,7 @@ def backend_findings(settings: Settings | None) -> Iterator[Finding]:
     yield _torch(torch)
     if builds.works:
         yield _providers()
-    yield _tensorrt(torch, settings)
+    yield _tensorrt(torch)
     yield _flashinfer(torch)
 
 
@@ -137,7 +137,7 @@ def _short(provider: str) -> str:
     return provider.removesuffix("ExecutionProvider")
 
 
-def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
+def _tensorrt(torch: Any) -> Finding:
     """Build and run a small engine on the device, as the worker does."""
     what = "backend tensorrt"
     try:
@@ -157,7 +157,7 @@ def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
     except BackendUnavailable as error:
         detail = f"{version} does not work, so that the worker runs on PyTorch instead: {error.message}"
         return Finding(what, Status.OPTIONAL, detail, _tensorrt_command(torch))
-    return Finding(what, Status.OK, f"{version}, builds and runs a small engine; {_plans(settings, version)}")
+    return Finding(what, Status.OK, f"{version}, builds and runs a small engine; {_plans(version)}")
 
 
 def _tensorrt_command(torch: Any) -> str:
@@ -203,19 +203,12 @@ def _flashinfer(torch: Any) -> Finding:
     )
 
 
-def _plans(settings: Settings | None, version: str) -> str:
-    """Describe the plan caches of the settings."""
+def _plans(version: str) -> str:
+    """Describe the plan cache of this user."""
     from tts_worker.engine.cosyvoice.backends.tensorrt import PlanCache, default_cache
-    from tts_worker.settings.engines import CosyVoiceEngineSettings
 
-    engines = settings.engines.values() if settings is not None else ()
-    folders = {
-        engine.plan_cache or default_cache() for engine in engines if isinstance(engine, CosyVoiceEngineSettings)
-    }
-    described = []
-    for folder in sorted(folders or {default_cache()}):
-        plans = list(PlanCache(folder).entries())
-        usable = sum(plan.tensorrt == version for plan in plans)
-        size_mb = sum(plan.size_bytes for plan in plans) / 1e6
-        described.append(f"{len(plans)} plans, {usable} of this version, {size_mb:.0f} MB in {folder}")
-    return "; ".join(described)
+    folder = default_cache()
+    plans = list(PlanCache(folder).entries())
+    usable = sum(plan.tensorrt == version for plan in plans)
+    size_mb = sum(plan.size_bytes for plan in plans) / 1e6
+    return f"{len(plans)} plans, {usable} of this version, {size_mb:.0f} MB in {folder}"

@@ -18,7 +18,7 @@ from tts_worker.settings import (
     KokoroEngineSettings,
     ToneEngineSettings,
 )
-from tts_worker.types import SAMPLE_RATE_HZ, Alignment, EngineInfo
+from tts_worker.types import Alignment, EngineInfo
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 _SAMPLED_BYTES = 65_536
@@ -154,7 +154,6 @@ def _tone(settings: ToneEngineSettings) -> Engine:
     return ToneEngine(
         ToneSettings(
             ms_per_char=settings.ms_per_char,
-            chunk_samples=settings.chunk_ms * SAMPLE_RATE_HZ // 1000,
             cost_per_audio_s=settings.cost_per_audio_s,
             max_utterances=settings.max_utterances,
         )

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions
-from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
+from tts_worker.client.agent import PluginOptions, Urls, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import CLIENT_SOURCE, ErrorCode, InvalidRequest, MissingExtra, TTSWorkerError
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.types import SAMPLE_RATES_HZ, Ended, Outcome, PcmFrame, Skipped, State, Words, text_heard
@@ -37,6 +37,9 @@ try:
     from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 except ImportError:
     raise MissingExtra("the pipecat service", "pipecat", CLIENT_SOURCE, oldest_python=(3, 11)) from None
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +79,7 @@ class TTSWorkerSettings(TTSSettings):
 
 
 _SETTINGS = ("voice", "model", "language", *TTSWorkerSettings.__annotations__)
+_DEFAULTS = {name: getattr(SessionOptions(), name, None) for name in _SETTINGS}
 
 
 @dataclass(slots=True, eq=False)
@@ -124,23 +128,11 @@ class TTSWorkerTTSService(TTSService):
 
     Args:
         url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``.
-        voice: Voice name; None takes the worker's default.
-        model: The worker's engine, such as ``hibari``; None takes the voice's.
-        language: BCP 47 tag; None detects it.
-        speed: 2.0 is twice as fast.
-        instruct: Style instruction, for voices that support it.
-        seed: Seed of the sampling.
-        lexicon: Word -> other spelling, or ``/phonemes/``.
-        markdown: See ``TTSWorkerSettings``, as for ``urls`` and ``normalize``.
-        urls: See there.
-        normalize: See there.
-        flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
-            (None: the worker's default; 0: never).
-        max_ahead_s: Maximum playout lead of the worker.
         api_key: Defaults to TTS_WORKER_API_KEY.
         client: Use this client. The caller closes it.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz, resampled on the worker; None takes the pipeline's.
         text_aggregation_mode: By sentence (default) or by token.
+        options: See ``PluginOptions``.
 
     Raises:
         InvalidRequest: An option or the URL is invalid. What only the worker can know (a voice, a model, a lexicon
@@ -153,36 +145,16 @@ class TTSWorkerTTSService(TTSService):
         self,
         url: str | None = None,
         *,
-        voice: str | None = None,
-        model: str | None = None,
-        language: str | None = None,
-        speed: float = 1.0,
-        instruct: str | None = None,
-        seed: int = 0,
-        lexicon: Mapping[str, str] | None = None,
-        markdown: bool | None = None,
-        urls: Urls | None = None,
-        normalize: bool | None = None,
-        flush_after_ms: float | None = None,
-        max_ahead_s: float = 2.0,
         api_key: str | None = None,
         client: Client | None = None,
         sample_rate: int | None = None,
         text_aggregation_mode: TextAggregationMode | None = None,
+        **options: Unpack[PluginOptions],
     ) -> None:
-        settings = TTSWorkerSettings(
-            model=model,
-            voice=voice,
-            language=language,
-            speed=speed,
-            instruct=instruct,
-            seed=seed,
-            lexicon=lexicon,
-            markdown=markdown,
-            urls=urls,
-            normalize=normalize,
-        )
-        pacing = with_plugin_options(SessionOptions(), {"flush_after_ms": flush_after_ms, "max_ahead_s": max_ahead_s})
+        given: dict[str, Any] = {"max_ahead_s": 2.0, **options}
+        pacing = {name: given.pop(name) for name in ("flush_after_ms", "max_ahead_s") if name in given}
+        pacing_options = with_plugin_options(SessionOptions(), pacing)
+        settings = TTSWorkerSettings(**{**_DEFAULTS, **given})
         settings.session_options()
         if sample_rate is not None:
             check_sample_rate(sample_rate)
@@ -197,7 +169,7 @@ class TTSWorkerTTSService(TTSService):
             sample_rate=sample_rate,
             settings=settings,
         )
-        self._pacing = pacing
+        self._pacing = pacing_options
         self._owns_client = client is None
         self._client = client or connect_agent(url, api_key, client_settings)
         self._turns: dict[str, _Turn] = {}

@@ -42,9 +42,8 @@ from tts_worker.protocol.messages import (
 )
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Skipped, Word
 
-_START = (
-    *("realtime", "raw_chunks", "lead_ms", "frame_ms", "markdown", "urls", "normalise", "pause_timeout_s"),
-    *("text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding"),
+_START = tuple(
+    name for name in StartMessage.__struct_fields__ if name in pb.ConverseRequest.Start.DESCRIPTOR.fields_by_name
 )
 _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "start": (StartMessage, _START),

@@ -29,6 +29,18 @@ log = logging.getLogger(__name__)
 PROBE_CONNECTIONS = 8
 """Connections beyond the limit, for health probes and metrics."""
 
+HEADER_TIMEOUT_S = 10.0
+"""From the connection, or the first byte of a later request, to the end of the request head; also for handshakes."""
+
+BODY_TIMEOUT_S = 60.0
+"""From the end of the head to the end of the body; once the response has begun, between its parts."""
+
+MAX_HEADER_BYTES = 32_768
+"""Size of a request head."""
+
+HEARTBEAT_S = 20.0
+"""Interval of pings; the connection of a client that answers none for this long is closed."""
+
 LINGER_S = 2.0
 """How long to discard client data after a last response: closing with unread data would send a reset, which can
 destroy the response. It starts again while data arrives, for a client that reads only after it has sent everything."""
@@ -42,17 +54,11 @@ class ConnectionLimits:
 
     Attributes:
         max_connections: Connections besides those for health probes and metrics.
-        header_timeout_s: From the connection, or the first byte of a later request, to the end of the request head.
-        body_timeout_s: From the end of the head to the end of the body; once the response has begun, between its parts.
         send_timeout_s: How long a client may read nothing of a response.
-        max_header_bytes: Size of a request head.
     """
 
     max_connections: int = 1_024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
     send_timeout_s: float = 10.0
-    max_header_bytes: int = 32_768
 
 
 class ConnectionObserver(Protocol):
@@ -248,7 +254,7 @@ class Listener:
         """Build the transport, including the TLS handshake. The connection counts as waiting meanwhile."""
         options: dict[str, Any] = {}
         if self._tls is not None:
-            options = {"ssl": self._tls.context, "ssl_handshake_timeout": self._table.limits.header_timeout_s}
+            options = {"ssl": self._tls.context, "ssl_handshake_timeout": HEADER_TIMEOUT_S}
         is_open = False
         try:
             with contextlib.suppress(OSError):  # a Unix socket has no such option

@@ -57,7 +57,6 @@ def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extens
         loopback_only=is_loopback(server.host),
         max_body_bytes=server.max_request_bytes,
         max_upload_bytes=server.max_upload_bytes,
-        max_buffered_bytes=server.max_buffered_bytes,
         paths=parts.paths,
         apis=parts.apis,
     )

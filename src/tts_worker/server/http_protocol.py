@@ -20,7 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.server.connections import LINGER_S, Connection, ConnectionLimits, write_eof
+from tts_worker.server import connections
+from tts_worker.server.connections import LINGER_S, MAX_HEADER_BYTES, Connection, ConnectionLimits, write_eof
 from tts_worker.server.responses import error_body
 from tts_worker.server.tls import common_name
 from tts_worker.server.websocket_protocol import WebSocketProtocol
@@ -99,7 +100,7 @@ class HttpProtocol(H11Protocol):
         if (certificate := transport.get_extra_info("peercert")) is not None:
             self.app_state = {**self.app_state, CERTIFICATE: common_name(certificate)}
         self._connection.abort = transport.abort
-        self._arm(self._limits.header_timeout_s, self._on_head_timeout)
+        self._arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -171,17 +172,17 @@ class HttpProtocol(H11Protocol):
         if not self._head:
             data = data.lstrip(b"\r\n")
             if data and self._deadline is None:
-                self._arm(self._limits.header_timeout_s, self._on_head_timeout)
+                self._arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
             if data.startswith(_TLS_HANDSHAKE):  # the client would wait for an answer until the time limit
                 self._reject(400, "this server does not use TLS: use http:// or ws://")
                 return b""
         search_from = max(0, len(self._head) - 2)
-        capacity = max(0, self._limits.max_header_bytes + 1 - len(self._head))
+        capacity = max(0, MAX_HEADER_BYTES + 1 - len(self._head))
         self._head += data[:capacity]
         end = _END_OF_HEAD.search(self._head, search_from)
         if end is None:
-            if len(self._head) > self._limits.max_header_bytes:
-                self._reject(431, f"a request head may have at most {self._limits.max_header_bytes} bytes")
+            if len(self._head) > MAX_HEADER_BYTES:
+                self._reject(431, f"a request head may have at most {MAX_HEADER_BYTES} bytes")
             return b""
         head = bytes(self._head[: end.end()])
         rest = bytes(self._head[end.end() :]) + data[capacity:]
@@ -234,7 +235,7 @@ class HttpProtocol(H11Protocol):
 
     def _arm_body_timeout(self) -> None:
         self._body_progress = False
-        self._arm(self._limits.body_timeout_s, self._on_body_timeout)
+        self._arm(connections.BODY_TIMEOUT_S, self._on_body_timeout)
 
     def _on_head_timeout(self) -> None:
         self._connection.hit_limit("header_timeout")
@@ -255,7 +256,7 @@ class HttpProtocol(H11Protocol):
         # Makes the application's receive() return http.disconnect.
         cycle.disconnected = True
         cycle.message_event.set()
-        timeout_s = self._limits.body_timeout_s
+        timeout_s = connections.BODY_TIMEOUT_S
         self._reject(408, f"the request body did not arrive within {timeout_s:g} s", ErrorCode.DEADLINE_EXCEEDED)
 
     def _reject(self, status: int, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:

@@ -26,6 +26,5 @@ class ApiLimits:
     @classmethod
     def of(cls, settings: Settings) -> ApiLimits:
         """Return the limits of these settings."""
-        session = settings.session
         server = settings.server
-        return cls(session.max_message_chars, server.send_timeout_s, session.max_messages_per_s, server.max_input_chars)
+        return cls(send_timeout_s=server.send_timeout_s, max_input_chars=server.max_input_chars)

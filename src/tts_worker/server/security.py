@@ -42,6 +42,9 @@ REQUEST_ID = "x-request-id"
 PUBLIC_PREFIX = "/static/"
 """Files of web pages, which are served without a key."""
 
+MAX_BUFFERED_BYTES = 67_108_864
+"""Bound on the request bodies of all requests in progress."""
+
 KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
 """Parameters of a URL that holds a key, see ``PathRules.key_parameters``."""
 
@@ -65,7 +68,6 @@ class AuthMiddleware:
         loopback_only: Serve loopback host names only, unless a key is required.
         max_body_bytes: Bound on an HTTP request body, whether its length is declared or not.
         max_upload_bytes: The bound on paths for uploads.
-        max_buffered_bytes: Bound on the request bodies of all requests in progress.
         paths: Rules for paths.
         apis: The APIs of other vendors, in whose formats their clients get errors.
         is_draining: Whether a cancelled request is one that the end of a drain has overtaken.
@@ -80,7 +82,6 @@ class AuthMiddleware:
         loopback_only: bool = True,
         max_body_bytes: int = 1_048_576,
         max_upload_bytes: int = 0,
-        max_buffered_bytes: int = 67_108_864,
         paths: PathRules | None = None,
         apis: VendorApis | None = None,
         is_draining: Callable[[], bool] = lambda: False,
@@ -94,7 +95,7 @@ class AuthMiddleware:
         self._loopback_only = loopback_only and not self._keys.required
         self._max_body_bytes = max_body_bytes
         self._max_upload_bytes = max_upload_bytes
-        self._body_budget = _BodyBudget(max_buffered_bytes)
+        self._body_budget = _BodyBudget(MAX_BUFFERED_BYTES)
         self._rejection_log = ThrottledLog(log, interval_s=1.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

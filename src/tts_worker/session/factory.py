@@ -203,7 +203,7 @@ class SessionFactory:
             raise InvalidRequest(f"speed must be {slowest:g} to {fastest:g} for voice {voice.name}")
         if not 0 <= options.seed < 2**63:
             raise InvalidRequest("seed must be 0 to 2^63 - 1")
-        return SynthesisParams(voice.name, options.speed, options.seed, options.language, options.instruct)
+        return options.voicing(voice.name)
 
     def timeouts(self, options: SessionOptions) -> SessionTimeouts:
         """Return the checked time limits of ``options``, which may only shorten those of the settings.

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from tts_worker.errors import ErrorInfo
-from tts_worker.text.spoken_words import split_spoken
+from tts_worker.text.spoken_words import cut_at
 from tts_worker.types import (
     BYTES_PER_SAMPLE,
     Alignment,
@@ -378,7 +378,6 @@ class Utterance:
         position_samples = self.sent_samples if self.played_samples is None else self.played_samples
         is_complete = self.is_generated and self.text_ended and self.error is None and self.truncated is None
         fully_played = outcome is Outcome.DONE or (is_complete and position_samples == self.generated_samples)
-        cut = split_spoken(source, self._words, position_samples, fully_played=fully_played)
         whole = Receipt(
             reason=reason,
             samples_generated=self.generated_samples,
@@ -390,7 +389,7 @@ class Utterance:
             alignment=self._alignment,
             skipped=tuple(self._skipped),
         )
-        return whole.split(cut)
+        return cut_at(whole, position_samples, fully_played=fully_played)
 
 
 def _word(source: str, timing: WordTiming) -> Word:

@@ -11,7 +11,7 @@ from tts_worker.settings.engines import (
     KokoroEngineSettings,
     ToneEngineSettings,
 )
-from tts_worker.settings.load import check_directory, load_settings, read_yaml
+from tts_worker.settings.load import check_directory, load_settings, read_lexicon, read_yaml
 from tts_worker.settings.packaged import find_config, packaged
 from tts_worker.settings.sections import (
     BatchSettings,
@@ -46,5 +46,6 @@ __all__ = [
     "is_loopback",
     "load_settings",
     "packaged",
+    "read_lexicon",
     "read_yaml",
 ]

@@ -22,7 +22,6 @@ class ToneEngineSettings(Section):
     kind: Literal["tone"] = "tone"
     max_utterances: int = Field(256, ge=1)
     ms_per_char: int = Field(60, ge=1, le=1_000)
-    chunk_ms: int = Field(100, ge=1, le=5_000)
     cost_per_audio_s: float = Field(0.0, ge=0, le=10)
 
 
@@ -59,8 +58,6 @@ class CosyVoiceEngineSettings(Section):
         threads: CPU threads; None uses all cores but one.
         backend: Runs the flow and the vocoder; ``onnxruntime`` and ``tensorrt`` use the graphs of
             ``tts-worker export onnx``.
-        graphs_dir: Directory of those graphs; None selects ``onnx`` in the bundle.
-        plan_cache: Directory of the engines of TensorRT and of its provider; None selects the user's cache directory.
         memory_gb: Memory for the caches of all utterances.
     """
 
@@ -72,25 +69,15 @@ class CosyVoiceEngineSettings(Section):
     half: bool | None = None
     threads: int | None = Field(None, ge=1, le=256)
     backend: Literal["torch", "onnxruntime", "tensorrt"] = "torch"
-    graphs_dir: Path | None = None
-    plan_cache: Path | None = None
     graphs: bool = True
     kernels: bool = True
     compile: Literal["auto", "on", "off"] = "auto"
     attention: Literal["auto", "flashinfer", "gather"] = "auto"
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
-    first_tokens: int = Field(8, ge=1, le=25)
-    stride_chunks: int | None = Field(None, ge=1, le=8)
     overlap: bool | None = None
-    context_tokens: int = Field(250, ge=0, le=2_000)
     max_segment_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
-    cached_voices: int = Field(4, ge=1, le=1_000)
-    decode_batch: int | None = Field(None, ge=1, le=512)
-    render_batch: int | None = Field(None, ge=1, le=64)
-    smooth_start: bool = True
-    first_chunk_on_device: bool = True
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -12,10 +12,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsError
 
-from tts_worker.errors import ConfigError
+from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
-from tts_worker.settings.problems import invalid_settings
+from tts_worker.settings.problems import REMOVED, invalid_settings
+from tts_worker.settings.sections import TextSettings
 from tts_worker.settings.tree import ENV_PREFIX, Settings
+from tts_worker.text.lexicon import Lexicon
 from tts_worker.voices.installed import installed_voices
 
 _CLIENT_VARIABLES = frozenset(
@@ -39,11 +41,9 @@ _PATHS = (
     ("grpc", "tls_client_ca"),
     ("batch", "directory"),
     ("voices", "directory"),
-    ("text", "lexicon_file"),
+    ("text", "lexicon"),
     ("engines", "*", "bundle"),
     ("engines", "*", "voices"),
-    ("engines", "*", "graphs_dir"),
-    ("engines", "*", "plan_cache"),
 )
 """Settings that are paths. In a file they are relative to that file."""
 
@@ -80,7 +80,10 @@ def load_settings(
         ConfigError: The file is missing or not YAML, a key is unknown or a value invalid; the message names the key.
     """
     from_file = read_yaml(file) if file is not None else {}
-    from_file = {section: values for section, values in from_file.items() if section not in replaced}
+    # A section whose keys are all comments is None: it has its defaults.
+    from_file = {
+        section: values for section, values in from_file.items() if section not in replaced and values is not None
+    }
     if file is not None:
         for path in _PATHS:
             _make_absolute(from_file, path, file.parent)
@@ -162,6 +165,15 @@ def read_yaml(file: Path, prefix: str = "") -> dict[str, Any]:
     return data
 
 
+def read_lexicon(text: TextSettings) -> Lexicon:
+    """Return the lexicon of the worker. Raises ConfigError."""
+    entries = text.lexicon if isinstance(text.lexicon, dict) else read_yaml(text.lexicon, "text.lexicon: ")
+    try:
+        return Lexicon.from_mapping(entries, name="text.lexicon")
+    except InvalidRequest as error:
+        raise ConfigError(error.message) from None
+
+
 def _variables_without_json() -> Iterator[str]:
     """Yield the environment variables of lists, mappings and whole sections whose values are not JSON."""
     for name, value in os.environ.items():
@@ -183,6 +195,8 @@ def _check_environment() -> None:
     """Reject misspelt environment variables, as misspelt keys are."""
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
-            section = name[len(ENV_PREFIX) :].split("__")[0].lower()
-            if section not in Settings.model_fields:
-                raise ConfigError(f"environment variable {name}: unknown setting {section!r}")
+            path = name[len(ENV_PREFIX) :].lower().split("__")
+            if (removed := REMOVED.get(".".join(path))) is not None:
+                raise ConfigError(f"environment variable {name}: {removed}")
+            if path[0] not in Settings.model_fields:
+                raise ConfigError(f"environment variable {name}: unknown setting {path[0]!r}")

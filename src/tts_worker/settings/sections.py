@@ -76,10 +76,7 @@ class ServerSettings(TlsSection):
         api_keys: Keys with all scopes.
         key_file: A file of keys with names, scopes and quotas; reloaded when it changes.
         trusted_proxies: Addresses or networks of proxies whose ``X-Forwarded-For`` names the client; "*" trusts all.
-        max_buffered_bytes: Request bodies in memory, over all requests.
         max_connections: Limit of connections; lower if the process may not open as many file descriptors.
-        header_timeout_s: Time limit for the head of a request.
-        body_timeout_s: Time limit for the body of a request; for what follows of it once the response has begun.
     """
 
     host: str = "127.0.0.1"
@@ -91,14 +88,9 @@ class ServerSettings(TlsSection):
     trusted_proxies: tuple[str, ...] = ()
     max_request_bytes: int = Field(1_048_576, ge=1_024)
     max_upload_bytes: int = Field(12_582_912, ge=1_024)
-    max_header_bytes: Annotated[int, Field(ge=4_096, le=1_048_576)] = 32_768
-    max_buffered_bytes: int = Field(67_108_864, ge=1_024)
     max_input_chars: int = Field(20_000, ge=1)
     max_connections: int = Field(1_024, ge=8, le=1_000_000)
-    header_timeout_s: Seconds = 10.0
-    body_timeout_s: Seconds = 60.0
     send_timeout_s: Seconds = 10.0
-    heartbeat_s: Seconds = 20.0
     drain_s: Seconds = 30.0
     web_page: bool = True
 
@@ -167,9 +159,7 @@ class SessionSettings(Section):
         max_open_sessions: Sessions that may be open, idle ones included; None allows 16 per slot.
         slot_idle_s: A session that has been idle for this long may lose its slot to a new caller. It stays open and
             takes a slot again when its next utterance begins.
-        end_idle_s: At ``max_open_sessions`` a new session closes one that has been idle for this long.
         lead_ms: Playout lead: audio sent ahead of playback.
-        window_ms: Audio generated ahead of what was sent.
         flush_after_ms: Text pause after which words without punctuation are spoken; 0 waits for punctuation.
         loudness: Integrated loudness of every voice in LUFS (EBU R 128); ``off`` (None) leaves the level alone.
     """
@@ -177,18 +167,13 @@ class SessionSettings(Section):
     max_sessions: int = Field(64, ge=1, le=100_000)
     max_open_sessions: int | None = Field(None, ge=1, le=1_000_000)
     slot_idle_s: Seconds = 2.0
-    end_idle_s: Seconds = 60.0
     lead_ms: Milliseconds = 40.0
-    window_ms: Annotated[float, Field(ge=100, le=60_000)] = 1_500.0
     frame_ms: Annotated[int, Field(ge=5, le=200)] = 20
     pause_timeout_s: Seconds = 30.0
     text_idle_timeout_s: Seconds = 300.0
     flush_after_ms: Milliseconds = 400.0
     loudness: Annotated[float, Field(ge=-36, le=-10)] | None = -16.0
-    max_message_chars: int = Field(100_000, ge=1)
-    max_messages_per_s: Annotated[float, Field(ge=10, le=1_000_000)] = 1_000.0
     max_utterance_chars: int = Field(200_000, ge=1)
-    max_queued_utterances: int = Field(16, ge=0, le=1_000)
 
     @field_validator("loudness", mode="before")
     @classmethod
@@ -229,9 +214,6 @@ class GrpcSettings(TlsSection):
     Attributes:
         cosyvoice_port: Port of the service of CosyVoice's own gRPC clients, which default to 50000; None disables it.
         sample_rate_hz: Default sample rate.
-        frame_ms: Default frame size.
-        max_connections: TCP connections of each port; fewer if the process may not open as many file descriptors.
-        connection_idle_s: A connection without a call is closed after this time; clients connect again by themselves.
         pause_timeout_s: None selects ``session.pause_timeout_s``.
         session_idle_s: An unused session ends after this time.
         models: Additional model ids.
@@ -242,24 +224,14 @@ class GrpcSettings(TlsSection):
     port: int = Field(7002, ge=0, le=65_535)
     cosyvoice_port: int | None = Field(None, ge=0, le=65_535)
     sample_rate_hz: Literal[8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000] = 48_000
-    frame_ms: Annotated[int, Field(ge=10, le=100, multiple_of=10)] = 20
-    max_connections: int = Field(1_024, ge=2, le=1_000_000)
-    connection_idle_s: Seconds = 30.0
     pause_timeout_s: Seconds | None = None
     session_idle_s: Seconds = 600.0
     models: dict[str, GrpcModelSettings] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _check_frame(self) -> GrpcSettings:
-        if self.sample_rate_hz * self.frame_ms % 1000:
-            raise ValueError(f"frame_ms must hold a whole number of samples at {self.sample_rate_hz} Hz, as 20 does")
-        return self
-
     @property
-    def connection_limit(self) -> int:
-        """Connections of all ports."""
-        ports = (1 if self.cosyvoice_port is None else 2) if self.enabled else 0
-        return ports * self.max_connections
+    def ports(self) -> int:
+        """Number of ports."""
+        return (1 if self.cosyvoice_port is None else 2) if self.enabled else 0
 
 
 class IceServerSettings(Section):
@@ -274,15 +246,11 @@ class WebRtcSettings(Section):
     """``POST /webrtc/offer``, which needs the extra "webrtc".
 
     Attributes:
-        connect_timeout_s: Time limit from the answer to the connection.
-        silence_timeout_s: A connected peer without reports for this long is closed.
         ice_servers: STUN and TURN servers; not needed if clients can reach the worker's addresses.
     """
 
     enabled: bool = True
     max_peers: int = Field(32, ge=1, le=10_000)
-    connect_timeout_s: Seconds = 15.0
-    silence_timeout_s: Seconds = 10.0
     ice_servers: tuple[IceServerSettings, ...] = ()
 
 
@@ -296,7 +264,6 @@ class TelephonySettings(Section):
         public_url: What stands before the path in the address that Twilio connects to (wss://voice.example.com), since
             it signs that address; None takes the host of the request.
         lead_ms: Playout lead. The call has a jitter buffer of this size; a STOP clears it.
-        join_timeout_s: How long a call waits for its agent, and an agent for its call.
         max_calls: Media streams that may be connected.
     """
 
@@ -305,7 +272,6 @@ class TelephonySettings(Section):
     telnyx_auth_token: SecretStr | None = Field(None, min_length=8)
     public_url: str | None = Field(None, pattern=r"^wss?://[^/?#@\s]+(/[^?#\s]*)?$")
     lead_ms: Milliseconds = 200.0
-    join_timeout_s: Seconds = 10.0
     max_calls: int = Field(256, ge=1, le=100_000)
 
 
@@ -317,6 +283,8 @@ class RegistrySettings(Section):
         name: Name of the worker; None derives it from the host name and the port.
         address: ``host:port`` of the gRPC server for clients; None selects the listening address.
         heartbeat_s: Interval of the heartbeat; the entry of a lost worker expires one second after this time.
+        quotas_url: The Redis in which workers share the quotas of API keys; None selects ``url``, and without either
+            each worker counts for itself. Workers with the same Redis and prefix share.
         secret: Shared by the workers and clients of a fleet. Entries are signed with it, and clients send their API
             key only to workers with a signed entry.
     """
@@ -326,20 +294,8 @@ class RegistrySettings(Section):
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     address: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
     heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
+    quotas_url: RedisUrl | None = None
     secret: SecretStr | None = Field(None, min_length=16)
-
-
-class QuotaSettings(Section):
-    """Quotas of API keys over several workers.
-
-    Attributes:
-        redis_url: The Redis in which workers share the quotas; None selects ``registry.url``, and without a registry
-            each worker counts for itself.
-        prefix: Workers with the same Redis and prefix share; None selects ``registry.prefix``.
-    """
-
-    redis_url: RedisUrl | None = None
-    prefix: str | None = Field(None, min_length=1, max_length=64)
 
 
 class BatchSettings(Section):
@@ -349,24 +305,15 @@ class BatchSettings(Section):
         directory: Where requests and results are kept: a batch then outlives the process, and workers that share the
             directory continue each other's. None keeps them in a temporary directory until the process ends.
         parallel: Items that are synthesized at the same time, over all batches.
-        max_items: Items of a batch.
-        max_chars: Text of a batch.
-        max_running: Unfinished batches.
-        max_kept: Finished batches of a key that are kept; beyond it its oldest are deleted.
         max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
-        key_share: Part of ``max_bytes`` and ``max_running`` that the batches of one API key may take.
+            Those of one key may take half of it.
         keep_s: A batch is deleted after this time.
     """
 
     enabled: bool = True
     directory: Path | None = None
     parallel: int = Field(2, ge=1, le=1_000)
-    max_items: int = Field(1_000, ge=1, le=100_000)
-    max_chars: int = Field(1_000_000, ge=1)
-    max_running: int = Field(100, ge=1, le=10_000)
-    max_kept: int = Field(10_000, ge=1)
     max_bytes: int = Field(1_073_741_824, ge=1)
-    key_share: float = Field(0.5, gt=0, le=1)
     keep_s: Seconds = 86_400.0
 
 
@@ -386,9 +333,6 @@ class RaySettings(Section):
     target_sessions: float | None = Field(None, gt=0)
     cpus_per_replica: float = Field(1.0, ge=0, le=1_024)
     gpus_per_replica: float = Field(0.0, ge=0, le=16)
-    look_back_s: Seconds = 10.0
-    upscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    downscale_delay_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
 
     @model_validator(mode="after")
     def _order(self) -> RaySettings:
@@ -404,15 +348,21 @@ class TextSettings(Section):
         drop_reasoning: Skip reasoning and tool text of language models: ``<think>``, ``<tool_call>`` and the like.
         reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
             CosyVoice's own front end, with wetext where the extra "normalise" is installed.
-        lexicon: Word -> spelling or /phonemes/.
+        lexicon: Word -> spelling or /phonemes/, or the YAML file with that.
     """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
     drop_reasoning: bool = True
     reading: Literal["own", "reference"] = "own"
-    lexicon: dict[str, Any] = Field(default_factory=dict)
-    lexicon_file: Path | None = None
+    lexicon: dict[str, Any] | Path = Field(default_factory=dict)
+
+    @field_validator("lexicon", mode="before")
+    @classmethod
+    def _check_lexicon(cls, lexicon: object) -> object:
+        if not isinstance(lexicon, dict | Path | str) or (isinstance(lexicon, str) and lexicon.startswith("{")):
+            raise ValueError("must be a mapping of words, or the path of a YAML file")
+        return lexicon
 
 
 class TracingSettings(Section):
@@ -422,12 +372,10 @@ class TracingSettings(Section):
         endpoint: URL that receives OTLP over HTTP, such as ``http://127.0.0.1:4318/v1/traces``; None exports nothing.
             The variable ``OTEL_EXPORTER_OTLP_HEADERS`` adds headers.
         sample_ratio: Share of the traces without a sampled parent that is exported; with a parent, its choice holds.
-        service_name: Name of this service in the traces.
     """
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    service_name: Annotated[str, Field(min_length=1)] = "tts-worker"
 
 
 class VoiceSettings(Section):
@@ -439,42 +387,32 @@ class VoiceSettings(Section):
         aliases: Alternative name -> voice, for clients with fixed voice names.
         route_by_language: An utterance in a language that the default voice does not speak is spoken by the first voice
             that does, unless the client names a voice or a language. The script of its first letters decides.
-        openai_names: The OpenAI API accepts OpenAI's voice names (alloy, nova, ...) and maps them to the default voice,
-            unless an alias has the name.
         max_stored: Stored voices of an engine, those of all API keys together.
-        watch_interval_s: Interval at which the directories of stored voices are read; a request that names an unknown
-            voice reads them at once.
     """
 
     default: str | None = None
     directory: Path | None = None
     aliases: dict[str, str] = Field(default_factory=dict)
     route_by_language: bool = True
-    openai_names: bool = True
     max_stored: int = Field(1_000, ge=0, le=100_000)
-    watch_interval_s: Seconds = 1.0
 
 
 class ModelSettings(Section):
     """Loading and eviction of engines.
 
     An unused engine that is not the default is evicted after ``ttl_s``, or when another engine needs its place under
-    ``resident_cap``, but not before ``min_residency_s``.
+    ``resident_cap``, but not in the first two minutes.
 
     Attributes:
-        preload: Engines loaded at start, the default first; None loads all ``engines`` and never evicts them.
-        default: The engine that is always loaded; None selects the first of ``preload``, else of ``engines``.
+        preload: Engines loaded at start; the first is the default, which is never evicted. None loads all ``engines``,
+            of which the first is the default, and never evicts them.
         on_demand: A session for an unloaded engine loads it and waits up to ``load_wait_s``.
         ttl_s: None never evicts unused engines.
         resident_cap: Engines that may be loaded; None for no limit.
     """
 
     preload: tuple[str, ...] | None = None
-    default: str | None = None
     on_demand: bool = False
     load_wait_s: Seconds = 20.0
     ttl_s: Seconds | None = 600.0
-    min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0
-    check_interval_s: Seconds = 30.0
     resident_cap: int | None = Field(3, ge=1)
-    max_parallel_loads: int = Field(1, ge=1, le=64)

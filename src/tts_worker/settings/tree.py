@@ -13,10 +13,8 @@ from tts_worker.settings.sections import (
     EngineLoopSettings,
     GrpcSettings,
     ModelSettings,
-    QuotaSettings,
     RaySettings,
     RegistrySettings,
-    Seconds,
     ServerSettings,
     SessionSettings,
     TelephonySettings,
@@ -56,7 +54,6 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     grpc: GrpcSettings = GrpcSettings()
     registry: RegistrySettings = RegistrySettings()
-    quotas: QuotaSettings = QuotaSettings()
     webrtc: WebRtcSettings = WebRtcSettings()
     telephony: TelephonySettings = TelephonySettings()
     text: TextSettings = TextSettings()
@@ -67,7 +64,6 @@ class Settings(BaseSettings):
     models: ModelSettings = ModelSettings()
     batch: BatchSettings = BatchSettings()
     ray: RaySettings = RaySettings()
-    hang_timeout_s: Seconds = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -88,12 +84,11 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_models(self) -> Settings:
         models = self.models
-        for key, names in (("preload", models.preload or ()), ("default", (models.default,))):
-            for name in names:
-                if name is not None and name not in self.engines:
-                    raise ValueError(f"models.{key}: unknown engine {name!r}; configured: {', '.join(self.engines)}")
-        preloaded = {self.default_engine, *(models.preload or ())}
-        if models.preload is not None and models.resident_cap is not None and len(preloaded) > models.resident_cap:
+        preloaded = set(models.preload or ())
+        for name in models.preload or ():
+            if name not in self.engines:
+                raise ValueError(f"models.preload: unknown engine {name!r}; configured: {', '.join(self.engines)}")
+        if models.resident_cap is not None and len(preloaded) > models.resident_cap:
             raise ValueError(f"models.preload exceeds models.resident_cap = {models.resident_cap} engines")
         return self
 
@@ -102,7 +97,7 @@ class Settings(BaseSettings):
         """Values that must never be logged. The keys of ``server.key_file`` are added when the file is read."""
         credentials = [server.credential for server in self.webrtc.ice_servers]
         telephony = (self.telephony.twilio_auth_token, self.telephony.telnyx_auth_token)
-        candidates = (self.registry.url, self.registry.secret, self.quotas.redis_url, *telephony, *credentials)
+        candidates = (self.registry.url, self.registry.secret, self.registry.quotas_url, *telephony, *credentials)
         others = [secret.get_secret_value() for secret in candidates if secret is not None]
         return (*self.server.keys, *others)
 
@@ -120,7 +115,7 @@ class Settings(BaseSettings):
     @property
     def default_engine(self) -> str:
         """The engine that is always loaded."""
-        return self.models.default or (self.models.preload or tuple(self.engines))[0]
+        return (self.models.preload or tuple(self.engines))[0]
 
     @model_validator(mode="after")
     def _guard_grpc(self) -> Settings:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tts_worker.text.characters import cluster_end, is_opener, is_spoken
 from tts_worker.text.rewrite_alignment import breaks_before, source_ranges
-from tts_worker.types import Segment, WordTiming
+from tts_worker.types import Receipt, Segment, Word, WordTiming
 
-__all__ = ["SpokenWord", "source_ranges", "split_spoken", "spoken_words"]
+__all__ = ["SpokenWord", "cut_at", "source_ranges", "split_spoken", "spoken_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,18 @@ def _parts(segment: Segment) -> Iterator[_Run]:
 # -- playback reports -------------------------------------------------------------------------------------------------
 
 
-def split_spoken(text: str, words: Sequence[WordTiming], position_samples: int, fully_played: bool) -> int:
+def cut_at(report: Receipt, position_samples: int, *, fully_played: bool = False) -> Receipt:
+    """Return a playback report for audio that was played up to a position.
+
+    Args:
+        report: The report; its ``text_spoken`` is cut, as its words tell.
+        position_samples: Samples played.
+        fully_played: Whether everything was played, including text that no word covers.
+    """
+    return report.split(split_spoken(report.text_spoken, report.words, position_samples, fully_played))
+
+
+def split_spoken(text: str, words: Sequence[WordTiming | Word], position_samples: int, fully_played: bool) -> int:
     """Return the offset in ``text`` that separates the spoken from the remaining part.
 
     A word counts as spoken once at least half of its samples are played. The first word below that ends the search, so

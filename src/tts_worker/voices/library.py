@@ -44,6 +44,8 @@ from tts_worker.voices.upload import NewVoice, now_s
 
 log = logging.getLogger(__name__)
 
+WATCH_INTERVAL_S = 1.0
+"""Interval at which the directories of stored voices are read."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -203,10 +205,10 @@ class VoiceLibrary:
             in_use = () if self._host is None else self._host.voices_in_use
             await asyncio.to_thread(store.remove_deleted, in_use)
 
-    async def watch(self, interval_s: float) -> None:
-        """Refresh periodically until cancelled."""
+    async def watch(self) -> None:
+        """Refresh periodically until cancelled; a request that names an unknown voice refreshes at once."""
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(WATCH_INTERVAL_S)
             try:
                 await self.refresh()
             except Exception:

@@ -25,7 +25,6 @@ from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, in
 from tts_worker.engine.cosyvoice.backends import kernels, onnx_providers
 from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, TENSORRT, load_problem
-from tts_worker.settings import Settings, load_settings
 
 INSTALL = 'pip install "."'
 CPU_BUILD = ("onnxruntime", "1.31.1")
@@ -287,27 +286,25 @@ def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         assert extra in finding.advice
 
 
-def settings_with(cache: Path) -> Settings:
-    engine = {"kind": "cosyvoice", "bundle": "x", "backend": "tensorrt", "plan_cache": str(cache)}
-    return load_settings(flags={"engines": {"voice": engine}})
-
-
 def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    missing = doctor_backends._tensorrt(fake_torch("13.0", device=True))
     assert missing.status is Status.OPTIONAL
     assert "[tensorrt]" in missing.advice
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="11.4"))
-    without_device = doctor_backends._tensorrt(fake_torch("13.0"), None)
+    without_device = doctor_backends._tensorrt(fake_torch("13.0"))
     assert without_device.status is Status.OPTIONAL
     assert "runs on PyTorch instead" in without_device.detail
+    cache = tmp_path / "tts-worker" / "tensorrt"
+    cache.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     header = b'{"key": {"graph": "flow.encoder.onnx", "gpu": "NVIDIA Test 5000", "tensorrt": "%s"}}\n'
     for name, version in (("a", b"11.4"), ("b", b"10.9")):
-        (tmp_path / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
-    (tmp_path / "c.plan").write_bytes(b"not a plan")
+        (cache / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
+    (cache / "c.plan").write_bytes(b"not a plan")
     use_cpu_as_cuda(monkeypatch)
-    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), settings_with(tmp_path))
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True))
     assert finding.status is Status.OK
-    assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {tmp_path}"
+    assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {cache}"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +324,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 ) -> None:
     use_cpu_as_cuda(monkeypatch)
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
-    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert finding.detail.startswith("10.9.0 does not work")
     assert reason in finding.detail
@@ -337,7 +334,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 
 def test_old_tensorrt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
-    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True))
     assert (finding.status, finding.detail) == (Status.OPTIONAL, "8.6.1 is too old, needed: 10.3 or later")
 
 
@@ -346,7 +343,7 @@ def test_tensorrt_is_replaced_by_the_build_for_the_cuda_of_torch(site: Path, mon
     monkeypatch.setattr(doctor_backends, "install_command", lambda extra="": f'pip install ".[{extra}]"')
 
     def advice(cuda: str | None) -> str:
-        return doctor_backends._tensorrt(fake_torch(cuda), None).advice
+        return doctor_backends._tensorrt(fake_torch(cuda)).advice
 
     assert advice("12.8") == 'pip install ".[tensorrt]"', "not installed by pip"
     for name in ("tensorrt", "tensorrt_cu13_libs", "tensorrt_llm", "torch_tensorrt"):
@@ -363,7 +360,7 @@ def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch)
         raise OSError("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True), None)
+    finding = doctor_backends._tensorrt(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert "cannot be imported: libnvinfer.so.10" in finding.detail
 

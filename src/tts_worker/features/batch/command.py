@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from uuid import uuid4
 
 from tts_worker.audio.encoders import AudioFormat
 from tts_worker.client import ClientSettings, connect
-from tts_worker.client.batches import BatchText, UnknownBatch, WorkerBatches
+from tts_worker.client.batches import BatchOptions, BatchText, UnknownBatch, WorkerBatches
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, TTSWorkerError
@@ -30,7 +30,7 @@ from tts_worker.errors import InvalidRequest, TTSWorkerError
 STATE = ".tts-worker-batch.json"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_OPTIONS = ("voice", "model", "speed", "seed", "language", "instructions", "sample_rate")
+_OPTIONS = BatchOptions.__annotations__.keys() - {"response_format"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,16 +131,7 @@ def _parse_item(line: str, number: int) -> BatchText:
     return BatchText(**data)
 
 
-_OPTIONAL = type(None)
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "input": (str,),
-    "id": (str, _OPTIONAL),
-    "voice": (str, _OPTIONAL),
-    "speed": (int, float, _OPTIONAL),
-    "seed": (int, _OPTIONAL),
-    "language": (str, _OPTIONAL),
-    "instructions": (str, _OPTIONAL),
-}
+_FIELDS = {name: kind | int if kind == float | None else kind for name, kind in get_type_hints(BatchText).items()}
 
 
 # -- output -----------------------------------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
-from tts_worker.settings import BatchSettings
 from tts_worker.text import markup
 from tts_worker.text.decoding import replace_surrogates
 from tts_worker.types import BREAK_CHARS_PER_S, BYTES_PER_SAMPLE, SessionOptions
 
 _BREAK = re.compile(rf"<break[^<>]{{0,{markup.TAG_LIMIT}}}>", re.IGNORECASE)
+
+MAX_ITEMS = 1_000
+MAX_CHARS = 1_000_000
 
 
 class BatchItem(BaseModel):
@@ -102,17 +104,17 @@ class BatchRequest(BaseModel):
         """Size of the texts and instructions."""
         return sum(len(item.input.encode()) + len((item.instructions or "").encode()) for item in self.items)
 
-    def check(self, limits: BatchSettings) -> None:
+    def check(self) -> None:
         """Check what concerns the whole batch.
 
         Raises:
             InvalidRequest: There are too many items, or the format does not support the sample rate.
             TextTooLong: The items have too much text together.
         """
-        if len(self.items) > limits.max_items:
-            raise InvalidRequest(f"a batch may have at most {limits.max_items} items")
-        if self.chars > limits.max_chars:
-            raise TextTooLong(f"a batch may have at most {limits.max_chars} characters")
+        if len(self.items) > MAX_ITEMS:
+            raise InvalidRequest(f"a batch may have at most {MAX_ITEMS} items")
+        if self.chars > MAX_CHARS:
+            raise TextTooLong(f"a batch may have at most {MAX_CHARS} characters")
         open_encoder(self.response_format, self.rate_hz)
 
     def options(self, item: BatchItem) -> SessionOptions:

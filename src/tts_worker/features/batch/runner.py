@@ -57,6 +57,12 @@ _MAINTENANCE_S = 5.0
 _CLOCK_JUMP_S = 60.0
 _DISTRUST_S = 3_600.0
 """How long nothing expires after the clock has jumped: it may be set right again."""
+_KEY_SHARE = 0.5
+"""Part of ``max_bytes`` and ``MAX_RUNNING`` that the batches of one API key may take."""
+MAX_RUNNING = 100
+"""Unfinished batches."""
+MAX_KEPT = 10_000
+"""Finished batches of a key that are kept; beyond it its oldest are deleted."""
 _MAX_ATTEMPTS = 3
 """How often an item is tried that fails with a retryable error of the engine."""
 _RETRY_S = 1.0
@@ -181,11 +187,11 @@ class BatchRunner:
             return batch
 
     async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
-        request.check(self.settings)
+        request.check()
         if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
             raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
         running = [batch for batch in self._batches.values() if not batch.is_done]
-        if len(running) >= self.settings.max_running:
+        if len(running) >= MAX_RUNNING:
             raise OverCapacity(f"all {len(running)} batches are running", retry_after_s=60.0)
         if sum(batch.stored.owner == caller.key for batch in running) >= self._max_running(caller.key):
             raise OverCapacity("this API key has its share of running batches", retry_after_s=60.0)
@@ -437,11 +443,11 @@ class BatchRunner:
 
     def _max_bytes(self, owner: str | None) -> int:
         """What the batches of a key may take of the storage; without keys all of it."""
-        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * self.settings.key_share)
+        return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * _KEY_SHARE)
 
     def _max_running(self, owner: str | None) -> int:
-        most = self.settings.max_running
-        return most if owner is None else max(1, int(most * self.settings.key_share))
+        most = MAX_RUNNING
+        return most if owner is None else max(1, int(most * _KEY_SHARE))
 
     def _finished(self) -> Sequence[Batch]:
         return [batch for batch in self._batches.values() if batch.is_done]
@@ -464,7 +470,7 @@ class BatchRunner:
         finished = sorted((each for each in own if each.is_done), key=lambda batch: batch.stored.created_at_s)
         if excess > sum(batch.size for batch in finished):
             raise StorageFull("the results of batches fill the storage (batch.max_bytes)")
-        surplus = len(finished) - self.settings.max_kept
+        surplus = len(finished) - MAX_KEPT
         for oldest in finished:
             if excess <= 0 and surplus <= 0:
                 return

@@ -52,8 +52,7 @@ def add_apis(app: Application) -> None:
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
     rules.key_headers.append("xi-api-key")
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
-    voice_names = openai.OPENAI_VOICES if app.settings.voices.openai_names else frozenset()
-    app.routes.include(openai.router(hub, limits, voice_names=voice_names))
+    app.routes.include(openai.router(hub, limits))
     for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
         app.routes.include(router(hub, limits))
 

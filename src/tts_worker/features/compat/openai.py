@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -81,14 +81,8 @@ class SpeechRequest(BaseModel):
         return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
 
 
-def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] = OPENAI_VOICES) -> Routes:
-    """Return OpenAI's routes.
-
-    Args:
-        hub: The session hub.
-        limits: Limits of a request.
-        voice_names: Names that select the default voice if no voice or alias has them.
-    """
+def router(hub: SessionHub, limits: ApiLimits) -> Routes:
+    """Return OpenAI's routes."""
     routes = Routes(tag="OpenAI")
 
     @routes.post(
@@ -98,7 +92,7 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = _resolve_voice(validate(SpeechRequest, data), hub, voice_names)
+        speech_request = _resolve_voice(validate(SpeechRequest, data), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
@@ -117,9 +111,9 @@ def router(hub: SessionHub, limits: ApiLimits, *, voice_names: Collection[str] =
     return routes
 
 
-def _resolve_voice(request: SpeechRequest, hub: SessionHub, voice_names: Collection[str]) -> SpeechRequest:
-    """Replace one of ``voice_names`` by the default voice if no voice or alias has the name."""
-    if request.voice_name not in voice_names:
+def _resolve_voice(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
+    """Replace one of ``OPENAI_VOICES`` by the default voice if no voice or alias has the name."""
+    if request.voice_name not in OPENAI_VOICES:
         return request
     try:
         hub.voices.get(request.voice_name)

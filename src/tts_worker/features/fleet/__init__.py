@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def _quotas(settings: Settings) -> Quotas | None:
-    url = settings.quotas.redis_url or settings.registry.url
+    url = settings.registry.quotas_url or settings.registry.url
     if url is None:
         return None
     from tts_worker.features.fleet.quotas import RedisQuotas
     from tts_worker.registry.store import RedisStore
 
     store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
-    return RedisQuotas(store, settings.quotas.prefix or settings.registry.prefix)
+    return RedisQuotas(store, settings.registry.prefix)
 
 
 def _registration(hub: SessionHub, settings: Settings, models: ModelCatalog, address: str) -> Registration | None:

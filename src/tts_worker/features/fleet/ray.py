@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 APPLICATION = "tts-worker"
 _EXTRA_REQUESTS = 16
 """Requests beyond its session limit that Ray passes to a replica, which rejects them at once instead of queueing."""
+_LOOK_BACK_S = 10.0
+"""The load is averaged over this time."""
+_UPSCALE_DELAY_S = 10.0
+_DOWNSCALE_DELAY_S = 300.0
 _CLOSE_MARGIN_S = 5.0
 """Time after the drain to close connections and engines."""
 
@@ -117,9 +121,9 @@ def _scaling(replicas: RaySettings, max_sessions: int) -> dict[str, Any]:
             "min_replicas": replicas.min_replicas,
             "max_replicas": replicas.max_replicas,
             "target_ongoing_requests": replicas.target_sessions or 0.7 * max_sessions,
-            "upscale_delay_s": replicas.upscale_delay_s,
-            "downscale_delay_s": replicas.downscale_delay_s,
-            "look_back_period_s": replicas.look_back_s,
+            "upscale_delay_s": _UPSCALE_DELAY_S,
+            "downscale_delay_s": _DOWNSCALE_DELAY_S,
+            "look_back_period_s": _LOOK_BACK_S,
         }
     }
 

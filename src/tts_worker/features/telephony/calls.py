@@ -14,6 +14,8 @@ from tts_worker.features.telephony.wire import MediaStreamFormat, StreamEvent, S
 
 log = logging.getLogger(__name__)
 
+JOIN_TIMEOUT_S = 10.0
+
 
 class Call:
     """A connected call: what is to be sent to it.
@@ -102,14 +104,10 @@ class _Entry:
 class CallDirectory:
     """The calls and agents of a worker, by the name of the call.
 
-    A call waits for an agent and an agent for its call; after ``join_timeout_s`` the one that waits is ended.
-
-    Args:
-        join_timeout_s: The time limit.
+    A call waits for an agent and an agent for its call; after ``JOIN_TIMEOUT_S`` the one that waits is ended.
     """
 
-    def __init__(self, join_timeout_s: float) -> None:
-        self._join_timeout_s = join_timeout_s
+    def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
@@ -185,7 +183,7 @@ class CallDirectory:
             self._entries.pop(name, None)
         else:
             loop = asyncio.get_running_loop()
-            entry.timer = loop.call_later(self._join_timeout_s, self._on_timeout, name)
+            entry.timer = loop.call_later(JOIN_TIMEOUT_S, self._on_timeout, name)
 
     def _on_timeout(self, name: str) -> None:
         entry = self._entries[name]
@@ -193,11 +191,11 @@ class CallDirectory:
         entry.agent = None
         entry.timer = None
         if entry.call is not None:
-            log.warning("call %s: no agent joined within %g s", entry.call.started.stream_id, self._join_timeout_s)
+            log.warning("call %s: no agent joined within %g s", entry.call.started.stream_id, JOIN_TIMEOUT_S)
             entry.call.hang_up()
         elif agent is not None:
             self._entries.pop(name)
-            agent.end("no_call", NotReady(f"the call did not connect within {self._join_timeout_s:g} s"))
+            agent.end("no_call", NotReady(f"the call did not connect within {JOIN_TIMEOUT_S:g} s"))
 
 
 def _may_join(agent: CallAgent, call: Call) -> bool:

@@ -64,7 +64,7 @@ class _Telephony:
     unstarted: dict[MediaStream, None] = field(default_factory=dict)  # oldest first
 
     def __post_init__(self) -> None:
-        self.directory = CallDirectory(self.settings.join_timeout_s)
+        self.directory = CallDirectory()
 
     async def serve_provider(self, websocket: WebSocket, wire: MediaStreamFormat, token: SecretStr | None) -> None:
         """Serve a media stream. A rejection is the HTTP response to the handshake."""

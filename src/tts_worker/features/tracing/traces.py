@@ -7,6 +7,7 @@ that exports no traces does no work for them.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None)
     """Return what exports traces, None if the settings name no endpoint.
 
     Args:
-        settings: Endpoint, sampling and name of the service.
+        settings: Endpoint and sampling.
         exporter: Receives the spans instead of the endpoint.
 
     Raises:
@@ -99,8 +100,9 @@ def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None)
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
     except ModuleNotFoundError:
         raise MissingExtra("the export of traces", "otel") from None
+    service = os.environ.get("OTEL_SERVICE_NAME") or "tts-worker"
     provider = TracerProvider(
-        resource=Resource.create({"service.name": settings.service_name, "service.version": __version__}),
+        resource=Resource.create({"service.name": service, "service.version": __version__}),
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
         shutdown_on_exit=False,
     )

@@ -48,6 +48,12 @@ _MAX_MESSAGE_BYTES = 60_000
 _MAX_PENDING_MESSAGES = 1_024
 """Bound on received messages that are not handled yet."""
 
+CONNECT_TIMEOUT_S = 15.0
+"""From the answer to the connection."""
+
+SILENCE_TIMEOUT_S = 10.0
+"""A connected peer without reports for this long is closed."""
+
 _CHECK_INTERVAL_S = 0.5
 
 _INCOMPLETE = "the offer needs a data channel and audio to receive (recvonly or sendrecv)"
@@ -156,7 +162,7 @@ class Peer:
 
     async def _run(self) -> None:
         try:
-            with anyio.move_on_after(self._settings.connect_timeout_s) as connect_scope:
+            with anyio.move_on_after(CONNECT_TIMEOUT_S) as connect_scope:
                 await self._connected.wait()
             if not connect_scope.cancelled_caught:
                 await self._watch()
@@ -175,7 +181,7 @@ class Peer:
             if report != last_report:
                 last_report = report
                 reported_s = loop.time()
-            if loop.time() - reported_s > self._settings.silence_timeout_s:
+            if loop.time() - reported_s > SILENCE_TIMEOUT_S:
                 return
             with anyio.move_on_after(_CHECK_INTERVAL_S):
                 await self._ended.wait()

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.server import connections as http_connections
 from tts_worker.server.file_watch import FileStates, file_states
 from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
@@ -104,9 +105,7 @@ class PortConfig:
         tls: Files of a port with TLS.
         max_connections: Connections beyond it are closed at once: each takes a file descriptor, also before its key is
             checked.
-        handshake_timeout_s: Time limit for the handshakes of TLS and HTTP/2.
         max_request_bytes: Size of a message.
-        keepalive_s: The connection of a client that answers no ping for this long is closed.
         idle_s: A connection without a call is closed after this time; a client connects again for its next call.
         observer: Counts the connections; None counts nothing.
     """
@@ -116,9 +115,7 @@ class PortConfig:
     keys: KeyRing = field(default_factory=KeyRing)
     tls: TlsFiles | None = None
     max_connections: int = 1_024
-    handshake_timeout_s: float = 10.0
     max_request_bytes: int = 1_048_576
-    keepalive_s: float = 20.0
     idle_s: float = 30.0
     observer: PortObserver | None = None
 
@@ -220,7 +217,7 @@ def _ignore() -> None:
 
 
 def _new_server(hub: SessionHub, config: PortConfig, connections: PortConnections) -> grpc.aio.Server:
-    keepalive_ms = int(1000 * config.keepalive_s)
+    keepalive_ms = int(1000 * http_connections.HEARTBEAT_S)
     return grpc.aio.server(
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
@@ -229,7 +226,7 @@ def _new_server(hub: SessionHub, config: PortConfig, connections: PortConnection
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_allowed_incoming_connections", config.max_connections),
-            ("grpc.server_handshake_timeout_ms", int(1000 * config.handshake_timeout_s)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * http_connections.HEADER_TIMEOUT_S)),
             ("grpc.so_reuseport", 0),  # two workers on one port would split the calls of a session
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),

@@ -17,7 +17,7 @@ from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.server.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.session.session import LocalSession
-from tts_worker.text.spoken_words import split_spoken
+from tts_worker.text.spoken_words import cut_at
 from tts_worker.types import (
     Ended,
     Outcome,
@@ -27,7 +27,6 @@ from tts_worker.types import (
     State,
     Word,
     Words,
-    WordTiming,
 )
 
 
@@ -265,11 +264,8 @@ class SynthesizeCall:
     def _truncated_receipt(self, receipt: Receipt, reason: str, reported_samples: int | None) -> Receipt:
         """Reduce the report to the samples emitted or reported here, fewer than the session handed out."""
         played = self.emitted_samples if reported_samples is None else reported_samples
-        text = receipt.text_spoken + receipt.text_remaining
-        timings = [WordTiming(w.start_char, w.end_char, w.start_sample, w.end_sample) for w in receipt.words]
-        split = min(split_spoken(text, timings, played, fully_played=False), len(receipt.text_spoken))
         return replace(
-            receipt.split(split),
+            cut_at(receipt, played),
             reason=reason,
             samples_sent=self.emitted_samples,
             samples_played=None if reported_samples is None else played,

@@ -6,12 +6,12 @@ Each stream is one session of ``tts_worker.client`` on a pooled connection; no e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
-from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS, NOT_GIVEN, NotGivenOr
+from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
 from livekit.agents.utils import is_given
 from livekit.agents.voice import AgentSession
 
@@ -19,10 +19,13 @@ from livekit.plugins.tts_worker.log import logger
 from livekit.plugins.tts_worker.pauses import follow_pauses
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceInfo
-from tts_worker.client.agent import Urls, check_sample_rate, connect_agent, with_plugin_options
+from tts_worker.client.agent import PluginOptions, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import TTSWorkerError
 from tts_worker.timeouts import fail_after
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PAUSE_TIMEOUT_S = 300.0
 """Long, because the agent decides how long a pause lasts while the user speaks, not the worker."""
@@ -40,6 +43,17 @@ class Counters:
     paused: int = 0
 
 
+class TTSOptions(PluginOptions, total=False):
+    """Options of ``TTS``.
+
+    Attributes:
+        realtime: Receive audio at playback pace, so that a barge-in wastes little. False receives it as fast as it is
+            generated, behind all calls: for recordings and greetings that are played later.
+    """
+
+    realtime: bool
+
+
 class TTS(tts.TTS[Literal["receipt"]]):
     """TTS for ``AgentSession(tts=...)``.
 
@@ -49,24 +63,10 @@ class TTS(tts.TTS[Literal["receipt"]]):
     Args:
         url: The worker; defaults to TTS_WORKER_URL, else ``ws://127.0.0.1:8080``. ``local:`` runs a worker in this
             process.
-        voice: Voice name; None takes the worker's default.
-        model: The worker's engine, such as ``hibari``; None takes the voice's.
-        language: BCP 47 tag; None detects it.
-        speed: 2.0 is twice as fast.
-        instruct: Style instruction, for voices that support it.
-        seed: Seed of the sampling.
-        lexicon: Word -> other spelling, or ``/phonemes/``.
-        markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default (True).
-        urls: How a bare URL is read: ``drop``, ``host`` ("example.com") or ``keep``; None takes the worker's default.
-        normalize: Write numbers, dates and units out in words before synthesis; None takes the worker's default.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000 Hz, resampled on the worker.
-        flush_after_ms: Text without punctuation is synthesized when the language model sends nothing for this long
-            (None: the worker's default; 0: never).
-        realtime: Receive audio at playback pace, so that a barge-in wastes little. False receives it as fast as it is
-            generated, behind all calls: for recordings and greetings that are played later.
-        max_ahead_s: Maximum playout lead of the worker with ``realtime``; audio beyond it is never generated.
         api_key: Defaults to TTS_WORKER_API_KEY.
         client: Use this client. The caller closes it.
+        options: See ``TTSOptions``.
 
     Attributes:
         counters: Number of streams by outcome.
@@ -80,22 +80,10 @@ class TTS(tts.TTS[Literal["receipt"]]):
         self,
         url: str | None = None,
         *,
-        voice: str | None = None,
-        model: str | None = None,
-        language: str | None = None,
-        speed: float = 1.0,
-        instruct: str | None = None,
-        seed: int = 0,
-        lexicon: Mapping[str, str] | None = None,
-        markdown: bool | None = None,
-        urls: Urls | None = None,
-        normalize: bool | None = None,
         sample_rate: int = SAMPLE_RATE_HZ,
-        flush_after_ms: float | None = None,
-        realtime: bool = True,
-        max_ahead_s: float = 2.0,
         api_key: str | None = None,
         client: Client | None = None,
+        **options: Unpack[TTSOptions],
     ) -> None:
         super().__init__(
             capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=True),
@@ -105,21 +93,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
         self.counters = Counters()
         self._options = with_plugin_options(
             SessionOptions(sample_rate=sample_rate, pause_timeout_s=_PAUSE_TIMEOUT_S),
-            {
-                "voice": voice,
-                "model": model,
-                "language": language,
-                "speed": speed,
-                "instruct": instruct,
-                "seed": seed,
-                "lexicon": lexicon,
-                "markdown": markdown,
-                "urls": urls,
-                "normalize": normalize,
-                "flush_after_ms": flush_after_ms,
-                "realtime": realtime,
-                "max_ahead_s": max_ahead_s,
-            },
+            {"max_ahead_s": 2.0, **options},
         )
         self._speaking_model = ""
         self._owns_client = client is None
@@ -147,44 +121,13 @@ class TTS(tts.TTS[Literal["receipt"]]):
         except TimeoutError:
             raise APITimeoutError(f"the worker did not answer within {_VOICES_TIMEOUT_S:g} s") from None
 
-    def update_options(
-        self,
-        *,
-        voice: NotGivenOr[str | None] = NOT_GIVEN,
-        model: NotGivenOr[str | None] = NOT_GIVEN,
-        language: NotGivenOr[str | None] = NOT_GIVEN,
-        speed: NotGivenOr[float] = NOT_GIVEN,
-        instruct: NotGivenOr[str | None] = NOT_GIVEN,
-        seed: NotGivenOr[int] = NOT_GIVEN,
-        lexicon: NotGivenOr[Mapping[str, str] | None] = NOT_GIVEN,
-        markdown: NotGivenOr[bool | None] = NOT_GIVEN,
-        urls: NotGivenOr[Urls | None] = NOT_GIVEN,
-        normalize: NotGivenOr[bool | None] = NOT_GIVEN,
-        flush_after_ms: NotGivenOr[float | None] = NOT_GIVEN,
-        realtime: NotGivenOr[bool] = NOT_GIVEN,
-        max_ahead_s: NotGivenOr[float] = NOT_GIVEN,
-    ) -> None:
+    def update_options(self, **options: Unpack[TTSOptions]) -> None:
         """Change the given options. They apply to the next stream; running streams are not affected.
 
         Raises:
             InvalidRequest: An option is invalid; then nothing has changed.
         """
-        given: dict[str, Any] = {
-            "voice": voice,
-            "model": model,
-            "language": language,
-            "speed": speed,
-            "instruct": instruct,
-            "seed": seed,
-            "lexicon": lexicon,
-            "markdown": markdown,
-            "urls": urls,
-            "normalize": normalize,
-            "flush_after_ms": flush_after_ms,
-            "realtime": realtime,
-            "max_ahead_s": max_ahead_s,
-        }
-        changes = {name: value for name, value in given.items() if is_given(value)}
+        changes = {name: value for name, value in options.items() if is_given(value)}
         self._options = with_plugin_options(self._options, changes)
 
     def prewarm(self) -> None:
