@@ -1,6 +1,7 @@
 """Cost of the text pipeline: processor time per character, for whole texts and for deltas of four characters.
 
-Also of the rules for Chinese and English of CosyVoice, and of wetext, if it is installed, on text with numbers.
+Also of reading, which writes numbers and signs in words, of the rules for Chinese and English of CosyVoice's front end,
+and of wetext, if it is installed, on text with numbers.
 
 Another version of the package is measured in turn with this one, each in processes of its own. The processors of a
 machine do not always run at the same speed, so only figures of the same run are comparable.
@@ -12,9 +13,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from time import process_time
+from typing import Any
 
 from tts_worker.errors import MissingExtra
 
@@ -30,6 +33,10 @@ _MARKDOWN = (
     "## Three hotels\n\nHere is **what I found** near the station, see [the map](https://example.com/map?x=1):\n\n"
     "- *Hotel Astra*: a quiet place, 120 euros a night\n- `Boxhotel`: cheap, but small\n1. The rest is full.\n\n"
     "| Name | Price |\n|---|---|\n| Astra | 120 |\n\nShould I **book** one? \U0001f60a Visit www.example.org & ask.\n"
+)
+_NUMBERS = (
+    "Flight UA1187 leaves at 6:05 a.m. PST on 11/23/2026, and the ticket is $1,249.99 plus 8.25% tax. Take .5 mg "
+    "every 6-8 hrs; call +1 (415) 555-2671 if it is above 38,5 °C. Version 2.10.3 is 2/3 done, and 12 * 8 = 96 at 100 km/h. "
 )
 _CHINESE = (
     "你好！今天是2024年5月1日，气温23.5℃，湿度60%。我们10:30出发（大约3小时），走了3,500米——很远。"
@@ -57,7 +64,38 @@ def measure_text(chars: int) -> dict[str, float]:
                 pipeline.feed(delta)
             pipeline.end()
             figures[f"{name}_{way}_us_per_char"] = 1e6 * (process_time() - began_s) / len(text)
-    return figures | _measure_front_end(chars)
+    return figures | _measure_reading(chars) | _measure_front_end(chars)
+
+
+def _measure_reading(chars: int) -> dict[str, float]:
+    """Return microseconds per character that it takes to write the segments of a text in words, English and Chinese."""
+    from tts_worker.text.pipeline import TextPipeline
+
+    figures: dict[str, float] = {}
+    for name, sample in {**TEXTS, "numbers": _NUMBERS, "chinese": _CHINESE}.items():
+        pipeline = TextPipeline()
+        segments = [*pipeline.feed(sample * max(1, chars // len(sample))), *pipeline.end()]
+        verbalize = _verbalizer(["zh"] if name == "chinese" else ["en"])
+        if verbalize is None:
+            continue
+        began_s = process_time()
+        for segment in segments:
+            verbalize(segment)
+        figures[f"{name}_reading_us_per_char"] = 1e6 * (process_time() - began_s) / segments[-1].end
+    return figures
+
+
+def _verbalizer(languages: list[str]) -> Callable[[Any], Any] | None:
+    """Return what reads segments; None for a version of the package that reads no such language."""
+    try:
+        from tts_worker.text.reading.verbalizer import Verbalizer
+    except ImportError:  # a version with rules for English only
+        try:
+            forms = import_module("tts_worker.text.spoken_forms").spoken_forms(languages, None)
+        except ImportError:
+            return None
+        return None if forms is None else forms.apply  # type: ignore[no-any-return]
+    return Verbalizer(languages).apply
 
 
 def _measure_front_end(chars: int) -> dict[str, float]:
