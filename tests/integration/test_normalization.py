@@ -164,6 +164,6 @@ async def test_engine_by_word_gets_words() -> None:
 async def test_readings_are_loaded_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: set[str | None] = set()
     monkeypatch.setattr(hub_module, "rewrites_of", loaded.add)
-    hub = SessionHub(VoiceCatalog(), Metrics(), HubConfig())
+    hub = SessionHub(VoiceLibrary(VoiceCatalog()), Metrics(), HubConfig())
     hub.add_engine("cosyvoice", "cosyvoice", RecordingEngine("de", "fr-CA"))
     await until(lambda: loaded == {"de", "fr"})
