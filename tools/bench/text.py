@@ -36,7 +36,7 @@ _MARKDOWN = (
 )
 _NUMBERS = (
     "Flight UA1187 leaves at 6:05 a.m. PST on 11/23/2026, and the ticket is $1,249.99 plus 8.25% tax. Take .5 mg "
-    "every 6-8 hrs; call +1 (415) 555-2671 if it is above 38,5 °C. Version 2.10.3 is 2/3 done, and 12 * 8 = 96 at 100 km/h. "
+    "every 6-8 hrs; call +1 (415) 555-2671 if it is above 38,5 °C. Version 2.10.3 is 2/3 done, and 12 * 8 = 96. "
 )
 _CHINESE = (
     "你好！今天是2024年5月1日，气温23.5℃，湿度60%。我们10:30出发（大约3小时），走了3,500米——很远。"
