@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from tts_worker.cli import COMMANDS
+from tts_worker.cli import all_commands
 
 MOST_OPTIONS = 110
 
@@ -23,9 +23,9 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def test_all_commands_together_have_few_options() -> None:
     options = []
-    for command in COMMANDS:
+    for name, command in all_commands().items():
         parser = argparse.ArgumentParser()
-        importlib.import_module(f"tts_worker.commands.{command.replace(' ', '_')}").add_arguments(parser)
-        options += [f"{command} {option}" for option in options_of(parser)]
+        importlib.import_module(command.module).add_arguments(parser)
+        options += [f"{name} {option}" for option in options_of(parser)]
     assert {"say --voice", "voice add --audio", "bench latency --turns", "voicepack pull --out"} <= set(options)
     assert len(options) <= MOST_OPTIONS, f"{len(options)} options:\n" + "\n".join(options)
