@@ -18,7 +18,7 @@ from grpc_tools import protoc
 
 PROTO = Path(__file__).parent
 SOURCE = PROTO.parent / "src"
-PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.server.grpc"}
+PACKAGES = {"tts_worker": "tts_worker.protocol", "cosyvoice": "tts_worker.features.compat"}
 """Package of the modules generated from each file."""
 COMPILER = "1.75.1"
 """Version of grpcio-tools that the committed modules are generated with."""

@@ -20,7 +20,7 @@ from tts_worker.errors import ConfigError
 if TYPE_CHECKING:
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
-    from tts_worker.server.grpc.server import GrpcExtension
+    from tts_worker.server.grpc.server import ExtraPort, GrpcExtension
     from tts_worker.server.keys import KeyRing
     from tts_worker.session.conversion import Converter
     from tts_worker.session.hub import SessionHub
@@ -116,6 +116,7 @@ class Feature:
         http: Adds routes to the HTTP server.
         web: Folder of files for web pages.
         grpc: Adds a service to the gRPC server.
+        grpc_port: Returns a further gRPC port; None if it is disabled.
         part: Returns what it adds to a worker; None if it is disabled. Raises ConfigError.
         quotas: Returns the quotas that workers share; None if each counts for itself.
         exporter: Returns what exports ended utterances; None if it is disabled.
@@ -131,6 +132,7 @@ class Feature:
     http: Extension | None = None
     web: Path | None = None
     grpc: GrpcExtension | None = None
+    grpc_port: Callable[[SessionHub, Settings], ExtraPort | None] | None = None
     part: Callable[[SessionHub, Settings, KeyRing], WorkerPart | None] | None = None
     quotas: Callable[[Settings], Quotas | None] | None = None
     exporter: Callable[[Settings], UtteranceExporter | None] | None = None

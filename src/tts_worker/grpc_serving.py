@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,11 +41,11 @@ class GrpcServers:
 
     Attributes:
         address: Address of the worker protocol.
-        cosyvoice_address: Address of the CosyVoice service, if enabled.
+        other_addresses: Those of the ports that features add, by the name of their transport.
     """
 
     address: str
-    cosyvoice_address: str | None
+    other_addresses: Mapping[str, str]
     _servers: Sequence[server.RunningServer]
     _registrations: Sequence[Registration]
 
@@ -80,11 +80,13 @@ async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
                 _port_config(worker, settings.grpc.port),
             )
         )
-        servers = [running]
-        if settings.grpc.cosyvoice_port is not None:
-            register = server.cosyvoice_service(worker.hub, ApiLimits.of(settings))
-            port = _port_config(worker, settings.grpc.cosyvoice_port)
-            servers.append(await stack.enter_async_context(server.running_server(worker.hub, register, port)))
+        others = {}
+        for feature in features().values():
+            extra = None if feature.grpc_port is None else feature.grpc_port(worker.hub, settings)
+            if extra is not None:
+                port = replace(_port_config(worker, extra.port), transport=extra.transport)
+                opened = server.running_server(worker.hub, extra.register, port)
+                others[extra.transport] = await stack.enter_async_context(opened)
         found = [
             feature.registration(worker.hub, settings, models, running.address)
             for feature in features().values()
@@ -93,9 +95,8 @@ async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
         registrations = [registration for registration in found if registration is not None]
         for registration in registrations:
             stack.push_async_callback(registration.stop)
-        yield GrpcServers(
-            running.address, servers[1].address if len(servers) > 1 else None, tuple(servers), registrations
-        )
+        addresses = {transport: other.address for transport, other in others.items()}
+        yield GrpcServers(running.address, addresses, (running, *others.values()), registrations)
 
 
 def grpc_extensions() -> list[server.GrpcExtension]:

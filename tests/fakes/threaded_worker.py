@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fakes.enroller import serving_worker
+from tts_worker.features.compat.cosyvoice_grpc import cosyvoice_service
 from tts_worker.grpc_serving import grpc_extensions
 from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.server import PortConfig, cosyvoice_service, running_server, worker_services
+from tts_worker.server.grpc.server import PortConfig, running_server, worker_services
 from tts_worker.server.grpc.service import ServiceConfig
 from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
@@ -46,7 +47,7 @@ def worker_in_thread(settings: Settings) -> Iterator[ThreadedWorker]:
             async with (
                 serving_worker(worker) as where,
                 running_server(worker.hub, services, port) as grpc_server,
-                running_server(worker.hub, cosyvoice, port) as cosyvoice_server,
+                running_server(worker.hub, cosyvoice, replace(port, transport="cosyvoice-grpc")) as cosyvoice_server,
             ):
                 started.append(ThreadedWorker(worker, where, grpc_server.address, cosyvoice_server.address, loop))
                 ready.set()

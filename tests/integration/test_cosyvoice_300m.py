@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.recordings import SAID, speech, wav
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tts_worker import TTS
-from tts_worker.server.grpc import cosyvoice_pb2 as pb
-from tts_worker.server.grpc import cosyvoice_pb2_grpc
+from tts_worker.features.compat import cosyvoice_pb2 as pb
+from tts_worker.features.compat import cosyvoice_pb2_grpc
 from tts_worker.settings import load_settings
 
 pytest.importorskip("torch", reason="torch is not installed")

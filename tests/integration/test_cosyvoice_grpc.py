@@ -14,10 +14,10 @@ import pytest
 from tests.conftest import tone_settings, until
 from tests.fakes.enroller import EnrollingWorker
 from tests.integration.grpc_worker import dial
+from tts_worker.features.compat import cosyvoice_pb2 as pb
+from tts_worker.features.compat import cosyvoice_pb2_grpc
 from tts_worker.grpc_serving import running_grpc
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
-from tts_worker.server.grpc import cosyvoice_pb2 as pb
-from tts_worker.server.grpc import cosyvoice_pb2_grpc
 from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
@@ -30,8 +30,7 @@ async def cosyvoice(**sections: Any) -> AsyncIterator[tuple[Worker, str]]:
     grpc_section = {"enabled": True, "port": 0, "cosyvoice_port": 0}
     settings = tone_settings(grpc=grpc_section, voices={"aliases": {"中文女": "tone-high"}}, **sections)
     async with running_worker(settings) as worker, running_grpc(worker) as member:
-        assert member.cosyvoice_address is not None
-        yield worker, member.cosyvoice_address
+        yield worker, member.other_addresses["cosyvoice-grpc"]
 
 
 def published_client(address: str, request: pb.Request) -> bytes:
@@ -108,8 +107,7 @@ async def test_cancelling_frees_the_slot_at_once() -> None:
 async def test_a_recording_is_enrolled_once() -> None:
     worker = EnrollingWorker(grpc={"enabled": True, "port": 0, "cosyvoice_port": 0})
     async with running_grpc(worker) as member:
-        address = member.cosyvoice_address
-        assert address is not None
+        address = member.other_addresses["cosyvoice-grpc"]
         await worker.start()
         try:
             low = await ask(address, zero_shot(LOUD, "希望"))

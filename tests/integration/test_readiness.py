@@ -22,9 +22,9 @@ from tests.integration.grpc_worker import dial
 from tests.integration.test_models import NamedTone
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError, InvalidRequest, NotReady
+from tts_worker.features.compat import cosyvoice_pb2 as cv
+from tts_worker.features.compat import cosyvoice_pb2_grpc
 from tts_worker.grpc_serving import running_grpc
-from tts_worker.server.grpc import cosyvoice_pb2 as cv
-from tts_worker.server.grpc import cosyvoice_pb2_grpc
 from tts_worker.serving import create_application
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.types import ComputationCounts, EngineReport
@@ -192,17 +192,19 @@ async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
 
 async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
     worker = TwoEngines()
-    async with serving(worker), running_grpc(worker) as member:
-        assert member.cosyvoice_address is not None
-        async with dial(member.cosyvoice_address) as channel:
-            pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()
-            prompt = cv.zeroshotRequest(tts_text="Hi.", prompt_text=SAID, prompt_audio=pcm)
-            request = cv.Request(zero_shot_request=prompt)
-            with pytest.raises(grpc.aio.AioRpcError) as exc_info:
-                async for _ in cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request):
-                    pass
-            assert exc_info.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert dict(exc_info.value.trailing_metadata() or ())["tts-retryable"] == "true"
+    async with (
+        serving(worker),
+        running_grpc(worker) as member,
+        dial(member.other_addresses["cosyvoice-grpc"]) as channel,
+    ):
+        pcm = (speech(2.0, 16_000).samples * 32_767).astype("<i2").tobytes()
+        prompt = cv.zeroshotRequest(tts_text="Hi.", prompt_text=SAID, prompt_audio=pcm)
+        request = cv.Request(zero_shot_request=prompt)
+        with pytest.raises(grpc.aio.AioRpcError) as exc_info:
+            async for _ in cosyvoice_pb2_grpc.CosyVoiceStub(channel).Inference(request):
+                pass
+        assert exc_info.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(exc_info.value.trailing_metadata() or ())["tts-retryable"] == "true"
 
 
 async def test_enrolment_without_a_capable_engine_is_400() -> None:

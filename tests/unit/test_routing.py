@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.features.agent.routes import add_agent
+from tts_worker.features.compat import cosyvoice_pb2
 from tts_worker.protocol import tts_worker_pb2
 from tts_worker.server.api_docs import describe
 from tts_worker.server.application import Application
-from tts_worker.server.grpc import cosyvoice_pb2
 from tts_worker.server.routing import Route, Routes, Socket
 from tts_worker.serving import create_application
 from tts_worker.settings import load_settings

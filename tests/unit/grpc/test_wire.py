@@ -16,9 +16,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor
 
 from tts_worker.errors import GRPC_STATUS, ErrorCode, ErrorInfo
+from tts_worker.features.compat import cosyvoice_pb2
 from tts_worker.protocol import proto_codec, tts_worker_pb2
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.server.grpc import cosyvoice_pb2
 from tts_worker.types import Alignment, Outcome, Receipt, Word
 
 ROOT = Path(__file__).parents[3]

@@ -8,6 +8,9 @@ from tts_worker.feature import Feature
 
 if TYPE_CHECKING:
     from tts_worker.server.application import Application
+    from tts_worker.server.grpc.server import ExtraPort
+    from tts_worker.session.hub import SessionHub
+    from tts_worker.settings import Settings
 
 
 def _add_routes(app: Application) -> None:
@@ -16,4 +19,15 @@ def _add_routes(app: Application) -> None:
     add_apis(app)
 
 
-FEATURE = Feature(docs="compatibility.md", http=_add_routes)
+def _cosyvoice_port(hub: SessionHub, settings: Settings) -> ExtraPort | None:
+    if settings.grpc.cosyvoice_port is None:
+        return None
+    from tts_worker.features.compat.cosyvoice_grpc import cosyvoice_service
+    from tts_worker.server.grpc.server import ExtraPort
+    from tts_worker.server.limits import ApiLimits
+
+    register = cosyvoice_service(hub, ApiLimits.of(settings))
+    return ExtraPort(settings.grpc.cosyvoice_port, "cosyvoice-grpc", register)
+
+
+FEATURE = Feature(docs="compatibility.md", http=_add_routes, grpc_port=_cosyvoice_port)

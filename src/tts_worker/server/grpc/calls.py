@@ -39,7 +39,6 @@ _MAX_OPEN_CALLS = 64
 """Calls of open services at the same time; a new one ends the oldest."""
 _OPEN_REQUEST_S = 3.0
 
-COSYVOICE_SERVICE = "/cosyvoice."
 UNCOUNTED_METHODS = ("/Control", "/EndSession")
 """Methods that do not count toward a key's requests per minute."""
 
@@ -72,11 +71,13 @@ class KeyGuard(grpc.aio.ServerInterceptor):
 
     Args:
         keys: The valid keys.
+        transport: Its name in metrics and logs.
         on_valid: Called with the peer of each call that has a valid key or needs none, but for health checks.
     """
 
-    def __init__(self, keys: KeyRing, on_valid: Callable[[str], None] = lambda peer: None) -> None:
+    def __init__(self, keys: KeyRing, transport: str, on_valid: Callable[[str], None] = lambda peer: None) -> None:
         self._keys = keys
+        self._transport = transport
         self._on_valid = on_valid
         self._open_calls: dict[anyio.CancelScope, None] = {}  # oldest first
 
@@ -93,18 +94,17 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         if method.startswith(OPEN_SERVICES):
             return self._bounded(_adapt(await continuation(handler_call_details)))
         api_key = _api_key(handler_call_details.invocation_metadata) or None
-        transport = "cosyvoice-grpc" if method.startswith(COSYVOICE_SERVICE) else "grpc"
         try:
             # Earlier requests must never delay a control command or exhaust its quota.
             counted = not method.endswith(UNCOUNTED_METHODS)
-            caller = await self._keys.authenticate(api_key, transport, counted=counted)
+            caller = await self._keys.authenticate(api_key, self._transport, counted=counted)
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None and api_key is None and self._keys.knows_certificates:
-            identify = self._identify(transport, counted=counted)
+            identify = self._identify(self._transport, counted=counted)
             return _adapt(await continuation(handler_call_details), identify, _max_bytes(method))
         if caller is None:
-            return self._rejecting_key_handler(api_key, transport)
+            return self._rejecting_key_handler(api_key, self._transport)
         set_caller(caller)
         return _adapt(await continuation(handler_call_details), self._note, _max_bytes(method))
 

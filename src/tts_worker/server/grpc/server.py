@@ -22,10 +22,8 @@ from tts_worker.errors import ConfigError
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server import connections as http_connections
 from tts_worker.server.file_watch import FileStates, file_states
-from tts_worker.server.grpc import cosyvoice_pb2, cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import KeyGuard
 from tts_worker.server.grpc.converse import ConversationService
-from tts_worker.server.grpc.cosyvoice import CosyVoiceService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.port_connections import PortConnections
 from tts_worker.server.grpc.service import ServiceConfig, TTSService
@@ -102,6 +100,7 @@ class PortConfig:
         host: Address to listen on.
         port: Port; 0 picks a free one.
         keys: Keys of the callers.
+        transport: Its name in metrics and logs.
         tls: Files of a port with TLS.
         max_connections: Connections beyond it are closed at once: each takes a file descriptor, also before its key is
             checked.
@@ -113,6 +112,7 @@ class PortConfig:
     host: str = "127.0.0.1"
     port: int = 7002
     keys: KeyRing = field(default_factory=KeyRing)
+    transport: str = "grpc"
     tls: TlsFiles | None = None
     max_connections: int = 1_024
     max_request_bytes: int = 1_048_576
@@ -142,6 +142,21 @@ class RunningServer:
 Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]]
 
 
+@dataclass(frozen=True, slots=True)
+class ExtraPort:
+    """A port besides that of the worker protocol.
+
+    Attributes:
+        port: Its number; 0 picks a free one.
+        transport: Its name in metrics and logs.
+        register: Adds its services.
+    """
+
+    port: int
+    transport: str
+    register: Register
+
+
 GrpcExtension = Callable[[grpc.aio.Server, SessionHub, ApiLimits], str]
 """Adds a service and returns its full name."""
 
@@ -163,16 +178,6 @@ def worker_services(
         names = [own[name].full_name for name in _OWN_SERVICES]
         names += [extend(server, hub, config.limits) for extend in extensions]
         return names, (service.sessions, conversation)
-
-    return register
-
-
-def cosyvoice_service(hub: SessionHub, limits: ApiLimits) -> Register:
-    """CosyVoice's own service, ``cosyvoice.CosyVoice``."""
-
-    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
-        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, limits), server)
-        return [name.full_name for name in cosyvoice_pb2.DESCRIPTOR.services_by_name.values()], ()
 
     return register
 
@@ -222,7 +227,7 @@ def _new_server(hub: SessionHub, config: PortConfig, connections: PortConnection
         maximum_concurrent_rpcs=_CALLS_PER_SESSION * hub.config.max_sessions
         + hub.config.max_open_sessions
         + _EXTRA_CALLS,
-        interceptors=[KeyGuard(config.keys, connections.has_key)],
+        interceptors=[KeyGuard(config.keys, config.transport, connections.has_key)],
         options=[
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_allowed_incoming_connections", config.max_connections),

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tts_worker.server.grpc import cosyvoice_pb2 as cosyvoice__pb2
+from tts_worker.features.compat import cosyvoice_pb2 as cosyvoice__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__

@@ -6,10 +6,16 @@ needs an engine that enrols voices. Cancelling the call acts as STOP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import grpc.aio
+
 from tts_worker.audio.encoders import wav_file
 from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
-from tts_worker.server.grpc import cosyvoice_pb2 as pb
+from tts_worker.features.compat import cosyvoice_pb2 as pb
+from tts_worker.features.compat import cosyvoice_pb2_grpc
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
+from tts_worker.server.grpc.server import Drainable, Register
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rendering import check_spoken, speech_options
 from tts_worker.session.hub import SessionHub
@@ -88,3 +94,13 @@ class CosyVoiceService:
                 f"prompt_audio must be PCM16LE mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
             )
         return await self._hub.enrol(wav_file(pcm, PROMPT_RATE_HZ), transcript)
+
+
+def cosyvoice_service(hub: SessionHub, limits: ApiLimits) -> Register:
+    """Return what adds the service to a port."""
+
+    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
+        cosyvoice_pb2_grpc.add_CosyVoiceServicer_to_server(CosyVoiceService(hub, limits), server)
+        return [name.full_name for name in pb.DESCRIPTOR.services_by_name.values()], ()
+
+    return register
