@@ -19,7 +19,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 
-from tests.integration.webrtc_client import AiortcClient, post_offer
+from tests.features.webrtc.webrtc_client import AiortcClient, post_offer
 from tts_worker.client import ClientSettings, OpenedSession, SessionOptions
 from tts_worker.client.connection import WorkerConnection
 from tts_worker.errors import as_exception

@@ -29,7 +29,7 @@ CORE_TESTS = (
     "integration/test_session.py",
     "integration/test_websocket.py",
     "unit/session",
-    "unit/grpc",
+    "unit/protocol",
 )
 """Tests of the core that take little time."""
 

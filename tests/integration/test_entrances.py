@@ -24,10 +24,10 @@ from tests.conftest import serving, until
 from tests.fakes.media_stream import TelnyxMessages, TwilioMessages, calling
 from tests.fakes.redis import embedded_redis
 from tests.fakes.scrape import scraped
+from tests.features.fleet.test_registry import entry
 from tests.integration.grpc_worker import dial as dial_grpc
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
-from tests.integration.test_registry import entry
 from tests.integration.test_websocket import dial
 from tts_worker.features.agent.command import agent_extension
 from tts_worker.features.agent.script import ScriptedModel

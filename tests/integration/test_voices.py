@@ -41,7 +41,7 @@ from tts_worker.voices.files import load_voice, save_voice
 
 elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlabs")
 elevenlabs_core = LateModule("elevenlabs.core")
-webrtc_client = LateModule("tests.integration.webrtc_client", 'needs the extra "webrtc"')
+webrtc_client = LateModule("tests.features.webrtc.webrtc_client", 'needs the extra "webrtc"')
 cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fakes.dialogue import DialogueWorker
 from tts_worker.client.link import check_format
-from tts_worker.errors import InvalidRequest, RemoteError
+from tts_worker.errors import RemoteError
 from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import ReadyMessage
 from tts_worker.types import Encoding, SessionOptions
@@ -40,13 +40,3 @@ def test_client_refuses_another_format_than_it_asked_for() -> None:
 def test_ready_names_the_format() -> None:
     ready = DialogueWorker().dialogue._ready()
     assert (ready.format, ready.sample_rate) == ("pcm_s16le", 24_000)
-
-
-def test_webrtc_track_rejects_a_format() -> None:
-    pytest.importorskip("aiortc", reason="needs the extra 'webrtc'")
-    from tts_worker.features.webrtc.peer import track_options
-
-    assert track_options(SessionOptions(sample_rate=24_000)).own_clock
-    for options in (SessionOptions(sample_rate=8_000), SessionOptions(encoding="opus")):
-        with pytest.raises(InvalidRequest, match="WebRTC"):
-            track_options(options)

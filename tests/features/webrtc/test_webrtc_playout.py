@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.resampler import Resampler
+from tts_worker.errors import InvalidRequest
 from tts_worker.features.webrtc.playout import TRACK_FRAME_SAMPLES, Playout, TrackClock
 from tts_worker.types import SessionOptions
 
@@ -154,3 +155,13 @@ def test_track_options_are_those_of_its_clock() -> None:
     peer = pytest.importorskip("tts_worker.features.webrtc.peer", reason="needs the extra 'webrtc'")
     options = peer.track_options(SessionOptions(raw_chunks=True, lead_ms=500.0, frame_ms=100, speed=1.1))
     assert options == SessionOptions(realtime=False, own_clock=True, frame_ms=20, speed=1.1)
+
+
+def test_webrtc_track_rejects_a_format() -> None:
+    pytest.importorskip("aiortc", reason="needs the extra 'webrtc'")
+    from tts_worker.features.webrtc.peer import track_options
+
+    assert track_options(SessionOptions(sample_rate=24_000)).own_clock
+    for options in (SessionOptions(sample_rate=8_000), SessionOptions(encoding="opus")):
+        with pytest.raises(InvalidRequest, match="WebRTC"):
+            track_options(options)

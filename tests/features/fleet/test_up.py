@@ -18,13 +18,13 @@ import httpx
 import psutil
 import pytest
 
-from tests.unit.test_gpus import FOUND, SMI
+from tests.features.fleet.test_gpus import FOUND, SMI
 from tts_worker.client import SessionOptions, connect
 from tts_worker.errors import InvalidRequest, TTSWorkerError
 from tts_worker.features.fleet import up
 from tts_worker.types import Ended, Outcome
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager

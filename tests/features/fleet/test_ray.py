@@ -118,7 +118,7 @@ def cluster() -> Iterator[Cluster]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # replicas import these tests
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)  # replicas import these tests
         _connect(settings_of(port))
     try:
         yield Cluster(port, ray_transport.deploy(settings_of(port)))

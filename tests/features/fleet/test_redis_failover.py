@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 
 from tests.fakes.proxy import run_proxy
 from tests.fakes.redis import EMBEDDED_BINARY, REAL_REDIS, RedisProcess, eventually, free_port, real_redis
-from tests.integration.test_quotas import long_redis_timeout, sharing
-from tests.integration.test_registry import entry
+from tests.features.fleet.test_quotas import long_redis_timeout, sharing
+from tests.features.fleet.test_registry import entry
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError, ConnectionLost
 from tts_worker.features.fleet.registrar import Registrar

@@ -20,7 +20,7 @@ from tests.integration.test_websocket import metric, until_live_sessions
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
-    from tests.integration.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
+    from tests.features.webrtc.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
     from tts_worker.features.webrtc import peer
     from tts_worker.features.webrtc.peer import Peer
 
