@@ -51,7 +51,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 async def test_idle_grpc_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=0.3))
+    monkeypatch.setattr("tts_worker.grpc_serving.server.PortConfig", partial(PortConfig, idle_s=0.3))
     async with (
         running_grpc_worker() as server,
         open_tcp(server.member.address) as client,
@@ -75,7 +75,7 @@ async def test_idle_grpc_connection_gets_pings(monkeypatch: pytest.MonkeyPatch) 
 async def test_grpc_port_full_of_silent_clients_serves_one_with_a_key(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=600.0))
+    monkeypatch.setattr("tts_worker.grpc_serving.server.PortConfig", partial(PortConfig, idle_s=600.0))
     limits = {"max_connections": 16, "api_keys": [KEY]}
     async with running_grpc_worker(server=limits) as server, AsyncExitStack() as stack:
         metrics = server.worker.metrics
@@ -161,7 +161,7 @@ HUGE = "x" * 2_000_000
 @pytest.fixture
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("tts_worker.fleet.server.PortConfig", partial(PortConfig, idle_s=0.3))
+    monkeypatch.setattr("tts_worker.grpc_serving.server.PortConfig", partial(PortConfig, idle_s=0.3))
     monkeypatch.setattr(batch_request, "MAX_ITEMS", 2)
     monkeypatch.setattr(batch_request, "MAX_CHARS", 25)
 
