@@ -459,7 +459,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """Metrics of one session and voice with their labels (``session.session.SessionObserver``)."""
+    """Metrics of one session and voice with their labels (``session.record.SessionObserver``)."""
 
     _metrics: Metrics
     _transport: str

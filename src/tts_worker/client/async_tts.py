@@ -163,8 +163,8 @@ class AsyncTTS:
             TTSWorkerError: As ``speak``.
         """
         batches = self._client.batches
-        chosen = batch_options(_with_options(self._options, options))
-        batch = await batches.submit(texts, **{**chosen, "response_format": response_format})
+        chosen = batch_options(_with_options(self._options, options), response_format)
+        batch = await batches.submit(texts, **chosen)
         try:
             async with aclosing(batches.results(batch.id)) as results:
                 async for result in results:

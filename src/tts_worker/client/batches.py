@@ -90,11 +90,11 @@ class BatchOptions(TypedDict, total=False):
     sample_rate: int | None
 
 
-def batch_options(options: SessionOptions) -> BatchOptions:
-    """Return those of a session's options that a batch has, too."""
+def batch_options(options: SessionOptions, response_format: str) -> BatchOptions:
+    """Return those of a session's options that a batch has, too, and the format."""
     names = {name: "instruct" if name == "instructions" else name for name in BatchOptions.__annotations__}
     of_session = {name: getattr(options, own) for name, own in names.items() if name != "response_format"}
-    return cast("BatchOptions", of_session)
+    return cast("BatchOptions", {**of_session, "response_format": response_format})
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class TTSWorkerTTSService(TTSService):
         **options: Unpack[PluginOptions],
     ) -> None:
         given: dict[str, Any] = {"max_ahead_s": 2.0, **options}
-        pacing = {name: given.pop(name) for name in ("flush_after_ms", "max_ahead_s") if name in given}
+        pacing: dict[str, Any] = {name: given.pop(name) for name in ("flush_after_ms", "max_ahead_s") if name in given}
         pacing_options = with_plugin_options(SessionOptions(), pacing)
         settings = TTSWorkerSettings(**{**_DEFAULTS, **given})
         settings.session_options()

@@ -19,8 +19,8 @@ from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.record import UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver, SessionTimeouts
+from tts_worker.session.record import SessionObserver, UtteranceExporter
+from tts_worker.session.session import LocalSession, SessionHooks, SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon

@@ -34,7 +34,8 @@ from tts_worker.session.factory import HubConfig, SessionFactory
 from tts_worker.session.language_routing import LanguageRouter
 from tts_worker.session.lexicons import LexiconCache
 from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
-from tts_worker.session.session import LocalSession, SessionHooks, SessionObserver
+from tts_worker.session.record import SessionObserver
+from tts_worker.session.session import LocalSession, SessionHooks
 from tts_worker.session.slots import SlotTable
 from tts_worker.session.usage import Usage
 from tts_worker.text.language import primary_tag

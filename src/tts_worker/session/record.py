@@ -9,14 +9,29 @@ from typing import Protocol
 from tts_worker.callers import current_caller
 from tts_worker.logs import current_request_id, fields
 from tts_worker.tracing import current_traceparent, trace_id
-from tts_worker.types import ChunkMeta, Ended, UtteranceKey
+from tts_worker.types import ChunkMeta, ControlName, Ended, UtteranceKey
 
 log = logging.getLogger(__name__)
 
 
+class SessionObserver(Protocol):
+    """Receives measurements of a voice, for metrics. Called on the event loop; must be cheap and must not raise."""
+
+    def first_audio(self, seconds: float) -> None: ...
+    def queue_wait(self, seconds: float) -> None: ...
+    def frame(self, late_s: float, lead_s: float) -> None: ...
+    def underrun(self, seconds: float) -> None: ...
+    def control(self, command: ControlName, seconds: float) -> None: ...
+    def ended(self, event: Ended, sample_rate_hz: int) -> None: ...
+    def source(self, seconds: float) -> None: ...
+    def converted(self, seconds: float) -> None: ...
+
+
 @dataclass(slots=True)
-class UtteranceRecord:
-    """What happened to one utterance; times are seconds of the event loop's clock, None for what did not happen.
+class UtteranceTimeline:
+    """What happened to one utterance, noted once for metrics, log and traces.
+
+    Times are seconds of the event loop's clock, None for what did not happen.
 
     Attributes:
         key: The utterance.
@@ -28,7 +43,9 @@ class UtteranceRecord:
         traceparent: The W3C trace context that it belongs to; empty without one.
         text_at_s: Its first text arrived.
         text_chars: Length of its text.
+        observer: Receives the measurements of its voice.
         posted_at_s: Its first segment was given to the engine.
+        speakable_at_s: The same, as the start of the first-audio latency: None after a pause, which is no latency.
         chunk_at_s: Its first audio arrived from the engine.
         chunk_ms: Engine time of that audio.
         stages_ms: The same by stage, where the engine reports it.
@@ -46,7 +63,9 @@ class UtteranceRecord:
     traceparent: str
     text_at_s: float
     text_chars: int = 0
+    observer: SessionObserver | None = None
     posted_at_s: float | None = None
+    speakable_at_s: float | None = None
     chunk_at_s: float | None = None
     chunk_ms: float = 0.0
     stages_ms: tuple[tuple[str, float], ...] = ()
@@ -60,6 +79,19 @@ class UtteranceRecord:
         if self.posted_at_s is None or self.chunk_at_s is None:
             return None
         return max(self.posted_at_s, self.chunk_at_s - self.chunk_ms / 1000)
+
+    @property
+    def awaits_audio(self) -> bool:
+        """Whether the engine has its text, and has returned no audio yet."""
+        return self.posted_at_s is not None and self.chunk_at_s is None
+
+    def first_chunk(self, meta: ChunkMeta, now_s: float) -> None:
+        """Note the first audio of the engine, before which it was in its queue."""
+        self.chunk_at_s = now_s
+        self.chunk_ms = meta.wall_ms
+        self.stages_ms = meta.stages_ms
+        if self.observer is not None and self.posted_at_s is not None:
+            self.observer.queue_wait(max(0.0, now_s - self.posted_at_s - meta.wall_ms / 1000))
 
     def write(self, event: Ended, now_s: float) -> None:
         """Log the utterance as one event."""
@@ -90,7 +122,7 @@ class UtteranceRecord:
 class UtteranceExporter(Protocol):
     """Exports ended utterances, such as traces."""
 
-    def ended(self, record: UtteranceRecord, event: Ended, now_s: float) -> None:
+    def ended(self, record: UtteranceTimeline, event: Ended, now_s: float) -> None:
         """Export one utterance.
 
         Args:
@@ -122,6 +154,8 @@ class SessionRecord:
         first_audio_ms: First-audio latency of the first utterance, as in the metric.
         samples: Sent samples of all utterances.
         text_chars: Accepted text of all utterances.
+        ended_at_s: When its last utterance ended.
+        open: The utterances that have not ended.
     """
 
     session: str
@@ -138,58 +172,68 @@ class SessionRecord:
     first_audio_ms: float | None = None
     samples: int = 0
     text_chars: int = 0
-    _open: dict[UtteranceKey, UtteranceRecord] = field(default_factory=dict)
+    ended_at_s: float = 0.0
+    open: dict[UtteranceKey, UtteranceTimeline] = field(default_factory=dict)
 
     def begin(self, key: UtteranceKey, now_s: float) -> None:
         """Record that an utterance begins."""
         request_id = current_request_id() or self.request_id
         traceparent = self.own_traceparent or current_traceparent() or self.traceparent
-        self._open[key] = UtteranceRecord(key, self.transport, self.api_key, "", "", request_id, traceparent, now_s)
+        self.open[key] = UtteranceTimeline(key, self.transport, self.api_key, "", "", request_id, traceparent, now_s)
 
-    def spoken_by(self, key: UtteranceKey, engine: str, voice: str) -> None:
+    def spoken_by(self, key: UtteranceKey, engine: str, voice: str, observer: SessionObserver) -> None:
         """Record what speaks an utterance."""
-        if (utterance := self._open.get(key)) is not None:
-            utterance.engine, utterance.voice = engine, voice
+        if (utterance := self.open.get(key)) is not None:
+            utterance.engine, utterance.voice, utterance.observer = engine, voice, observer
 
     def text(self, key: UtteranceKey, chars: int) -> None:
         """Record accepted text."""
         self.text_chars += chars
-        if (utterance := self._open.get(key)) is not None:
+        if (utterance := self.open.get(key)) is not None:
             utterance.text_chars += chars
 
     def posted(self, key: UtteranceKey, now_s: float) -> None:
         """Record that the first segment of an utterance is given to the engine."""
-        if (utterance := self._open.get(key)) is not None:
-            utterance.posted_at_s = now_s
+        if (utterance := self.open.get(key)) is not None:
+            utterance.posted_at_s = utterance.speakable_at_s = now_s
 
-    def first_chunk(self, key: UtteranceKey, meta: ChunkMeta, now_s: float) -> None:
-        """Record the first audio that the engine returned for an utterance."""
-        if (utterance := self._open.get(key)) is not None:
-            utterance.chunk_at_s = now_s
-            utterance.chunk_ms = meta.wall_ms
-            utterance.stages_ms = meta.stages_ms
+    def paused(self) -> None:
+        """Record a pause, which does not count as latency."""
+        for utterance in self.open.values():
+            utterance.speakable_at_s = None
+
+    def latency_s(self, key: UtteranceKey, now_s: float) -> float | None:
+        """Return the first-audio latency of an utterance whose first frame is sent; None after a pause.
+
+        Waiting for the playback of an earlier utterance does not count.
+        """
+        utterance = self.open.get(key)
+        if utterance is None or utterance.speakable_at_s is None:
+            return None
+        return now_s - max(utterance.speakable_at_s, self.ended_at_s)
 
     def first_frame(self, key: UtteranceKey, latency_s: float | None, now_s: float) -> None:
         """Record the first frame of an utterance and its first-audio latency; None if a pause makes it meaningless."""
         latency_ms = None if latency_s is None else round(latency_s * 1000, 1)
         if self.first_audio_ms is None:
             self.first_audio_ms = latency_ms
-        if (utterance := self._open.get(key)) is not None:
+        if (utterance := self.open.get(key)) is not None:
             utterance.frame_at_s = now_s
             utterance.first_audio_ms = latency_ms
 
     def stopped(self, now_s: float) -> None:
         """Record that a STOP arrived."""
-        for utterance in self._open.values():
+        for utterance in self.open.values():
             utterance.stop_at_s = now_s
 
-    def ended(self, event: Ended, now_s: float) -> UtteranceRecord | None:
+    def ended(self, event: Ended, now_s: float) -> UtteranceTimeline | None:
         """Log an ended utterance and return its record; None if it was not recorded."""
         self.utterances += 1
         self.outcome = event.outcome.value
         self.code = event.error.code.value if event.error is not None else None
         self.samples += event.receipt.samples_sent
-        utterance = self._open.pop(event.key, None)
+        self.ended_at_s = now_s
+        utterance = self.open.pop(event.key, None)
         if utterance is not None:
             utterance.write(event, now_s)
         return utterance

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from tts_worker.audio.output import OutputFormat
 from tts_worker.errors import ErrorInfo, TTSWorkerError, as_exception
@@ -16,7 +15,7 @@ from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
-from tts_worker.session.record import SessionRecord, UtteranceExporter
+from tts_worker.session.record import SessionObserver, SessionRecord, UtteranceExporter
 from tts_worker.session.text_timers import TextTimers
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
@@ -42,19 +41,6 @@ _ENGINE_FACTOR = 10
 the text has none, such as a word that the engine cannot speak."""
 
 
-class SessionObserver(Protocol):
-    """Receives measurements of a voice, for metrics. Called on the event loop; must be cheap and must not raise."""
-
-    def first_audio(self, seconds: float) -> None: ...
-    def queue_wait(self, seconds: float) -> None: ...
-    def frame(self, late_s: float, lead_s: float) -> None: ...
-    def underrun(self, seconds: float) -> None: ...
-    def control(self, command: ControlName, seconds: float) -> None: ...
-    def ended(self, event: Ended, sample_rate_hz: int) -> None: ...
-    def source(self, seconds: float) -> None: ...
-    def converted(self, seconds: float) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SessionTimeouts:
     """Time limits of a session.
@@ -69,16 +55,6 @@ class SessionTimeouts:
     pause_s: float = 30.0
     text_idle_s: float = 300.0
     flush_after_s: float = 0.4
-
-
-@dataclass(slots=True)
-class _Timestamps:
-    """Start times of measurements, in seconds of the event loop's clock."""
-
-    speakable_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
-    posted_at_s: dict[UtteranceKey, float] = field(default_factory=dict)
-    control_at_s: dict[ControlName, float] = field(default_factory=dict)
-    ended_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +120,6 @@ class LocalSession:
         self._engine_of = engine_of
         self._observe = observe
         self._observer = observe(self.model, machine.params.voice)
-        self._observers: dict[UtteranceKey, SessionObserver] = {}  # of the utterances that have not ended
         self._hooks = hooks or SessionHooks()
         self._is_active = False  # an utterance took a slot, and the hub does not know yet that it has ended
         self.close_error: TTSWorkerError | None = None
@@ -164,7 +139,7 @@ class LocalSession:
         self._sent_at_s = 0.0
         self._text_timers = TextTimers(machine, self._timeouts, self.sample_rate_hz, self._on_change)
         self._is_read_scheduled = False
-        self._timestamps = _Timestamps()
+        self._control_at_s: dict[ControlName, float] = {}  # of the commands that are not acknowledged yet
         self._final_events: deque[Output] = deque()
         self._traces = traces
         self._record = SessionRecord(self.id, self.model, self._loop.time())
@@ -290,7 +265,7 @@ class LocalSession:
     def pause(self) -> Acknowledged:
         self._control(ControlName.PAUSE)
         acknowledged = self._machine.pause()
-        self._timestamps.speakable_at_s.clear()  # a pause does not count as latency
+        self._record.paused()
         self.pacer.expect_gap()
         if self._pause_timer is None and self._machine.state is State.PAUSED:
             self._pause_timer = self._loop.call_later(self._timeouts.pause_s, self._on_pause_timeout)
@@ -307,7 +282,7 @@ class LocalSession:
         self, reason: str = "stop", played_samples: int | None = None, key: UtteranceKey | None = None
     ) -> Acknowledged:
         self._control(ControlName.STOP)
-        self._record.stopped(self._timestamps.control_at_s[ControlName.STOP])
+        self._record.stopped(self._control_at_s[ControlName.STOP])
         acknowledged = self._machine.stop(reason, played_samples, key)
         self._on_stopped()
         return acknowledged
@@ -352,7 +327,7 @@ class LocalSession:
         self._hooks.on_close(self.id)
 
     def _control(self, command: ControlName) -> None:
-        self._timestamps.control_at_s.setdefault(command, self._loop.time())
+        self._control_at_s.setdefault(command, self._loop.time())
 
     # -- slot ---------------------------------------------------------------------------------------------------------
 
@@ -422,20 +397,15 @@ class LocalSession:
             if isinstance(command, Text) and (pause_ms := command.segment.pause_ms):
                 self._hooks.on_text(self.id, int(pause_ms * BREAK_CHARS_PER_S) // 1000)
             if isinstance(command, Text) and command.segment.index == 0:
-                now_s = self._loop.time()
-                self._timestamps.posted_at_s[command.key] = now_s
-                self._timestamps.speakable_at_s[command.key] = now_s
-                self._record.posted(command.key, now_s)
+                self._record.posted(command.key, self._loop.time())
             self._engine.post(command)
 
     # -- engine events and timers -------------------------------------------------------------------------------------
 
     def _on_engine(self, event: Event) -> None:
-        posted_at_s = self._timestamps.posted_at_s.pop(event.key, None)
-        if posted_at_s is not None and isinstance(event, Audio):
-            now_s = self._loop.time()
-            self._observer_of(event.key).queue_wait(max(0.0, now_s - posted_at_s - event.meta.wall_ms / 1000))
-            self._record.first_chunk(event.key, event.meta, now_s)
+        timeline = self._record.open.get(event.key)
+        if timeline is not None and timeline.awaits_audio and isinstance(event, Audio):
+            timeline.first_chunk(event.meta, self._loop.time())
         self._machine.on_engine(event)
         self._apply()
         if not self._awaits_frame or self._machine.has_notices:
@@ -535,22 +505,18 @@ class LocalSession:
                 self._note_control(item.command, now_s)
             case Ended():
                 self._note_control(ControlName.STOP, now_s)
-                self._timestamps.speakable_at_s.pop(item.key, None)
-                self._timestamps.ended_at_s = now_s
-                self._timestamps.posted_at_s.pop(item.key, None)
                 self.pacer.expect_gap()
                 self._observer_of(item.key).ended(item, self.sample_rate_hz)
-                self._observers.pop(item.key, None)
                 self._hooks.on_audio(self.id, item.receipt.samples_sent / self.sample_rate_hz)
-                utterance = self._record.ended(item, now_s)
-                if self._traces is not None and utterance is not None:
-                    self._traces.ended(utterance, item, now_s)
+                timeline = self._record.ended(item, now_s)
+                if self._traces is not None and timeline is not None:
+                    self._traces.ended(timeline, item, now_s)
             case Started():
                 self.pacer.expect_gap()
 
     def _note_text(self, key: UtteranceKey, chars: int) -> None:
         """Record accepted text, and with the first one of an utterance what speaks it."""
-        if key not in self._observers:
+        if key not in self._record.open:
             self._record.begin(key, self._text_timers.text_at_s)
             self._note_voice(key)
         self._record.text(key, chars)
@@ -558,11 +524,11 @@ class LocalSession:
     def _note_voice(self, key: UtteranceKey) -> None:
         voice = self._machine.params_of(key).voice
         engine = self._engine_of(voice)
-        self._observers[key] = self._observe(engine, voice)
-        self._record.spoken_by(key, engine, voice)
+        self._record.spoken_by(key, engine, voice, self._observe(engine, voice))
 
     def _observer_of(self, key: UtteranceKey) -> SessionObserver:
-        return self._observers.get(key, self._observer)
+        timeline = self._record.open.get(key)
+        return self._observer if timeline is None else timeline.observer or self._observer
 
     def _note_frame(self, frame: PcmFrame, now_s: float) -> None:
         self._sent_at_s = now_s
@@ -573,18 +539,12 @@ class LocalSession:
         if underrun_s > 0:
             self._observer_of(frame.key).underrun(underrun_s)
         if frame.index == 0:
-            self._note_first_frame(frame.key, now_s)
-
-    def _note_first_frame(self, key: UtteranceKey, now_s: float) -> None:
-        speakable_at_s = self._timestamps.speakable_at_s.pop(key, None)
-        first_audio_s = None
-        if speakable_at_s is not None:
-            # Waiting for the playback of an earlier utterance does not count as latency.
-            first_audio_s = now_s - max(speakable_at_s, self._timestamps.ended_at_s)
-            self._observer_of(key).first_audio(first_audio_s)
-        self._record.first_frame(key, first_audio_s, now_s)
+            latency_s = self._record.latency_s(frame.key, now_s)
+            if latency_s is not None:
+                self._observer_of(frame.key).first_audio(latency_s)
+            self._record.first_frame(frame.key, latency_s, now_s)
 
     def _note_control(self, command: ControlName, now_s: float) -> None:
-        requested_at_s = self._timestamps.control_at_s.pop(command, None)
+        requested_at_s = self._control_at_s.pop(command, None)
         if requested_at_s is not None:
             self._observer.control(command, now_s - requested_at_s)

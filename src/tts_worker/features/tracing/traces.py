@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tts_worker import __version__
 from tts_worker.errors import MissingExtra
-from tts_worker.session.record import UtteranceRecord
+from tts_worker.session.record import UtteranceTimeline
 from tts_worker.settings import TracingSettings
 from tts_worker.types import TRACEPARENT, Ended, Outcome
 
@@ -44,7 +44,7 @@ class UtteranceTraces:
         self._tracer = provider.get_tracer("tts_worker", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def ended(self, record: UtteranceRecord, event: Ended, now_s: float) -> None:
+    def ended(self, record: UtteranceTimeline, event: Ended, now_s: float) -> None:
         """Export one utterance, if its trace is sampled.
 
         Args:
@@ -110,7 +110,7 @@ def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None)
     return UtteranceTraces(provider)
 
 
-def _describe(span: Span, record: UtteranceRecord, event: Ended) -> None:
+def _describe(span: Span, record: UtteranceTimeline, event: Ended) -> None:
     attributes: dict[str, str | int | float] = {
         "tts.session": record.key.session,
         "tts.utterance": record.key.generation,
@@ -128,7 +128,7 @@ def _describe(span: Span, record: UtteranceRecord, event: Ended) -> None:
     span.set_attributes(attributes)
 
 
-def _parts(record: UtteranceRecord, now_s: float) -> list[tuple[str, float, float]]:
+def _parts(record: UtteranceTimeline, now_s: float) -> list[tuple[str, float, float]]:
     """Return the parts of an utterance that took place: name, start and end in seconds."""
     parts = []
     begun_at_s = record.begun_at_s
