@@ -94,7 +94,7 @@ def _verbalizer(languages: list[str]) -> Callable[[Any], Any] | None:
             forms = import_module("tts_worker.text.spoken_forms").spoken_forms(languages, None)
         except ImportError:
             return None
-        return None if forms is None else forms.apply  # type: ignore[no-any-return]
+        return None if forms is None else forms.apply
     return Verbalizer(languages).apply
 
 
