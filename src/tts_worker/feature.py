@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "webrtc": ("webrtc",),
     "telephony": ("telephony",),
     "batch": ("batch",),
-    "fleet": ("registry", "quotas", "ray"),
+    "fleet": ("registry", "ray"),
     "tracing": ("tracing",),
     "page": (),
     "agent": (),
