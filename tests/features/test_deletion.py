@@ -18,7 +18,8 @@ from websockets.sync.client import connect
 from tests.conftest import tone_settings
 from tts_worker.commands import doctor
 from tts_worker.errors import ConfigError
-from tts_worker.feature import NAMES, check_sections, features
+from tts_worker.feature import NAMES, SECTIONS, check_sections, features
+from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "tts_worker"
@@ -167,6 +168,10 @@ def test_settings_of_an_absent_feature_are_refused() -> None:
     with pytest.raises(ConfigError, match="registry: this installation lacks the feature fleet"):
         check_sections(given, {name: feature for name, feature in features().items() if name != "fleet"})
     check_sections(tone_settings(), {})
+
+
+def test_sections_of_features_are_settings() -> None:
+    assert {section for sections in SECTIONS.values() for section in sections} <= {*Settings.model_fields}
 
 
 def test_every_feature_has_a_page_of_the_docs() -> None:
