@@ -252,7 +252,7 @@ OPTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "voice": ({"voice": "tone-high"}, {"voice": "tone-high"}, "Hi there."),
     "speed": ({"speed": 2.0}, {"speed": 2.0}, "Hi there."),
     "seed": ({"seed": 7}, {"seed": 7}, "Hi there."),
-    "lexicon": ({"lexicon": {"Dr": "Doctor"}}, {"lexicon": {"Dr": "Doctor"}}, "Dr Hill."),
+    "lexicon": ({"lexicon": {"Hill": "Valley"}}, {"lexicon": {"Hill": "Valley"}}, "Dr Hill."),
     "markdown": ({"markdown": False}, {"markdown": False}, "This is <b>bold</b>."),
     "urls": ({"urls": "host"}, {"urls": UrlMode.HOST}, "See https://example.com/a/b now."),
     "normalize": ({"normalize": False}, {"normalise": False}, "It takes 2h 15m."),
