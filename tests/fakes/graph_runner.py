@@ -6,7 +6,7 @@ from time import perf_counter
 
 import torch
 
-from tts_worker.engine.cosyvoice.backends.graphs import CapturedGraph, CapturingRunner, Compute, Tensors
+from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CapturingRunner, Compute, Tensors
 
 
 class FakeGraphRunner(CapturingRunner):

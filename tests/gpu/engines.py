@@ -12,8 +12,8 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import PROMPTED, bundle, engine, run_until_idle, settings, voice
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, streams_for
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStream, streams_for
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind

@@ -15,10 +15,10 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
-from tts_worker.engine.cosyvoice.backends import compiling, kernels
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import CudaStream, streams_for
+from tts_worker.engine.cosyvoice.acceleration import compiling, kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.engine.cosyvoice.loader import load_networks

@@ -44,9 +44,9 @@ from tts_worker.benchmarks.measure_stages import measure_stage_times, speak_toge
 from tts_worker.benchmarks.stage_times import stage_times_as_json
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.compiling import BUDGET_S
-from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, captured_rows
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import BUDGET_S
+from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner, captured_rows
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.engine_config import CompileMode

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.backends.attention import (
+from tts_worker.engine.cosyvoice.acceleration.attention import (
     FlashInfer,
     PageRow,
     PageShape,
@@ -20,10 +20,10 @@ from tts_worker.engine.cosyvoice.backends.attention import (
     find_flashinfer,
     store_and_attend,
 )
-from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import attention_splits, slot_attention
+from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
+from tts_worker.engine.cosyvoice.acceleration.kernels import FusedOperator
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model import attention_splits, slot_attention
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.errors import BackendUnavailable
 

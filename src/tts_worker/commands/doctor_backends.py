@@ -19,7 +19,7 @@ from tts_worker.commands.onnxruntime_builds import (
     imported_folder,
     installed_builds,
 )
-from tts_worker.engine.cosyvoice.backends.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
+from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
 from tts_worker.errors import BackendUnavailable
 
@@ -97,8 +97,8 @@ def _kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 
-    from tts_worker.engine.cosyvoice.backends.kernels import Case, check, triton_problem
-    from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
+    from tts_worker.engine.cosyvoice.acceleration.kernels import Case, check, triton_problem
+    from tts_worker.engine.cosyvoice.acceleration.kernels.audio import attention_arguments, paged_attention
 
     if problem := triton_problem():
         return problem
@@ -112,7 +112,7 @@ def _kernel_problem() -> str:
 
 def _providers() -> Finding:
     """Load every provider of the installed build that the worker would use."""
-    from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
+    from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
 
     what = "backend onnxruntime"
     try:
@@ -148,7 +148,7 @@ def _tensorrt(torch: Any, settings: Settings | None) -> Finding:
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
     if not torch.cuda.is_available():
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
-    from tts_worker.engine.cosyvoice.backends.tensorrt import check_tensorrt, find_tensorrt
+    from tts_worker.engine.cosyvoice.acceleration.tensorrt import check_tensorrt, find_tensorrt
 
     device = torch.device("cuda")
     try:
@@ -188,7 +188,7 @@ def _flashinfer(torch: Any) -> Finding:
         return Finding(what, Status.OPTIONAL, "not installed", install_command("flashinfer"))
     if torch is None:
         return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
-    from tts_worker.engine.cosyvoice.backends.attention import PageShape, check_flashinfer, find_flashinfer
+    from tts_worker.engine.cosyvoice.acceleration.attention import PageShape, check_flashinfer, find_flashinfer
 
     try:
         module = find_flashinfer()
@@ -205,7 +205,7 @@ def _flashinfer(torch: Any) -> Finding:
 
 def _plans(settings: Settings | None, version: str) -> str:
     """Describe the plan caches of the settings."""
-    from tts_worker.engine.cosyvoice.backends.tensorrt import PlanCache, default_cache
+    from tts_worker.engine.cosyvoice.acceleration.tensorrt import PlanCache, default_cache
     from tts_worker.settings.engines import CosyVoiceEngineSettings
 
     engines = settings.engines.values() if settings is not None else ()

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
-    from tts_worker.engine.cosyvoice.backends.onnx_graphs import export_onnx
-    from tts_worker.engine.cosyvoice.backends.onnx_runtime import compare_graphs
+    from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
+    from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import compare_graphs
     from tts_worker.engine.cosyvoice.networks import Networks
 
     out: Path = args.out or args.bundle / GRAPHS_DIR

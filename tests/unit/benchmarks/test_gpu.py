@@ -34,9 +34,9 @@ from tts_worker.benchmarks.gpu_process import run_isolated
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
 from tts_worker.engine.cosyvoice import config, random_bundle
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
 from tts_worker.engine.cosyvoice.networks import Networks

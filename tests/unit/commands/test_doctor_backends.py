@@ -22,9 +22,9 @@ from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.commands import doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice.backends import kernels, onnx_providers
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
-from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, TENSORRT, load_problem
+from tts_worker.engine.cosyvoice.acceleration import kernels, onnx_providers
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU, CUDA, TENSORRT, load_problem
 from tts_worker.settings import Settings, load_settings
 
 INSTALL = 'pip install "."'

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.kernel_edges import check_pages, edge_cases
 from tests.unit.cosyvoice.networks import full_config, networks
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.kernels import Case, audio, language_model
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case, audio, language_model
+from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind

@@ -32,9 +32,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
 from tts_worker.engine.cosyvoice import kv_cache, networks
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import HostStream, PendingCopy
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, Tensors
+from tts_worker.engine.cosyvoice.acceleration.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -251,7 +251,7 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
     Their ``device`` remains the CPU: this build of PyTorch cannot index tensors of another device, not even fake ones.
 
     Args:
-        fused: Use fused operators (``backends.kernels``).
+        fused: Use fused operators (``acceleration.kernels``).
     """
 
     def allocate(shape: list[int], dtype: torch.dtype, device: object, checked: bool) -> Tensor:

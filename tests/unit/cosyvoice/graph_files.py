@@ -15,7 +15,7 @@ import torch
 
 from tests.unit.cosyvoice.bundles import copy_of
 from tests.unit.cosyvoice.networks import load_thin, tiny_bundle
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     LM_STEP,
@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     VOCODER_CHUNK,
     export_onnx,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
+from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.networks import Networks
 

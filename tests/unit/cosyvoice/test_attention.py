@@ -19,10 +19,16 @@ from tests.unit.cosyvoice import fake_flashinfer
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_fused_audio import claimed_cuda, fused_networks
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.attention import FlashInfer, PagePlan, PageRow, PageShape, check_flashinfer
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.attention import (
+    FlashInfer,
+    PagePlan,
+    PageRow,
+    PageShape,
+    check_flashinfer,
+)
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.components import Components, attention_library, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool

@@ -18,7 +18,7 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows
 

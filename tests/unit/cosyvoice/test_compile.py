@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
 from tests.unit.streaming.engines import networks as shallow_networks
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler, compiler_for
+from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool

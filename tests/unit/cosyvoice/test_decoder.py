@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.streaming.engines import networks
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
-from tts_worker.engine.cosyvoice.backends import kernels
+from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator, audio, language_model
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.kernels import FusedOperator, audio, language_model
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool

@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
 from tts_worker.engine.cosyvoice import components
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.kernels import Case, FusedOperator, audio, language_model
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case, FusedOperator, audio, language_model
 from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
 from tts_worker.errors import DeviceLost

@@ -20,7 +20,7 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import full_config
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool

@@ -28,7 +28,7 @@ from tests.unit.cosyvoice.graph_files import (
 )
 from tests.unit.cosyvoice.networks import apart, load_thin
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     GRAPHS_DIR,
@@ -38,9 +38,9 @@ from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
     export_onnx,
     graph_specs,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU
-from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU
+from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     SessionOptions,
     compare_graphs,
     open_graph,

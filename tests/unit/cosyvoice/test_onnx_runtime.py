@@ -15,21 +15,21 @@ from tests.unit.cosyvoice import graph_files
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.graph_files import networks
 from tts_worker.engine.cosyvoice import audio_frontend
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.backends import onnx_runtime
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import ENCODER, GraphSpec, graph_specs
-from tts_worker.engine.cosyvoice.backends.onnx_networks import replaceable_specs
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, chunk_profiles
-from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
-from tts_worker.engine.cosyvoice.backends.onnx_runtime import (
+from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
+from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan, chunk_profiles
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     OnnxRuntimeGraph,
     SessionOptions,
     open_graph,
     ordered,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptions, select_backend
-from tts_worker.engine.cosyvoice.backends.tensorrt import default_cache
+from tts_worker.engine.cosyvoice.acceleration.selection import Backend, BackendOptions, select_backend
+from tts_worker.engine.cosyvoice.acceleration.tensorrt import default_cache
+from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.errors import BundleError, ConfigError
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, networks
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, GraphRunner, Key, Tensors
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import IDLE
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, EagerRunner, GraphRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model import IDLE
+from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
 from tts_worker.engine.cosyvoice.decoder import (
     CONTEXT_BUCKET,
     PREFILL_BUCKETS,

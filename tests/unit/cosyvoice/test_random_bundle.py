@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice import random_bundle
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.backends.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker, bundled_voices, enrol

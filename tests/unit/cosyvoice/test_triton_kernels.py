@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cosyvoice.networks import FAMILIES
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.kernels import audio, language_model
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 

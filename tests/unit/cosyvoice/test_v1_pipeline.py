@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import GOLDEN, tiny
 from tests.unit.cosyvoice.networks import apart
 from tests.unit.cosyvoice.test_v1_flow import config
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import streams_for
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import streams_for
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow

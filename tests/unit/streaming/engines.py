@@ -14,8 +14,8 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.cosyvoice.networks import shallow, tiny_bundle
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.acceleration.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine

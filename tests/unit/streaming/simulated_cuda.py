@@ -31,8 +31,8 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
 
 DEFAULT = "default"
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})

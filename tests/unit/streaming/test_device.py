@@ -30,8 +30,14 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import CapturedGraph, Compute, CudaGraphRunner, EagerRunner, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import (
+from tts_worker.engine.cosyvoice.acceleration.graphs import (
+    CapturedGraph,
+    Compute,
+    CudaGraphRunner,
+    EagerRunner,
+    Tensors,
+)
+from tts_worker.engine.cosyvoice.acceleration.streams import (
     CudaStream,
     ExecutionStream,
     ExecutionStreams,

@@ -30,8 +30,8 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner, Key, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner, GraphRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine

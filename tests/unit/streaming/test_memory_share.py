@@ -16,8 +16,8 @@ from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
 from tts_worker.benchmarks.gpu_load import slots_for
 from tts_worker.engine.cosyvoice import loader, memory
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import CudaStream, HostStream
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import CudaStream, HostStream
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.memory import (

@@ -33,14 +33,14 @@ from tests.unit.streaming.engines import (
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
 from tts_worker.engine.cosyvoice import loader
-from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import (
+from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import (
     ExecutionStreams,
     HostStream,
     ThreadStream,
     streams_for,
 )
+from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.source import UNITS_PER_S, Window
-from tts_worker.engine.cosyvoice.backends.onnx_providers import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import (
     CUDA,
     create_session,
     import_onnxruntime,

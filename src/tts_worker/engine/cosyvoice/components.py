@@ -13,25 +13,25 @@ from time import perf_counter
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.attention import (
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.attention import (
     FlashInfer,
     PagedLibrary,
     PageShape,
     check_flashinfer,
     find_flashinfer,
 )
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
-from tts_worker.engine.cosyvoice.backends.graphs import (
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler, compiler_for
+from tts_worker.engine.cosyvoice.acceleration.graphs import (
     CapturingRunner,
     CountingRunner,
     CudaGraphRunner,
     EagerRunner,
     GraphRunner,
 )
-from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
-from tts_worker.engine.cosyvoice.backends.selection import BackendState
-from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
+from tts_worker.engine.cosyvoice.acceleration.kernels import audio, language_model
+from tts_worker.engine.cosyvoice.acceleration.selection import BackendState
+from tts_worker.engine.cosyvoice.acceleration.streams import CudaStream, ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, GraphRunner, captured_rows, padded_rows
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, GraphRunner, captured_rows, padded_rows
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model import (
     IDLE,
     NOT_FORCED,
     SPLIT_POSITIONS,
@@ -23,7 +23,7 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     plan_draws,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStream, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM

@@ -77,7 +77,7 @@ class StreamingConfig(EngineOptions):
             audio; the host reads its tokens afterwards.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
-        compile: Compile computations before they are captured (``backends.compiling``).
+        compile: Compile computations before they are captured (``acceleration.compiling``).
         attention: What computes attention on CUDA. ``gather`` applies to all engines of the process.
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.

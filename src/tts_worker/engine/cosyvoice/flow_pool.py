@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageRow, PageShape
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import (
+from tts_worker.engine.cosyvoice.acceleration.attention import PagedLibrary, PageRow, PageShape
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import (
     Compute,
     EagerRunner,
     GraphRunner,
@@ -25,7 +25,7 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
     captured_rows,
     padded_rows,
 )
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import IndexedPast, Memory, PagedMemory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import Estimator, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.models.dims import FlowDims

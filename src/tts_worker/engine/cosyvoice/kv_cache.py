@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, store_and_attend
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration.attention import PagedLibrary, store_and_attend
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
 from tts_worker.errors import OutOfMemory
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
-from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptions, backend_named, select_backend
-from tts_worker.engine.cosyvoice.backends.streams import flow_threads
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GRAPHS_DIR
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan
+from tts_worker.engine.cosyvoice.acceleration.selection import Backend, BackendOptions, backend_named, select_backend
+from tts_worker.engine.cosyvoice.acceleration.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import V1

@@ -15,9 +15,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import GraphRunner, Tensors
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState, chunk_inputs
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.streams import PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.acceleration.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.acceleration.graphs import GraphRunner
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import PartState, Renderer, RenderRequest, RenderState

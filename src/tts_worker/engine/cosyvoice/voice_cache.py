@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix

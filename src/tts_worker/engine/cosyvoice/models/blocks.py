@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, pack_conv
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import causal_conv, pack_conv
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.attention import attention
 from tts_worker.engine.cosyvoice.models.dims import LookaheadDims

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import add_norm, linear_gelu, rotate_first_heads
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import add_norm, linear_gelu, rotate_first_heads
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import (
     CausalConv,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast
 from tts_worker.engine.cosyvoice.models.blocks import (
     CausalConv,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import (
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import (
     add_snake,
     cycles_per_sample,
     elu_rows,

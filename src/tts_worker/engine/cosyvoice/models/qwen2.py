@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model import (
     add_rms_norm,
     attention_splits,
     rotate_and_store,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import voiced_samples
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import voiced_samples
 from tts_worker.engine.cosyvoice.models.dims import HiftDims
 from tts_worker.engine.cosyvoice.models.hift import EXTRA_HISTORY_FRAMES, Hift, Noise, Source, StreamEnds
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import (
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import (
     add_norm,
     conv_norm_mish,
     conv_norm_mish_add_norm,

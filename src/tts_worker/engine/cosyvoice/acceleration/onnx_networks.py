@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     LM_STEP,

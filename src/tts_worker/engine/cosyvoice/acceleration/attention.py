@@ -18,8 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.kernels import relative_difference
-from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention, rotate_first_heads
+from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio import (
+    attention_arguments,
+    paged_attention,
+    rotate_first_heads,
+)
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 WORKSPACE_BYTES = 128 << 20  # as its documentation recommends

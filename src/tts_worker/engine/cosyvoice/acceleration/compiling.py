@@ -1,8 +1,8 @@
 """Compiles computations with ``torch.compile`` before they are captured, where that is safe.
 
-Inductor fuses what lies between matrix products, as the kernels of this project do (``backends.kernels``). A compiled
-computation is compared with the eager one on the same inputs and state. If it cannot be compiled or differs, or if
-compiling has taken too long already, the eager one is used.
+Inductor fuses what lies between matrix products, as the kernels of this project do (``acceleration.kernels``). A
+compiled computation is compared with the eager one on the same inputs and state. If it cannot be compiled or differs,
+or if compiling has taken too long already, the eager one is used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, Key
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, Key
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 
 log = logging.getLogger(__name__)

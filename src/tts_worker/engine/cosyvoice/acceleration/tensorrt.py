@@ -23,22 +23,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import GraphSpec, Sizes, check_file
-from tts_worker.engine.cosyvoice.backends.onnx_networks import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file
+from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     install_graphs,
     parity_error,
     replaceable_specs,
     tolerance_of,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import (
     Bounds,
     ChunkPlan,
     Profile,
     SizeRange,
     chunk_profiles,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_providers import IDENTITY_MODEL
-from tts_worker.engine.cosyvoice.backends.tensorrt_package import import_tensorrt
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import import_tensorrt
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 

@@ -3,7 +3,7 @@
 A fused operator is written twice, with the same arguments and results: as a composition, which runs everywhere and
 defines the numbers, and as a function of the same name in a module of Triton kernels:
 
-    @fused_operator("tts_worker.engine.cosyvoice.backends.kernels.audio_triton", mutates={"residual"})
+    @fused_operator("tts_worker.engine.cosyvoice.acceleration.kernels.audio_triton", mutates={"residual"})
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual.add_(x)
         return F.rms_norm(residual, weight.shape, weight, eps)

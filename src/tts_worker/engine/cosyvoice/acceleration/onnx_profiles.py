@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,

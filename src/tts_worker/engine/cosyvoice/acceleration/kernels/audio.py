@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator, tolerance
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case, fused_operator, tolerance
 from tts_worker.engine.cosyvoice.models.dims import DitDims, FlowDims, HiftDims, UnetDims
 from tts_worker.engine.cosyvoice.sampler import mix
 

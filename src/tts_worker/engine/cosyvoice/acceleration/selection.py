@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tts_worker.engine.cosyvoice.backends import tensorrt
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
-from tts_worker.engine.cosyvoice.backends.onnx_runtime import run_on_onnxruntime
+from tts_worker.engine.cosyvoice.acceleration import tensorrt
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan
+from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import run_on_onnxruntime
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendUnavailable, ConfigError
 

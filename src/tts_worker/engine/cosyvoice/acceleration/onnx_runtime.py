@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
-from tts_worker.engine.cosyvoice.backends.onnx_networks import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
+from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     install_graphs,
     largest_difference,
     parity_error,
     replaceable_specs,
     tolerance_of,
 )
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.backends.onnx_providers import (
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
+from tts_worker.engine.cosyvoice.acceleration.onnx_providers import (
     CPU,
     create_session,
     import_onnxruntime,

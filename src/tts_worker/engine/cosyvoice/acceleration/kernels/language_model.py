@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.kernels import Case, fused_operator, tolerance
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case, fused_operator, tolerance
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.models.dims import LmDims
 from tts_worker.engine.cosyvoice.sampler import SampleRule, mix, pick
