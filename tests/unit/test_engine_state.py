@@ -20,8 +20,8 @@ from tts_worker.engine.simulator.stage_times import VirtualClock
 ENGINE = Path(__file__).parents[2] / "src" / "tts_worker" / "engine"
 
 ALLOWED = {
-    "cosyvoice/acceleration/kernels/__init__.py: FusedOperator.is_excluded": "a setting of the process",
-    "cosyvoice/acceleration/kernels/__init__.py: _Switch.is_on": "a setting of the process",
+    "cosyvoice/ops/__init__.py: FusedOperator.is_excluded": "a setting of the process",
+    "cosyvoice/ops/__init__.py: _Switch.is_on": "a setting of the process",
 }
 """Mutable booleans that are not the state of an engine, and what they are."""
 

@@ -33,10 +33,9 @@ from tts_worker.benchmarks.gpu_plan import Figures, Plan, Results, Section
 from tts_worker.benchmarks.gpu_process import run_isolated
 from tts_worker.cli import main
 from tts_worker.commands import bench_gpu
-from tts_worker.engine.cosyvoice import config, random_bundle
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
+from tts_worker.engine.cosyvoice import config, ops, random_bundle
+from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -306,7 +305,7 @@ def test_kernel_that_fails_in_one_section_is_checked_again_in_the_next(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What differs in float32 may serve in bfloat16: the figures of later sections must not depend on earlier ones."""
-    operator = kernels.OPERATORS["silu_mul"]
+    operator = ops.OPERATORS["silu_mul"]
     monkeypatch.setattr(operator, "fault", "it differs")
     with GpuBench(plan) as bench:
         bench.unload()
@@ -394,7 +393,7 @@ def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
 
 def test_fallbacks_are_listed_with_their_reasons() -> None:
     reason = "it differs by 0.1 from PyTorch's operators"
-    compiler = Compiler()
+    compiler = TorchCompiler()
     compiler.shapes["flow"] = 3
     compiler.faults["vocoder"] = reason
     runner = FakeGraphRunner()

@@ -18,9 +18,9 @@ from tts_worker.benchmarks import gpu
 from tts_worker.benchmarks.gpu import GpuBench, run_sections
 from tts_worker.benchmarks.gpu_plan import Plan, Results
 from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle

@@ -24,13 +24,17 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.kernel_edges import check_pages, edge_cases
 from tests.unit.cosyvoice.networks import full_config, networks
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case, audio, language_model
-from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.ops import audio, language_model
+from tts_worker.engine.cosyvoice.streams import HostStream
 
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -81,10 +85,10 @@ def check_edges() -> set[str]:
 
 
 def cases(config: CosyVoiceConfig, dtype: torch.dtype) -> Iterator[Case]:
-    yield from language_model.cases(config.lm, config.sampling, dtype, CPU)
-    yield from audio.flow_cases(config.flow, dtype, CPU)
+    yield from language_model_cases(config.lm, config.sampling, dtype, CPU)
+    yield from flow_cases(config.flow, dtype, CPU)
     if dtype == torch.float32:
-        yield from audio.vocoder_cases(config.hift, CPU)
+        yield from vocoder_cases(config.hift, CPU)
 
 
 def draw_ids(family: str) -> list[list[int]]:
@@ -106,8 +110,8 @@ def draw_ids(family: str) -> list[list[int]]:
 def check_decoder(family: str) -> None:
     """Compare what a decoder draws with and without the kernels."""
     expected = draw_ids(family)
-    with patch.object(kernels.FusedOperator, "is_fused", lambda self, x: True):
-        for operator in kernels.OPERATORS.values():
+    with patch.object(ops.FusedOperator, "is_fused", lambda self, x: True):
+        for operator in ops.OPERATORS.values():
             operator.define()
         assert draw_ids(family) == expected
 

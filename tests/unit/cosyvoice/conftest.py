@@ -49,8 +49,8 @@ def files_are_read_once() -> Iterator[None]:
 def sessions_are_created_once() -> Iterator[None]:
     """ONNX Runtime optimizes a graph for half a second; its sessions keep nothing between calls."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tts_worker.engine.cosyvoice import audio_frontend
-    from tts_worker.engine.cosyvoice.acceleration import onnx_providers, onnx_runtime
+    from tts_worker.engine.cosyvoice import audio_frontend, onnx_providers
+    from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
 
     installed = pytest.importorskip("onnxruntime", reason="ships with the CPU voice")
     create: Callable[..., Any] = onnx_providers.create_session

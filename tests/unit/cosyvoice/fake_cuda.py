@@ -31,13 +31,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
-from tts_worker.engine.cosyvoice import kv_cache, networks
+from tts_worker.engine.cosyvoice import kv_cache, networks, ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, Tensors
-from tts_worker.engine.cosyvoice.acceleration.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.graph_runner import Compute, Tensors
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.weights import expected_shapes
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class LaunchCounter(TorchDispatchMode):
     ) -> object:
         kwargs = kwargs or {}
         namespace, name = func._schema.name.split("::")
-        if namespace == kernels.NAMESPACE:
+        if namespace == ops.NAMESPACE:
             out = self._results(func, args, kwargs)
             names = [argument.name for argument in func._schema.arguments]
             given = dict(zip(names, args, strict=True))
@@ -275,7 +275,7 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
         stack.enter_context(patch.object(kernels, "triton_problem", str))
         if fused:
             kernels.enable()
-            stack.callback(kernels.disable)
+            stack.callback(ops.disable)
         stack.enter_context(_mode())
         stack.enter_context(torch.no_grad())
         yield

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels import Case
-from tts_worker.engine.cosyvoice.acceleration.kernels import audio as a
-from tts_worker.engine.cosyvoice.acceleration.kernels import language_model as lm
+from tts_worker.engine.cosyvoice.ops import audio as a
+from tts_worker.engine.cosyvoice.ops import language_model as lm
 
 NAN = float("nan")
 

@@ -19,20 +19,16 @@ from tests.unit.cosyvoice import fake_flashinfer
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_fused_audio import claimed_cuda, fused_networks
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.attention import (
-    FlashInfer,
-    PagePlan,
-    PageRow,
-    PageShape,
-    check_flashinfer,
-)
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio import paged_attention
-from tts_worker.engine.cosyvoice.components import Components, attention_library, use_kernels
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
+from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, PagePlan, check_flashinfer
+from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.models.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 CPU = torch.device("cpu")
@@ -182,7 +178,7 @@ def test_gathering_excludes_the_kernels_of_attention(monkeypatch: pytest.MonkeyP
     both = {"slot_attention", "paged_attention"}
     for mode, names in ((AttentionMode.GATHER, both), (AttentionMode.AUTO, set())):
         use_kernels(networks("cosyvoice3"), CPU, StreamingConfig(kernels=False, attention=mode))
-        assert {name for name, operator in kernels.OPERATORS.items() if operator.is_excluded} == names
+        assert {name for name, operator in ops.OPERATORS.items() if operator.is_excluded} == names
         with monkeypatch.context() as patch:
-            patch.setattr(kernels._kernels, "is_on", True)
+            patch.setattr(ops.kernel_switch, "is_on", True)
             assert paged_attention.is_fused(torch.zeros(1)) is not bool(names)

@@ -18,8 +18,8 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows
 
 MAX_EULER_STEP_LAUNCHES = {"cosyvoice3": 160, "cosyvoice2": 440}

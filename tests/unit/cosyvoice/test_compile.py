@@ -13,13 +13,13 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
 from tests.unit.streaming.engines import networks as shallow_networks
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.compiling import Compiler, compiler_for
-from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, EagerRunner
-from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
+from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler, compiler_for
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner
 from tts_worker.engine.cosyvoice.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.streams import HostStream
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, WindowInput
 
 
@@ -52,7 +52,7 @@ def test_decode_step_traces_without_a_break(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_step_has_the_numbers_of_the_eager_one(family: str) -> None:
     """Through AOTAutograd, as Inductor gets it; generating code for it takes half a minute."""
-    compiler = Compiler("aot_eager")
+    compiler = TorchCompiler("aot_eager")
     drawn = []
     for is_compiled in (False, True):
         runner = FakeGraphRunner()
@@ -89,7 +89,7 @@ def test_solver_steps_share_a_program_of_the_estimator(family: str) -> None:
         return graph.forward
 
     mels = []
-    for compiler in (None, Compiler(backend)):
+    for compiler in (None, TorchCompiler(backend)):
         runner = FakeGraphRunner()
         pool = flow_pool(family, runner)
         with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def test_solver_steps_share_a_program_of_the_estimator(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_window_of_the_vocoder_is_compiled(family: str) -> None:
     hift = shallow_networks(family).hift
-    compiler = Compiler("eager")
+    compiler = TorchCompiler("eager")
     outputs = []
     for each in (None, compiler):
         runner = FakeGraphRunner()
@@ -131,7 +131,7 @@ def test_window_of_the_vocoder_is_compiled(family: str) -> None:
     assert apart(outputs[1], outputs[0]) <= 0.02 * float(outputs[0].abs().max())
 
 
-def prepared(compiler: Compiler, compute: Compute, state: Tensor) -> bool:
+def prepared(compiler: TorchCompiler, compute: Compute, state: Tensor) -> bool:
     """Return whether ``compute`` is compiled, and check that its state is unchanged."""
     before = state.clone()
     with torch.inference_mode():
@@ -152,8 +152,8 @@ def test_other_numbers_are_not_compiled(caplog: pytest.LogCaptureFixture) -> Non
         state.add_(x)
         return (state * 2,)
 
-    assert prepared(Compiler("eager"), compute, state)
-    compiler = Compiler(wrong)
+    assert prepared(TorchCompiler("eager"), compute, state)
+    compiler = TorchCompiler(wrong)
     assert not any(prepared(compiler, compute, state) for _ in range(2))
     assert list(compiler.faults) == ["decode"]
     assert caplog.text.count("decode is not compiled: it differs") == 1
@@ -163,7 +163,7 @@ def test_what_cannot_be_traced_is_not_compiled() -> None:
     def compute(x: Tensor) -> tuple[Tensor]:
         return (x * float(str(x.sum().item())),)
 
-    compiler = Compiler("eager")
+    compiler = TorchCompiler("eager")
     assert not prepared(compiler, compute, torch.zeros(1))
     assert list(compiler.faults) == ["decode"]
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_traced_is_not_compiled() -> None:
 def test_compiling_ends_with_its_time() -> None:
     state = torch.zeros(3)
     ticks = iter((0.0, 50.0, 50.0, 130.0))
-    compiler = Compiler("eager", budget_s=100.0, clock=lambda: next(ticks))
+    compiler = TorchCompiler("eager", budget_s=100.0, clock=lambda: next(ticks))
     assert [prepared(compiler, lambda x: (x * 2,), state) for _ in range(3)] == [True, True, False]
     assert compiler.faults == {}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
-from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -27,8 +27,8 @@ def claimed_cuda() -> Iterator[None]:
     """Tensors claim to be on CUDA, where operators are fused; they run their compositions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "is_cuda", True)
-        patch.setattr(kernels._kernels, "is_on", True)
-        for operator in kernels.OPERATORS.values():
+        patch.setattr(ops.kernel_switch, "is_on", True)
+        for operator in ops.OPERATORS.values():
             patch.setattr(operator, "_operator", None)
         yield
 

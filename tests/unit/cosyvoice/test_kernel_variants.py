@@ -19,12 +19,14 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.acceleration.kernels import FusedOperator, audio, language_model
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.ops import FusedOperator, audio, language_model
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, window_sizes
 
 CPU = torch.device("cpu")
@@ -83,9 +85,9 @@ def checked_variants(family: str, dtype: torch.dtype) -> set[Variant]:
     config = full_config(family)
     with launches() as launched:
         for cases in (
-            language_model.cases(config.lm, config.sampling, dtype, CPU),
-            audio.flow_cases(config.chunked_flow, dtype, CPU, STRIDES[-1]),
-            audio.vocoder_cases(config.hift, CPU),
+            language_model_cases(config.lm, config.sampling, dtype, CPU),
+            flow_cases(config.chunked_flow, dtype, CPU, STRIDES[-1]),
+            vocoder_cases(config.hift, CPU),
         ):
             for case in cases:
                 case.operator.launch(*case.args)
@@ -131,4 +133,4 @@ def test_every_kernel_variant_in_use_is_checked(family: str, half: bool) -> None
 def test_stand_in_takes_note_of_every_operator() -> None:
     names = {"conv_norm_mish", "conv_norm_mish_add_norm", "causal_conv"}  # one kernel
     kernel_names = {str(name) for name, *_ in checked_variants("cosyvoice2", torch.bfloat16)}
-    assert {f"_{name}" for name in kernels.OPERATORS if name not in names | {"add_snake"}} <= kernel_names
+    assert {f"_{name}" for name in ops.OPERATORS if name not in names | {"add_snake"}} <= kernel_names

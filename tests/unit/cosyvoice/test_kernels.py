@@ -13,11 +13,14 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
-from tts_worker.engine.cosyvoice import components
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case, FusedOperator, audio, language_model
-from tts_worker.engine.cosyvoice.components import Components, missing_packages, use_kernels
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.acceleration import accelerator, kernels
+from tts_worker.engine.cosyvoice.acceleration.accelerator import missing_packages, use_kernels
+from tts_worker.engine.cosyvoice.acceleration.kernels import Case
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
+from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.ops import FusedOperator, audio, language_model
 from tts_worker.errors import DeviceLost
 
 
@@ -29,13 +32,13 @@ def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:
 
 @pytest.fixture
 def operator() -> Iterator[FusedOperator[..., Tensor]]:
-    decorate = kernels.fused_operator("a.module", mutates={"y"})
+    decorate = ops.fused_operator("a.module", mutates={"y"})
     yield decorate(add_scaled)
-    del kernels.OPERATORS["add_scaled"]
+    del ops.OPERATORS["add_scaled"]
 
 
 def with_kernel(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
-    monkeypatch.setattr(kernels, "import_module", lambda name: SimpleNamespace(add_scaled=kernel))
+    monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace(add_scaled=kernel))
 
 
 def inputs() -> tuple[Tensor, Tensor, float]:
@@ -233,10 +236,10 @@ def attention_on_tensor_cores(
 def test_check_of_attention_allows_tensor_cores_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA the kernel is compared with such an attention, which is no error of either."""
     config = full_config("cosyvoice3")
-    found = language_model.cases(config.lm, config.sampling, torch.float32, torch.device("cpu"))
+    found = language_model_cases(config.lm, config.sampling, torch.float32, torch.device("cpu"))
     attentions = [case for case in found if case.operator is language_model.slot_attention]
     namespace = SimpleNamespace(slot_attention=attention_on_tensor_cores)
-    monkeypatch.setattr(kernels, "import_module", lambda name: namespace)
+    monkeypatch.setattr(ops, "import_module", lambda name: namespace)
 
     assert len(attentions) == 5
     assert kernels.check(attentions) == {}
@@ -245,8 +248,8 @@ def test_check_of_attention_allows_tensor_cores_in_float32(monkeypatch: pytest.M
 @pytest.fixture
 def clean_operators() -> Iterator[None]:
     yield
-    kernels.disable()
-    for operator in kernels.OPERATORS.values():
+    ops.disable()
+    for operator in ops.OPERATORS.values():
         operator.fault = ""
 
 
@@ -256,13 +259,13 @@ def test_engine_checks_kernels_on_its_device(monkeypatch: pytest.MonkeyPatch, ca
         raise ImportError("libcuda.so.1 is missing")
 
     monkeypatch.setattr(kernels, "triton_problem", str)
-    monkeypatch.setattr(kernels, "import_module", broken)
+    monkeypatch.setattr(ops, "import_module", broken)
     device = torch.device("cpu")
     assert not use_kernels(networks("cosyvoice3"), device, StreamingConfig(kernels=False))
 
     faults = use_kernels(networks("cosyvoice3"), device, StreamingConfig())
 
-    operators = [name for name, op in kernels.OPERATORS.items() if op.module.endswith("language_model_triton")]
+    operators = [name for name, op in ops.OPERATORS.items() if op.module.endswith("language_model_triton")]
     assert len(operators) == 7
     assert {*faults} >= {*operators}
     assert sum("libcuda.so.1" in message for message in caplog.messages) >= 7
@@ -281,8 +284,8 @@ def test_kernel_that_breaks_the_device_has_a_remedy(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(kernels, "triton_problem", str)
     monkeypatch.setattr(kernels, "check", check)
-    monkeypatch.setattr(components, "device_responds", lambda device: False)
-    with pytest.raises(DeviceLost, match=r"illegal memory access.*kernels: false"):
+    monkeypatch.setattr(accelerator, "device_responds", lambda device: False)
+    with pytest.raises(DeviceLost, match=r"illegal memory access.*acceleration: off"):
         use_kernels(networks("cosyvoice3"), torch.device("cpu"), StreamingConfig())
 
 

@@ -20,12 +20,12 @@ from tests.unit.cosyvoice.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import full_config
-from tts_worker.engine.cosyvoice.acceleration.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.renderer import Renderer, RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 
 FIRST_DRAWS = 11  # 8 to the boundary of the first chunk, 3 of look-ahead

@@ -39,7 +39,6 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     graph_specs,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU
 from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     SessionOptions,
     compare_graphs,
@@ -49,6 +48,7 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.onnx_providers import CPU
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.errors import BundleError, ConfigError

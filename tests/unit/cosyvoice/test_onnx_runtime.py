@@ -18,8 +18,7 @@ from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan, chunk_profiles
-from tts_worker.engine.cosyvoice.acceleration.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     OnnxRuntimeGraph,
     SessionOptions,
@@ -27,10 +26,12 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     ordered,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.acceleration.selection import Backend, BackendOptions, select_backend
+from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import default_cache
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan
+from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
 from tts_worker.errors import BundleError, ConfigError
 
 GPU = torch.device("cuda", 1)

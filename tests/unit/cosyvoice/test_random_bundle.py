@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize
 from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice import random_bundle
-from tts_worker.engine.cosyvoice.acceleration.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.enrol import Mode, Speaker, bundled_voices, enrol
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.random_bundle import write_random_bundle
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN
 from tests.unit.cosyvoice.networks import noise
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model import draw_ids
+from tts_worker.engine.cosyvoice.ops.language_model import draw_ids
 from tts_worker.engine.cosyvoice.reference.algorithms import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.sampler import DrawState, SampleRule, draw, mix, uniform
 

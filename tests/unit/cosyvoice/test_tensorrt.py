@@ -29,10 +29,11 @@ from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tests.unit.cosyvoice.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.networks import load_thin
-from tts_worker.engine.cosyvoice.acceleration import onnx_providers, selection, tensorrt
+from tts_worker.engine.cosyvoice import onnx_providers
+from tts_worker.engine.cosyvoice.acceleration import selection, tensorrt
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
     Gpu,
     PlanCache,
@@ -43,6 +44,7 @@ from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
 )
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
+from tts_worker.engine.cosyvoice.execution import ChunkPlan
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError

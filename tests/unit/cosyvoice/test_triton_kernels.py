@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cosyvoice.networks import FAMILIES
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import audio, language_model
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.ops import audio, language_model
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 
 ROOT = Path(__file__).parents[3]
 UNET_ONLY = {"conv_norm_mish", "conv_norm_mish_add_norm"}
 MODULES = {f"{module.__name__}_triton" for module in (audio, language_model)}
-NAMES = {name for name, operator in kernels.OPERATORS.items() if operator.module in MODULES}
+NAMES = {name for name, operator in ops.OPERATORS.items() if operator.module in MODULES}
 
 
 def names(family: str) -> set[str]:

@@ -12,7 +12,7 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.graph_files import networks  # of few layers, as time is proportional to their number
 from tests.unit.cosyvoice.networks import FAMILIES
 from tests.unit.cosyvoice.test_hift import a_mel, hashed, streamed
-from tts_worker.engine.cosyvoice.acceleration.streams import HostStream
+from tts_worker.engine.cosyvoice.streams import HostStream
 from tts_worker.engine.cosyvoice.vocoder_windows import (
     VocoderWindows,
     WindowInput,

@@ -18,8 +18,8 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
-from tts_worker.engine.cosyvoice.acceleration.graphs import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, ErrorCode

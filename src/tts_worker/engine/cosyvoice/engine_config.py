@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 
 from tts_worker.errors import ConfigError
 
 OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
 LM_TOKENS = 3072  # default length of the language model's context
+
+
+ACCELERATION = "tts_worker.engine.cosyvoice.acceleration"
+"""The package of accelerated paths. It is optional: the engine imports it by this name, if at all."""
+
+
+def has_acceleration() -> bool:
+    """Whether the package of accelerated paths is part of this installation."""
+    try:
+        return find_spec(f"{ACCELERATION}.accelerator") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class TextMode(str, Enum):
@@ -46,7 +59,8 @@ class EngineOptions:
         cached_voices: Voices with a prepared prompt that stay in memory while unused.
         burst_tokens: Decode steps of one pass.
         smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
-        kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
+        acceleration: On CUDA, take the accelerated paths that pass their check on the device.
+        kernels: Use the fused kernels among them. Applies to all engines of the process.
     """
 
     first_tokens: int = 8
@@ -55,6 +69,7 @@ class EngineOptions:
     cached_voices: int = 4
     burst_tokens: int = 8
     smooth_start: bool = True
+    acceleration: bool = True
     kernels: bool = True
 
 

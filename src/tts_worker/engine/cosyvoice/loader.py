@@ -12,10 +12,6 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GRAPHS_DIR
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan
-from tts_worker.engine.cosyvoice.acceleration.selection import Backend, BackendOptions, backend_named, select_backend
-from tts_worker.engine.cosyvoice.acceleration.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import V1
@@ -30,9 +26,11 @@ from tts_worker.engine.cosyvoice.engine_config import (
 )
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.streams import flow_threads
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
@@ -40,6 +38,7 @@ from tts_worker.voicepack.voice_file import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
+GRAPHS_DIR = "onnx"  # in a model directory
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 

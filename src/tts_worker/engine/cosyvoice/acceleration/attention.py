@@ -1,6 +1,6 @@
 """Attention of the flow to its pages by FlashInfer, in place of the Triton kernel of this project.
 
-FlashInfer (https://docs.flashinfer.ai) reads keys and values where they are, as ``kernels.audio.paged_attention`` does.
+FlashInfer (https://docs.flashinfer.ai) reads keys and values where they are, as ``ops.audio.paged_attention`` does.
 It plans a pass on the host: ``FlowPool`` calls ``plan`` with the lengths and pages of all utterances before it runs or
 replays the pass, whose layers and solver steps then share the plan. A chunk is a separate request, so that the chunk
 mask becomes the length of the request: every frame of a chunk sees the pages up to its chunk.
@@ -13,77 +13,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio import (
-    attention_arguments,
-    paged_attention,
-    rotate_first_heads,
-)
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
+from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention, rotate_first_heads
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 WORKSPACE_BYTES = 128 << 20  # as its documentation recommends
 BRANCHES = (1, 2)  # of a solver step: the first one may have a tabulated branch
-
-
-@dataclass(frozen=True)
-class PageRow:
-    """What an utterance has in a pass.
-
-    Attributes:
-        pages: Its pages in time order, those of this pass last.
-        start: Frames before this pass, whole pages of them.
-        total: Frames that exist after it, at least one more.
-    """
-
-    pages: Sequence[int]
-    start: int
-    total: int
-
-
-@dataclass(frozen=True)
-class PageShape:
-    """Sizes of the memory that attention reads.
-
-    Attributes:
-        heads: Of queries, keys and values.
-        head_dim: Size of a head.
-        page: Frames of a page.
-        count: Pages of a solver row.
-        longest: Most pages of an utterance.
-    """
-
-    heads: int
-    head_dim: int
-    page: int
-    count: int = 0
-    longest: int = 0
-
-
-class PagedLibrary(Protocol):
-    """Interface to a library that attends to pages."""
-
-    def plan(self, rows: Sequence[PageRow], chunks: int) -> None:
-        """Prepare the next pass, of ``chunks`` new chunks for each of ``rows``. Not inside a CUDA graph."""
-        ...
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, branches: int) -> Tensor:
-        """Attend as planned.
-
-        Args:
-            queries: ``[R*B*T, H, d]``, branch-major.
-            keys: ``[R*pages, H, page, d]``, with any strides but the last one.
-            values: Like ``keys``.
-            branches: ``R``.
-
-        Returns:
-            ``[R*B*T, H, d]``.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -175,9 +117,16 @@ class FlashInfer:
         """Copy the pages to the device: the host does not need them, and ``plan`` would wait for its copy of them."""
         return pages.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else pages
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, branches: int) -> Tensor:
-        out: Tensor = self._planned[branches].run(queries, (keys, values))
-        return out
+    def store_and_attend(self, qkv: Tensor, rotations: Tensor | None, store: Tensor, fresh: Tensor) -> Tensor:
+        if rotations is not None:
+            qkv = rotate_first_heads(qkv, rotations)
+        branches, page = store.shape[2], store.shape[4]
+        chunks = qkv.unflatten(1, (-1, page)).unflatten(0, (branches, -1)).flatten(1, 2)  # [R, B*n, page, 3, H, d]
+        new = chunks[:, :, :, 1:].permute(3, 4, 0, 1, 2, 5)  # [2, H, R, B*n, page, d]
+        store.index_copy_(3, fresh.flatten(), new.to(store.dtype))
+        keys, values = store.flatten(2, 3).transpose(1, 2).unbind()  # [R*pages, H, page, d] each, views
+        out: Tensor = self._planned[branches].run(qkv[:, :, 0].flatten(0, 1), (keys, values))
+        return out.view(*qkv.shape[:2], -1)
 
     def _wrapper(self, branches: int, requests: int) -> Any:
         key = branches, requests if self._captures else 0
@@ -197,31 +146,6 @@ class FlashInfer:
                 self._workspace, "HND", use_cuda_graph=self._captures, **buffers
             )
         return self._wrappers[key]
-
-
-def store_and_attend(
-    library: PagedLibrary, qkv: Tensor, rotations: Tensor | None, store: Tensor, fresh: Tensor
-) -> Tensor:
-    """``paged_attention`` as planned with ``library``; rotates ``qkv`` in place.
-
-    Args:
-        library: The library, after ``plan``.
-        qkv: ``[N, T, 3, H, d]``.
-        rotations: ``[N, T, 1, d/2]`` complex, for head 0, or None.
-        store: ``[2, H, R, pages, page, d]``, changed in place.
-        fresh: ``[B, T/page]`` the pages to write.
-
-    Returns:
-        ``[N, T, H*d]``.
-    """
-    if rotations is not None:
-        qkv = rotate_first_heads(qkv, rotations)
-    branches, page = store.shape[2], store.shape[4]
-    chunks = qkv.unflatten(1, (-1, page)).unflatten(0, (branches, -1)).flatten(1, 2)  # [R, B*n, page, 3, H, d]
-    new = chunks[:, :, :, 1:].permute(3, 4, 0, 1, 2, 5)  # [2, H, R, B*n, page, d]
-    store.index_copy_(3, fresh.flatten(), new.to(store.dtype))
-    keys, values = store.flatten(2, 3).transpose(1, 2).unbind()  # [R*pages, H, page, d] each, views
-    return library.attend(qkv[:, :, 0].flatten(0, 1), keys, values, branches).view(*qkv.shape[:2], -1)
 
 
 def find_flashinfer() -> Any:
@@ -252,7 +176,7 @@ def check_flashinfer(module: Any, shape: PageShape, dtype: torch.dtype, device: 
         try:
             library = FlashInfer(module, dtype, device, small)
             library.plan(rows, chunks)
-            got = store_and_attend(library, qkv.clone(), rotations, stored, fresh)
+            got = library.store_and_attend(qkv.clone(), rotations, stored, fresh)
         except BackendUnavailable:
             raise
         except Exception as error:  # of its compiler, the driver or an older version

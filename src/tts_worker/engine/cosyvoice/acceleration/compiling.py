@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.graphs import Compute, Key
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
+from tts_worker.engine.cosyvoice.graph_runner import Compute, Key
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ TOLERANCE_EPS = 16
 """Largest difference of a compiled computation, in units of the last place of the largest value."""
 
 
-class Compiler:
+class TorchCompiler:
     """Compiles computations and compares them with eager calls.
 
     Args:
@@ -64,16 +64,7 @@ class Compiler:
         state: Sequence[Tensor] = (),
         tolerance: float = 0.0,
     ) -> Compute:
-        """Return ``compute``, compiled if that succeeds and gives the same numbers.
-
-        Args:
-            key: Name and shape of the computation.
-            compute: The computation.
-            inputs: Representative inputs. It must not affect any utterance.
-            state: What it changes in place, other than by writing the same values again. Restored afterwards.
-            tolerance: Largest difference of the results, as part of the largest value, if that is more than
-                ``TOLERANCE_EPS``. Without it, integers must be equal.
-        """
+        """Compile ``compute`` as ``graph_runner.Compiler`` says; rounding is ``TOLERANCE_EPS``."""
         name = str(key[0])
         if name in self.faults or self._remaining_s <= 0 or self.shapes.get(name, 0) >= MAX_SHAPES:
             return compute
@@ -93,7 +84,7 @@ class Compiler:
         return compiled
 
 
-def compiler_for(mode: CompileMode, device: torch.device) -> Compiler | None:
+def compiler_for(mode: CompileMode, device: torch.device) -> TorchCompiler | None:
     """Return a compiler if computations on ``device`` should be compiled.
 
     With the fused kernels a computation consists of matrix products and kernels: Inductor has nothing left to fuse.
@@ -103,7 +94,7 @@ def compiler_for(mode: CompileMode, device: torch.device) -> Compiler | None:
     if problem := kernels.triton_problem():
         log.warning("%s: computing on CUDA without compiling, which is slower", problem)
         return None
-    return Compiler()
+    return TorchCompiler()
 
 
 def _difference(

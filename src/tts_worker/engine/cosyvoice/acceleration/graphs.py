@@ -1,8 +1,7 @@
-"""Runs computations of fixed shapes, eagerly or as captured graphs.
+"""Captures computations of fixed shapes as CUDA graphs and replays them.
 
-A computation is a function of tensors. Its key fixes everything else (shapes, batch, context) and begins with the name
-of the computation. ``EagerRunner`` calls it. ``CudaGraphRunner`` replays the CUDA graph that was captured for the key,
-on static input and output buffers. They count replays and calls.
+``CudaGraphRunner`` replays the graph that was captured for a key, on static input and output buffers. It counts replays
+and calls.
 """
 
 from __future__ import annotations
@@ -10,128 +9,18 @@ from __future__ import annotations
 import gc
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from tts_worker.types import ComputationCounts
+from tts_worker.engine.cosyvoice.graph_runner import Compute, CountingRunner, Key, Tensors
 
 log = logging.getLogger(__name__)
 
-Tensors = tuple[Tensor, ...]
-Compute = Callable[..., Tensors]
-Key = tuple[Hashable, ...]
-"""The name of a computation (``decode``, ``flow`` and so on) and its shape."""
-
-_RECENT_KEYS = 8  # keys without a graph that are remembered for a report
 _COUNTED_KEYS = 1000  # most keys without a graph that are counted; shapes are rounded, so that there are few
-
-
-class GraphRunner(Protocol):
-    """Runs keyed computations.
-
-    Attributes:
-        fixed_shapes: Whether callers should round batches and contexts up, so that there are few shapes.
-    """
-
-    fixed_shapes: bool
-
-    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
-        """Return ``compute(*inputs)``. In-place changes have the same effect as in a direct call.
-
-        Args:
-            key: Determines ``compute`` and all shapes.
-            compute: The computation.
-            inputs: Everything that differs from call to call.
-        """
-        ...
-
-    def capture(self, key: Key, compute: Compute, inputs: Tensors) -> None:
-        """Prepare ``run`` for a key: run the computation once on ``inputs``, which must not affect any utterance."""
-        ...
-
-    def clear(self) -> None:
-        """Release all captured graphs and what they refer to."""
-        ...
-
-
-def padded_rows(rows: int) -> int:
-    """Return the rows that a batch of ``rows`` is padded to where shapes are fixed: a power of two."""
-    return 1 << (rows - 1).bit_length()
-
-
-def captured_rows(batch: int) -> list[int]:
-    """Return the rows of the passes to capture for batches of up to ``batch``, the most first: others reuse memory."""
-    return [1 << power for power in reversed(range(padded_rows(batch).bit_length()))]
-
-
-@dataclass
-class _Counts:
-    captured: int = 0
-    refused: int = 0
-    replays: int = 0
-    eager_calls: int = 0
-
-
-class CountingRunner:
-    """Base of runners that count how often each computation ran."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, _Counts] = {}
-
-    @property
-    def computations(self) -> tuple[ComputationCounts, ...]:
-        """How often each computation ran, by name."""
-        return tuple(
-            ComputationCounts(name, counts.captured, counts.refused, counts.replays, counts.eager_calls)
-            for name, counts in sorted(self._counts.items())
-        )
-
-    @property
-    def replays(self) -> int:
-        return sum(counts.replays for counts in self._counts.values())
-
-    @property
-    def eager_calls(self) -> int:
-        return sum(counts.eager_calls for counts in self._counts.values())
-
-    def reset_counts(self) -> None:
-        """Set the counts of replays and calls to zero, after the warm-up."""
-        for counts in self._counts.values():
-            counts.replays = counts.eager_calls = 0
-
-    def _counts_of(self, key: Key) -> _Counts:
-        name = str(key[0])
-        if name not in self._counts:
-            self._counts[name] = _Counts()
-        return self._counts[name]
-
-
-class EagerRunner(CountingRunner):
-    """Calls every computation directly.
-
-    Args:
-        fixed_shapes: Whether callers should round shapes up: on CUDA, a new shape costs a search for kernels.
-    """
-
-    def __init__(self, *, fixed_shapes: bool = False) -> None:
-        super().__init__()
-        self.fixed_shapes = fixed_shapes
-
-    def run(self, key: Key, compute: Compute, inputs: Tensors) -> Tensors:
-        self._counts_of(key).eager_calls += 1
-        return compute(*inputs)
-
-    def capture(self, key: Key, compute: Compute, inputs: Tensors) -> None:
-        compute(*inputs)  # lets the libraries choose kernels for the shape
-
-    def clear(self) -> None:
-        pass
 
 
 @dataclass
@@ -152,8 +41,6 @@ class CapturingRunner(CountingRunner, ABC):
 
     Attributes:
         refused: Why each failed capture failed, by key.
-        recent_eager_keys: The last keys that ran without a graph, for reports; the caller clears it.
-        eager_keys: How often each key ran without a graph since ``reset_counts``.
     """
 
     fixed_shapes = True
@@ -161,8 +48,6 @@ class CapturingRunner(CountingRunner, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[Key, str] = {}
-        self.recent_eager_keys: deque[Key] = deque(maxlen=_RECENT_KEYS)
-        self.eager_keys: Counter[Key] = Counter()
         self._graphs: dict[Key, CapturedGraph] = {}
         self._timed: list[tuple[Key, Any, Any]] | None = None  # begin and end of the replays, while they are timed
 
@@ -200,10 +85,6 @@ class CapturingRunner(CountingRunner, ABC):
         self.refused[key] = reason
         log.warning("no CUDA graph for %s, which will be slower: the capture failed (%s)", key, reason)
         self._free_memory()
-
-    def reset_counts(self) -> None:
-        super().reset_counts()
-        self.eager_keys.clear()
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -283,3 +164,17 @@ class CudaGraphRunner(CapturingRunner):
             torch.cuda.empty_cache()
         except RuntimeError as error:
             log.warning("after the failed capture no memory is returned to the device (%s)", str(error).splitlines()[0])
+
+
+def graph_problem(device: torch.device | str, pytorch: Any = torch) -> str:
+    """Return why CUDA graphs do not work on ``device``, by capturing and replaying one; empty if they do."""
+    cuda = pytorch.cuda
+    try:
+        x = pytorch.zeros(1, device=device)
+        graph = cuda.CUDAGraph()
+        with cuda.device(device), cuda.graph(graph, capture_error_mode="thread_local"):
+            x += 1
+        graph.replay()
+        return "" if x.tolist() == [1.0] else "a replay changed nothing"
+    except RuntimeError as error:
+        return f"{error!s:.100}"

@@ -35,7 +35,6 @@ ESTIMATOR = "flow.estimator.onnx"
 VOCODER = "hift.decode.onnx"
 VOCODER_CHUNK = "hift.decode.chunk.onnx"
 LM_STEP = "llm.step.onnx"
-GRAPHS_DIR = "onnx"  # default directory inside a model directory
 OPSET = 17
 WEIGHTS_KEY = "tts_worker.weights"
 

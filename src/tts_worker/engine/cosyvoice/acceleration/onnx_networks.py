@@ -26,7 +26,14 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     context_widths,
     graph_specs,
 )
-from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast, PagedView, PlainPast
+from tts_worker.engine.cosyvoice.acceleration.plain_past import (
+    PlainPast,
+    gather_contexts,
+    gather_past,
+    store_contexts,
+    store_pages,
+)
+from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import Sites
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
@@ -156,8 +163,8 @@ class GraphEstimator(nn.Module):
         branches = x.shape[0] // start.shape[0]
         rows, frames = x.shape[:2]
         if isinstance(past, PagedView):
-            plain = past.plain()
-            context = past.plain_context()
+            plain = gather_past(past)
+            context = gather_contexts(past)
         elif isinstance(past, NoPast):
             assert self._dims is not None
             keys = x.new_zeros(self.sites.attentions, rows, self._dims.heads, self._page, self._dims.head_dim)
@@ -171,8 +178,8 @@ class GraphEstimator(nn.Module):
             velocity: Tensor = self._torch[0](x, mu, spk, cond, table, start, mask, past)
             return velocity
         if isinstance(past, PagedView):
-            past.store(out[1], out[2])
-            past.store_context(out[3])
+            store_pages(past, out[1], out[2])
+            store_contexts(past, out[3])
         return out[0].to(x.dtype)
 
 
@@ -228,7 +235,7 @@ class GraphEncoder:
 
     def _look_ahead(self, tokens: Tensor, known: Tensor, front: Memory) -> Tensor | None:
         if isinstance(front, PagedView):
-            context = front.plain_context()
+            context = gather_contexts(front)
         else:
             width = sum(context_widths(self._flow.front_sites.tails))
             context = torch.zeros(tokens.shape[0], width, device=tokens.device)
@@ -236,7 +243,7 @@ class GraphEncoder:
         if out is None:
             return None
         if isinstance(front, PagedView):
-            front.store_context(out[1])
+            store_contexts(front, out[1])
         return out[0]
 
     def _encode(
@@ -254,8 +261,8 @@ class GraphEncoder:
         inputs: list[Tensor] = []
         for memory, layers, up in parts:
             if isinstance(memory, PagedView):
-                plain = memory.plain()
-                context = memory.plain_context()
+                plain = gather_past(memory)
+                context = gather_contexts(memory)
             else:
                 sites = self._flow.encoder.token_sites if up == 1 else self._flow.encoder.frame_sites
                 shape = (layers, batch, dims.heads, up * self._flow.dims.chunk_tokens, dims.output_size // dims.heads)
@@ -270,8 +277,8 @@ class GraphEncoder:
             return None
         for (memory, _, _), new in zip(parts, (out[1:4], out[4:7]), strict=True):
             if isinstance(memory, PagedView):
-                memory.store(new[0], new[1])
-                memory.store_context(new[2])
+                store_pages(memory, new[0], new[1])
+                store_contexts(memory, new[2])
         return out[0]
 
 

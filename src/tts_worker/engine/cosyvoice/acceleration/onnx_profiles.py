@@ -16,6 +16,7 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     GraphSpec,
     Sizes,
 )
+from tts_worker.engine.cosyvoice.execution import ChunkPlan
 from tts_worker.engine.cosyvoice.networks import Networks
 
 MAX_SLOWDOWN = 2  # at the slowest pace, a chunk has this many times the frames
@@ -42,21 +43,6 @@ class SizeRange:
 
 Ranges = Mapping[str, SizeRange]
 Bounds = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class ChunkPlan:
-    """Limits of the chunks of an engine.
-
-    Attributes:
-        batch: Most utterances in one pass.
-        stride: Most chunks of an utterance in one pass.
-        chunks: Most chunks of an utterance, prompt included.
-    """
-
-    batch: int
-    stride: int
-    chunks: int
 
 
 @dataclass(frozen=True)

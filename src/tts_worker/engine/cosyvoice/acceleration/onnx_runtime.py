@@ -25,14 +25,10 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     replaceable_specs,
     tolerance_of,
 )
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import ChunkPlan, Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.acceleration.onnx_providers import (
-    CPU,
-    create_session,
-    import_onnxruntime,
-    select_providers,
-)
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
+from tts_worker.engine.cosyvoice.execution import ChunkPlan
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.onnx_providers import CPU, create_session, import_onnxruntime, select_providers
 from tts_worker.errors import BundleError, ConfigError
 
 log = logging.getLogger(__name__)

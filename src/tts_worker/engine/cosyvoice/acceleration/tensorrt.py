@@ -30,16 +30,11 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     replaceable_specs,
     tolerance_of,
 )
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import (
-    Bounds,
-    ChunkPlan,
-    Profile,
-    SizeRange,
-    chunk_profiles,
-)
-from tts_worker.engine.cosyvoice.acceleration.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import import_tensorrt
+from tts_worker.engine.cosyvoice.execution import ChunkPlan
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.onnx_providers import IDENTITY_MODEL
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 log = logging.getLogger(__name__)

@@ -1,118 +1,25 @@
-"""Fused operators: one CUDA kernel in place of several, with a composition of PyTorch operators as the fallback.
+"""Triton kernels in place of fused operators, which ``check`` compares with the compositions on the device.
 
-A fused operator is written twice, with the same arguments and results: as a composition, which runs everywhere and
-defines the numbers, and as a function of the same name in a module of Triton kernels:
-
-    @fused_operator("tts_worker.engine.cosyvoice.acceleration.kernels.audio_triton", mutates={"residual"})
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual.add_(x)
-        return F.rms_norm(residual, weight.shape, weight, eps)
-
-Callers call ``add_rms_norm``. Tensors on CUDA take the kernel once ``enable`` was called; it is an operator of PyTorch
-that CUDA graphs capture and ``torch.compile`` does not look into. Everything else takes the composition. ``check``
-compares both on the device, and switches an operator off that fails or differs. Triton is part of PyTorch's CUDA builds
-for Linux; its modules are imported by the first launch.
+``enable`` switches all of them on; an operator that fails or differs goes back to its composition. Triton is part of
+PyTorch's CUDA builds for Linux.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.ops import OPERATORS, FusedOperator, kernel_switch
+
 log = logging.getLogger(__name__)
-
-NAMESPACE = "tts_worker"
-"""Namespace of the operators in ``torch.ops``."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-@dataclass
-class _Switch:
-    is_on: bool = False
-
-
-_kernels = _Switch()
-OPERATORS: dict[str, FusedOperator[..., Any]] = {}
-"""All fused operators, by name."""
-
-
-@dataclass(eq=False)
-class FusedOperator(Generic[P, R]):
-    """A composition of PyTorch operators that a Triton kernel replaces on CUDA. Call it like the composition.
-
-    Attributes:
-        composition: Computes the same without the kernel.
-        module: Module of the function that launches the kernel.
-        mutates: Names of the arguments that are changed in place.
-        is_excluded: Whether the settings have something else in its place.
-        fault: Why the kernel is not used, if it failed or differed.
-    """
-
-    composition: Callable[P, R]
-    module: str
-    mutates: frozenset[str] = frozenset()
-    is_excluded: bool = False
-    fault: str = ""
-    _operator: Callable[P, R] | None = field(default=None, init=False)
-
-    @property
-    def name(self) -> str:
-        return self.composition.__name__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._operator is not None and self.is_fused(args[0]):
-            return self._operator(*args, **kwargs)
-        return self.composition(*args, **kwargs)
-
-    def is_fused(self, x: object) -> bool:
-        """Whether a call with ``x`` as the first argument launches the kernel."""
-        return _kernels.is_on and not (self.fault or self.is_excluded) and isinstance(x, Tensor) and x.is_cuda
-
-    def launch(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Launch the kernel, whatever the device of the arguments is."""
-        function: Callable[P, R] = getattr(import_module(self.module), self.name)
-        x = args[0]
-        if not (isinstance(x, Tensor) and x.is_cuda):
-            return function(*args, **kwargs)
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            return function(*args, **kwargs)
-
-    def define(self) -> None:
-        """Register the operator with PyTorch. Its shapes are those of the composition."""
-        if self._operator is None:
-            schema = torch.library.infer_schema(self.composition, mutates_args=self.mutates)
-            operator = torch.library.custom_op(
-                f"{NAMESPACE}::{self.name}", self.launch, mutates_args=self.mutates, schema=schema
-            )
-            operator.register_fake(self.composition)
-            self._operator = operator
-
-
-def fused_operator(module: str, *, mutates: Iterable[str] = ()) -> Callable[[Callable[P, R]], FusedOperator[P, R]]:
-    """Make a composition of PyTorch operators a ``FusedOperator``.
-
-    Args:
-        module: Module with a function of the same name and arguments, which launches the kernel. It must not return one
-            of its arguments or a view of it.
-        mutates: Names of the arguments that are changed in place.
-    """
-
-    def decorate(composition: Callable[P, R]) -> FusedOperator[P, R]:
-        operator = FusedOperator(composition, module, frozenset(mutates))
-        OPERATORS[operator.name] = operator
-        return operator
-
-    return decorate
 
 
 @cache
@@ -142,13 +49,8 @@ def enable() -> bool:
         return False
     for operator in OPERATORS.values():
         operator.define()
-    _kernels.is_on = True
+    kernel_switch.is_on = True
     return True
-
-
-def disable() -> None:
-    """Use the compositions everywhere from now on."""
-    _kernels.is_on = False
 
 
 def forget_faults() -> None:
@@ -159,7 +61,7 @@ def forget_faults() -> None:
 
 def are_enabled() -> bool:
     """Whether the kernels are used for tensors on CUDA."""
-    return _kernels.is_on
+    return kernel_switch.is_on
 
 
 @dataclass(frozen=True)
