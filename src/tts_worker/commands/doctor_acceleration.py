@@ -121,7 +121,7 @@ def _flashinfer(torch: Any) -> Finding:
     except BackendUnavailable as error:
         return Finding(what, Status.OPTIONAL, f"cannot be used: {error.message}")
     return Finding(
-        what, Status.OK, f"{version}, with the numbers of PyTorch's operators; attention: flashinfer uses it"
+        what, Status.OK, f"{version}, with the numbers of PyTorch's operators; bench gpu measures it"
     )
 
 

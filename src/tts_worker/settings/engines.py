@@ -61,6 +61,8 @@ class CosyVoiceEngineSettings(Section):
             ``tts-worker export onnx``.
         graphs_dir: Directory of those graphs; None selects ``onnx`` in the bundle.
         plan_cache: Directory of the engines of TensorRT and of its provider; None selects the user's cache directory.
+        acceleration: ``auto`` takes the fast paths that give PyTorch's numbers in a check on this machine; ``off``
+            computes with PyTorch's operators, one after the other.
         memory_gb: Memory for the caches of all utterances.
     """
 
@@ -74,15 +76,11 @@ class CosyVoiceEngineSettings(Section):
     backend: Literal["torch", "onnxruntime", "tensorrt"] = "torch"
     graphs_dir: Path | None = None
     plan_cache: Path | None = None
-    graphs: bool = True
-    kernels: bool = True
-    compile: Literal["auto", "on", "off"] = "auto"
-    attention: Literal["auto", "flashinfer", "gather"] = "auto"
+    acceleration: Literal["auto", "off"] = "auto"
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
     first_tokens: int = Field(8, ge=1, le=25)
     stride_chunks: int | None = Field(None, ge=1, le=8)
-    overlap: bool | None = None
     context_tokens: int = Field(250, ge=0, le=2_000)
     max_segment_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -92,10 +90,10 @@ class CosyVoiceEngineSettings(Section):
     smooth_start: bool = True
     first_chunk_on_device: bool = True
 
-    @field_validator("compile", mode="before")
+    @field_validator("acceleration", mode="before")
     @classmethod
-    def _name_compile_mode(cls, mode: object) -> object:
-        return {True: "on", False: "off"}[mode] if isinstance(mode, bool) else mode  # as YAML reads on and off
+    def _name_acceleration(cls, mode: object) -> object:
+        return "off" if mode is False else mode  # as YAML reads off
 
     @field_validator("bundle", mode="before")
     @classmethod

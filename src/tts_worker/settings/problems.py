@@ -13,11 +13,20 @@ from pydantic import BaseModel, ValidationError
 from tts_worker.errors import ConfigError
 from tts_worker.settings.engines import ENGINE_KINDS
 
+_ACCELERATION = (
+    "acceleration: auto (the default) takes the fast paths that give PyTorch's numbers in a check on this machine, "
+    "acceleration: off takes none"
+)
 _REMOVED = {
     "text.normalise": "removed: numbers are always read, and text.reading (own or reference) says by which rules; "
     "a session leaves its text as written with normalise: false",
+    "engines.*.kernels": f"removed: {_ACCELERATION}",
+    "engines.*.graphs": f"removed: {_ACCELERATION}",
+    "engines.*.compile": f"removed: {_ACCELERATION}",
+    "engines.*.attention": f"removed: {_ACCELERATION}",
+    "engines.*.overlap": f"removed: {_ACCELERATION}",
 }
-"""Settings of earlier versions, and what to do instead."""
+"""Settings of earlier versions, and what to do instead. ``*`` is the name of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
         kind = str(path[2])  # pydantic inserts the kind of an engine
         path = (*path[:2], *path[3:])
     match details["type"]:
-        case "extra_forbidden" if (removed := _REMOVED.get(".".join(map(str, path)))) is not None:
+        case "extra_forbidden" if (removed := _REMOVED.get(_pattern(path))) is not None:
             return SettingProblem(path, removed)
         case "extra_forbidden":
             similar = difflib.get_close_matches(str(path[-1]), _names(root, path[:-1], kind), n=1)
@@ -68,6 +77,12 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
             return SettingProblem((*path, "kind"), f"required; one of {', '.join(ENGINE_KINDS)}")
         case _:
             return SettingProblem(path, details["msg"].removeprefix("Value error, "))
+
+
+def _pattern(path: Sequence[str | int]) -> str:
+    """Return the key of a path in ``_REMOVED``."""
+    parts = [str(part) for part in path]
+    return ".".join([parts[0], "*", *parts[2:]] if parts[0] == "engines" and len(parts) > 2 else parts)
 
 
 def _names(root: type[BaseModel], path: Sequence[str | int], kind: str | None) -> list[str]:

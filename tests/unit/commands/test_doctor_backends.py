@@ -17,8 +17,8 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.unit.cosyvoice import fake_flashinfer
-from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
+from tests.unit.cosyvoice.acceleration import fake_flashinfer
+from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.commands import doctor_acceleration, doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds

@@ -43,7 +43,7 @@ class AttentionMode(str, Enum):
     """What computes attention on CUDA."""
 
     AUTO = "auto"  # the fused kernels, where they are used
-    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it is installed and gives the same numbers
+    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it gives the same numbers; for measurements
     GATHER = "gather"  # PyTorch's attention, over copies of keys and values
 
 
@@ -59,8 +59,7 @@ class EngineOptions:
         cached_voices: Voices with a prepared prompt that stay in memory while unused.
         burst_tokens: Decode steps of one pass.
         smooth_start: Defer the first chunk if the next one would come too late to prevent an underrun.
-        acceleration: On CUDA, take the accelerated paths that pass their check on the device.
-        kernels: Use the fused kernels among them. Applies to all engines of the process.
+        kernels: On CUDA, use the fused kernels that pass their check. Applies to all engines of the process.
     """
 
     first_tokens: int = 8
@@ -69,7 +68,6 @@ class EngineOptions:
     cached_voices: int = 4
     burst_tokens: int = 8
     smooth_start: bool = True
-    acceleration: bool = True
     kernels: bool = True
 
 
@@ -80,6 +78,8 @@ class StreamingConfig(EngineOptions):
     Attributes:
         max_utterances: Slots of the language model.
         text_mode: How text that is still being written becomes speech tokens.
+        acceleration: On CUDA, take the accelerated paths that pass their check on the device. Without, the options
+            ``kernels``, ``graphs``, ``compile`` and ``attention`` have no effect.
         overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
@@ -102,6 +102,7 @@ class StreamingConfig(EngineOptions):
 
     max_utterances: int = 16
     text_mode: TextMode = TextMode.CLAUSE
+    acceleration: bool = True
     overlap: bool = False
     stride_chunks: int = 1
     lm_tokens: int = LM_TOKENS

@@ -55,6 +55,8 @@ class LoadOptions(EngineOptions):
         half: Run the language model and the flow estimator in bfloat16.
         threads: PyTorch threads.
         backend: ``torch``, ``onnxruntime`` or ``tensorrt``, for flow and vocoder.
+        acceleration: ``auto``, or ``off`` for PyTorch's operators one after the other: no kernels, graphs or compiler
+            on CUDA, no second thread on a CPU.
         graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
         allow_special: Interpret tags such as ``[laughter]`` in the text instead of reading them.
         memory_gb: Memory of the flow cache.
@@ -72,6 +74,7 @@ class LoadOptions(EngineOptions):
     threads: int | None = None
     overlap: bool | None = None
     backend: str = "torch"
+    acceleration: str = "auto"
     graphs: bool = True
     compile: str = "auto"
     attention: str = "auto"
@@ -145,7 +148,9 @@ def _load_engine(
     if networks is None:
         networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
-    overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
+    accelerated = options.acceleration == "auto"
+    overlap = threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap
+    overlap = overlap and accelerated and not cuda
     stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
     render_batch = options.render_batch or (8 if cuda else 1)
     backend = select_backend(
@@ -165,6 +170,7 @@ def _load_engine(
     max_utterances = options.max_utterances or default_utterances(networks, options.memory_share)
     settings = StreamingConfig(
         **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
+        acceleration=accelerated,
         overlap=overlap,
         max_utterances=max_utterances,
         text_mode=TextMode(options.text_mode),
@@ -173,7 +179,7 @@ def _load_engine(
         decode_batch=options.decode_batch or (max_utterances if cuda else CPU_UTTERANCES),
         render_batch=render_batch,
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
-        graphs=options.graphs and cuda,
+        graphs=options.graphs and accelerated and cuda,
         compile=CompileMode(options.compile),
         attention=AttentionMode(options.attention),
         audio_graphs=has_graphs,

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.kernel_edges import check_pages, edge_cases
+from tests.unit.cosyvoice.acceleration.kernel_edges import check_pages, edge_cases
 from tests.unit.cosyvoice.networks import full_config, networks
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
@@ -118,7 +118,7 @@ def check_decoder(family: str) -> None:
 
 def check_logarithm() -> None:
     """Compare the logarithm of the kernels with an exact one, for the numbers that draws take it of."""
-    from tests.unit.cosyvoice.logarithm_kernel import logarithms
+    from tests.unit.cosyvoice.acceleration.logarithm_kernel import logarithms
 
     # All magnitudes, and every number next to 0 and 1.
     bits = torch.cat([torch.arange(0, 2**23, 2**9), torch.arange(2**14), torch.arange(2**23 - 2**15, 2**23)])

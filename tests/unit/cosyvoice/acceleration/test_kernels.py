@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.fake_cuda import count, fake_cuda
+from tests.unit.cosyvoice.acceleration.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import accelerator, kernels

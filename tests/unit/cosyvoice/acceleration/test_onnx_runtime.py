@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.cosyvoice import graph_files
+from tests.unit.cosyvoice.acceleration import graph_files
+from tests.unit.cosyvoice.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import tiny
-from tests.unit.cosyvoice.graph_files import networks
 from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice import fake_flashinfer
+from tests.unit.cosyvoice.acceleration import fake_flashinfer
+from tests.unit.cosyvoice.acceleration.test_fused_audio import claimed_cuda, fused_networks
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
-from tests.unit.cosyvoice.test_fused_audio import claimed_cuda, fused_networks
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
 from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, PagePlan, check_flashinfer

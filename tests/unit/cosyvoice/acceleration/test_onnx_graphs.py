@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tests.unit.cosyvoice import graph_files
-from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
-from tests.unit.cosyvoice.graph_files import (
+from tests.unit.cosyvoice.acceleration import graph_files
+from tests.unit.cosyvoice.acceleration.graph_files import (
     GRAPHS,
     counted_calls,
     fresh,
@@ -26,6 +25,7 @@ from tests.unit.cosyvoice.graph_files import (
     streamed_mel,
     with_other_weights,
 )
+from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, load_thin
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (

@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tests.unit.cosyvoice import graph_files
+from tests.unit.cosyvoice.acceleration import graph_files
+from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
+from tests.unit.cosyvoice.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
-from tests.unit.cosyvoice.fake_tensorrt import FakeTrt, use_cpu_as_cuda
-from tests.unit.cosyvoice.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.networks import load_thin
 from tts_worker.engine.cosyvoice import onnx_providers
-from tts_worker.engine.cosyvoice.acceleration import selection, tensorrt
+from tts_worker.engine.cosyvoice.acceleration import tensorrt
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
@@ -44,7 +44,7 @@ from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
 )
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
+from tts_worker.engine.cosyvoice.execution import Backend, BackendState, ChunkPlan
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
@@ -394,9 +394,9 @@ def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         tensorrt.find_tensorrt(CPU)
     with pytest.raises(BackendUnavailable, match='install the extra "tensorrt"'):
         tensorrt.find_tensorrt(CUDA)
-    state = selection.BackendState(selection.Backend.TENSORRT, selection.Backend.TORCH, "no device")
+    state = BackendState(Backend.TENSORRT, Backend.TORCH, "no device")
     assert state.degraded == ("backend: torch instead of tensorrt: no device",)
-    assert selection.BackendState().degraded == ()
+    assert BackendState().degraded == ()
 
 
 # -- NVIDIA's library, as far as it is called here --------------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_old_version_is_refused(version: str, is_refused: bool, monkeypatch: pyt
 
 def test_oldest_versions_are_those_of_the_extras() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert "tensorrt>=" + ".".join(map(str, OLDEST_TENSORRT)) in extras["tensorrt"]
     assert "torch>=" + ".".join(map(str, OLDEST_TORCH)) in extras["cosyvoice"]

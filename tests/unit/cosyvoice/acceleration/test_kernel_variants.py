@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
+from tests.unit.cosyvoice.acceleration.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
