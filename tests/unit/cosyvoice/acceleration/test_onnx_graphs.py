@@ -31,7 +31,6 @@ from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
-    GRAPHS_DIR,
     LM_STEP,
     VOCODER,
     VOCODER_CHUNK,
@@ -46,7 +45,7 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     run_on_onnxruntime,
 )
 from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.loader import GRAPHS_DIR, LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.onnx_providers import CPU
 from tts_worker.engine.cosyvoice.reference.pipeline import OfflinePipeline
