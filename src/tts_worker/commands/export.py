@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from tts_worker.commands.progress import Bar
-from tts_worker.errors import MissingExtra
+from tts_worker.engine.cosyvoice.engine_config import has_acceleration
+from tts_worker.errors import ConfigError, MissingExtra
 from tts_worker.voicepack.commands import open_bundle
 
 GRAPHS_DIR = "onnx"
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not has_acceleration():
+        raise ConfigError("exported graphs run on accelerated paths, which are not part of this installation")
     bundle = open_bundle(args.bundle)
     from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
     from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import compare_graphs

@@ -138,6 +138,9 @@ def _load_engine(
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
     is_v1 = bundle.config.family == V1
+    accelerated = options.acceleration == "auto"
+    if not accelerated and options.backend != Backend.TORCH.value:
+        raise ConfigError(f"backend: {options.backend} needs acceleration: auto; or set backend: torch")
     if is_v1:
         _check_v1(options)
     elif options.first_tokens > (most := bundle.config.chunked_flow.chunk_tokens):
@@ -148,7 +151,6 @@ def _load_engine(
     if networks is None:
         networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
-    accelerated = options.acceleration == "auto"
     overlap = threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap
     overlap = overlap and accelerated and not cuda
     stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
