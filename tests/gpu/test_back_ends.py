@@ -18,18 +18,19 @@ from tests.gpu.test_graphs import eager_calls, recorded_mel
 from tests.gpu.test_numbers import MAX_ERROR, exact_mel, streamed_mel
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from tests.unit.streaming.engines import voice
-from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageShape
-from tts_worker.engine.cosyvoice.backends.kernels import relative_difference as relative_difference_of
-from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import slot_attention
-from tts_worker.engine.cosyvoice.backends.onnx_providers import CUDA
-from tts_worker.engine.cosyvoice.backends.selection import Backend
+from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
+from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference as relative_difference_of
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
 from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.components import attention_library, use_kernels
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution import Backend
+from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine, load_networks
 from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
+from tts_worker.engine.cosyvoice.ops.language_model import slot_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +67,7 @@ def spoken(options: LoadOptions) -> tuple[list[EngineOutput], Backend]:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family, and a folder with the graphs of its tiny bundle: those of the unit tests have fewer layers."""
     pytest.importorskip("onnx", reason="needs the extra 'export'")
-    from tts_worker.engine.cosyvoice.backends.onnx_graphs import export_onnx
+    from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
 
     family = request.param
     folder = tmp_path_factory.mktemp("graphs")

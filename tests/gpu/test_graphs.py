@@ -15,13 +15,13 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
-from tts_worker.engine.cosyvoice.backends import compiling, kernels
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import CudaStream, streams_for
+from tts_worker.engine.cosyvoice.acceleration import compiling, kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
+from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
 from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.types import Boundary, Done, SynthesisParams
 
@@ -125,7 +125,7 @@ def test_compiled_steps_have_the_numbers_of_eager_ones(
     half: bool, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every compiled computation was compared with the eager one, in float32 the drawn id, too."""
-    monkeypatch.setattr(compiling, "Compiler", partial(Compiler, budget_s=COMPILE_S))
+    monkeypatch.setattr(compiling, "TorchCompiler", partial(TorchCompiler, budget_s=COMPILE_S))
     modes = (CompileMode.OFF, CompileMode.ON)
     eager, compiled = (device_engine("cosyvoice3", cuda, half=half, kernels=False, compile=mode) for mode in modes)
     compiler = compiled.components.compiler

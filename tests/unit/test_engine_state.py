@@ -22,8 +22,8 @@ FOLDERS = (ROOT / "src" / "tts_worker" / "engine", ROOT / "tools" / "simulator",
 FILES = {path: path.relative_to(folder).as_posix() for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 
 ALLOWED = {
-    "cosyvoice/backends/kernels/__init__.py: FusedOperator.is_excluded": "a setting of the process",
-    "cosyvoice/backends/kernels/__init__.py: _Switch.is_on": "a setting of the process",
+    "cosyvoice/ops/__init__.py: FusedOperator.is_excluded": "a setting of the process",
+    "cosyvoice/ops/__init__.py: _Switch.is_on": "a setting of the process",
 }
 """Mutable booleans that are not the state of an engine, and what they are."""
 

@@ -27,7 +27,7 @@ from tts_worker.settings import (
 )
 from tts_worker.settings.problems import REMOVED
 
-MOST_SETTINGS = 144
+MOST_SETTINGS = 140
 """May only fall."""
 
 REPOSITORY = Path(__file__).parents[2]
@@ -176,6 +176,19 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
     tone = {"engines": {"b": {"kind": "tone"}}}
     assert set(load_settings(file, tone).engines) == {"a", "b"}
     assert set(load_settings(file, tone, replaced=["engines"]).engines) == {"b"}
+
+
+@pytest.mark.parametrize("name", ["kernels", "graphs", "compile", "attention", "overlap"])
+def test_removed_switch_of_acceleration_has_an_answer(tmp_path: Path, name: str) -> None:
+    engine = f"engines: {{a: {{kind: cosyvoice, bundle: b, {name}: false}}}}"
+    with pytest.raises(ConfigError, match=f"engines.a.{name}: removed: .*acceleration: off"):
+        load_settings(written(tmp_path, engine))
+
+
+@pytest.mark.parametrize(("written_as", "mode"), [("off", "off"), ("auto", "auto"), ("'off'", "off")])
+def test_acceleration_is_switched_by_one_setting(tmp_path: Path, written_as: str, mode: str) -> None:
+    engine = f"engines: {{a: {{kind: cosyvoice, bundle: b, acceleration: {written_as}}}}}"
+    assert load_settings(written(tmp_path, engine)).engines["a"].acceleration == mode  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

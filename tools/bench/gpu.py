@@ -45,12 +45,13 @@ from tools.bench.stage_times import stage_times_as_json
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.benchmarks.stats import percentile
 from tts_worker.benchmarks.texts import SENTENCES
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.compiling import BUDGET_S
-from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner, captured_rows
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.compiling import BUDGET_S
+from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.engine_config import CompileMode
+from tts_worker.engine.cosyvoice.graph_runner import captured_rows
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, cuda_utterances
 from tts_worker.engine.cosyvoice.models.flow import Flow

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor
 
 from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.backends.attention import (
+from tts_worker.engine.cosyvoice.acceleration.attention import (
     FlashInfer,
-    PageRow,
-    PageShape,
     check_flashinfer,
     find_flashinfer,
-    store_and_attend,
 )
-from tts_worker.engine.cosyvoice.backends.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.backends.kernels import FusedOperator
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import attention_splits, slot_attention
+from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
+from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.ops import FusedOperator
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
+from tts_worker.engine.cosyvoice.ops.language_model import attention_splits, slot_attention
 from tts_worker.errors import BackendUnavailable
 
 Figures = dict[str, Any]
@@ -100,7 +98,7 @@ def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
         library = FlashInfer(module, flow.dtype, device, shape)
         rows = [PageRow(pages, past * shape.page, (past + 1) * shape.page) for pages in table.tolist()]
         library.plan(rows, 1)
-        calls["flashinfer"] = partial(store_and_attend, library, qkv, None, store, table[:, -1:])
+        calls["flashinfer"] = partial(library.store_and_attend, qkv, None, store, table[:, -1:])
     except BackendUnavailable as error:
         calls["flashinfer"] = error.message
     figures = {name: _figures(call, exact, repeats) for name, call in calls.items()}

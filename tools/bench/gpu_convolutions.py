@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tools.bench.gpu_attention import kernel_fault, largest_difference, time_of
-from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, elu_rows, pack_conv
 from tts_worker.engine.cosyvoice.models.blocks import CausalConv
 from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.hift import F0Predictor
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.ops.audio import causal_conv, elu_rows, pack_conv
 
 Figures = dict[str, Any]
 BATCHES = (1, 8)

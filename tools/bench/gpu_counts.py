@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tts_worker.engine.cosyvoice.backends.graphs import CapturingRunner
+from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 
 

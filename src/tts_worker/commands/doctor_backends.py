@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,17 +18,10 @@ from tts_worker.commands.onnxruntime_builds import (
     imported_folder,
     installed_builds,
 )
-from tts_worker.engine.cosyvoice.backends.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
-from tts_worker.errors import BackendUnavailable
+from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, has_acceleration
 
 if TYPE_CHECKING:
     pass
-
-_TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
-"""Distributions of the package ``tensorrt``: those for CUDA 12 and 13 write to the same folders."""
-
-_FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
 
 
 def backend_findings() -> Iterator[Finding]:
@@ -40,8 +32,13 @@ def backend_findings() -> Iterator[Finding]:
     yield _torch(torch)
     if builds.works:
         yield _providers()
-    yield _tensorrt(torch)
-    yield _flashinfer(torch)
+    if not has_acceleration():
+        detail = "not part of this installation: CosyVoice computes with PyTorch's operators, which is slower on a GPU"
+        yield Finding("acceleration", Status.OPTIONAL, detail)
+        return
+    from tts_worker.commands import doctor_acceleration
+
+    yield from doctor_acceleration.library_findings(torch)
 
 
 def has_nvidia_driver() -> bool:
@@ -65,54 +62,22 @@ def _torch(torch: Any) -> Finding:
             what, Status.OK, f"{version} on the CPU; built for CUDA {torch.version.cuda}, but sees no device"
         )
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    problem = _graph_problem(torch)
-    graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
-    advice = ""
-    if find_spec("triton") is None:
-        fused, advice = "no fused kernels, as triton is not installed", "pip install --force-reinstall torch"
-    else:
-        problem = _kernel_problem()
-        fused = f"fused attention is not used ({problem})" if problem else "fused attention works"
-    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}; {graphs}; {fused}", advice)
+    device = f"{version}, CUDA {torch.version.cuda}, {names}"
+    if not has_acceleration():
+        return Finding(what, Status.OK, device)
+    from tts_worker.commands import doctor_acceleration
+
+    detail, advice = doctor_acceleration.describe_kernels(torch)
+    return Finding(what, Status.OK, f"{device}; {detail}", advice)
 
 
 def _cosyvoice_command() -> str:
     return install_command("gpu" if has_nvidia_driver() else "cosyvoice")
 
 
-def _graph_problem(torch: Any) -> str:
-    """Return why CUDA graphs do not work, by capturing one; empty if they do."""
-    try:
-        x = torch.zeros(1, device="cuda")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            x += 1
-        graph.replay()
-        return "" if x.tolist() == [1.0] else "a replay changed nothing"
-    except RuntimeError as error:
-        return f"{error!s:.100}"
-
-
-def _kernel_problem() -> str:
-    """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
-    import torch
-
-    from tts_worker.engine.cosyvoice.backends.kernels import Case, check, triton_problem
-    from tts_worker.engine.cosyvoice.backends.kernels.audio import attention_arguments, paged_attention
-
-    if problem := triton_problem():
-        return problem
-    try:
-        case = attention_arguments(*_FLOW_SIZES, 1, torch.bfloat16, torch.device("cuda"))
-        faults = check([Case(paged_attention, *case)])
-    except RuntimeError as error:
-        return f"{error!s:.100}"
-    return "; ".join(f"{fault:.100}" for fault in faults.values())
-
-
 def _providers() -> Finding:
     """Load every provider of the installed build that the worker would use."""
-    from tts_worker.engine.cosyvoice.backends.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
+    from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
 
     what = "backend onnxruntime"
     try:
@@ -135,80 +100,3 @@ def _providers() -> Finding:
 
 def _short(provider: str) -> str:
     return provider.removesuffix("ExecutionProvider")
-
-
-def _tensorrt(torch: Any) -> Finding:
-    """Build and run a small engine on the device, as the worker does."""
-    what = "backend tensorrt"
-    try:
-        version = import_tensorrt().__version__
-    except BackendUnavailable as error:
-        return Finding(what, Status.OPTIONAL, error.message, _tensorrt_command(torch))
-    if torch is None:
-        return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
-    if not torch.cuda.is_available():
-        return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
-    from tts_worker.engine.cosyvoice.backends.tensorrt import check_tensorrt, find_tensorrt
-
-    device = torch.device("cuda")
-    try:
-        library, _ = find_tensorrt(device)
-        check_tensorrt(library, device)
-    except BackendUnavailable as error:
-        detail = f"{version} does not work, so that the worker runs on PyTorch instead: {error.message}"
-        return Finding(what, Status.OPTIONAL, detail, _tensorrt_command(torch))
-    return Finding(what, Status.OK, f"{version}, builds and runs a small engine; {_plans(version)}")
-
-
-def _tensorrt_command(torch: Any) -> str:
-    """Return the command that installs TensorRT, or that replaces it by the build for PyTorch's CUDA.
-
-    pip keeps a package whose version satisfies the extra, even one that does not work, and the distribution "tensorrt"
-    depends on the build for the newest CUDA, which an older driver cannot run.
-    """
-    names = {
-        re.sub(r"[-_.]+", "-", name).lower()
-        for distribution in importlib.metadata.distributions()
-        if (name := distribution.metadata["Name"])  # damaged metadata has none
-    }
-    installed = sorted(filter(_TENSORRT_DISTRIBUTIONS.fullmatch, names))
-    install = install_command("tensorrt")
-    if not installed:
-        return install
-    if torch is not None and torch.version.cuda is not None:
-        oldest = ".".join(map(str, OLDEST_TENSORRT))
-        install = f'pip install "tensorrt-cu{torch.version.cuda.partition(".")[0]}>={oldest}"'
-    return f"pip uninstall -y {' '.join(installed)} && {install}"
-
-
-def _flashinfer(torch: Any) -> Finding:
-    """Compare FlashInfer with PyTorch's operators on the device; its kernels are compiled on first use."""
-    what = "attention flashinfer"
-    if find_spec("flashinfer") is None:
-        return Finding(what, Status.OPTIONAL, "not installed", install_command("flashinfer"))
-    if torch is None:
-        return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
-    from tts_worker.engine.cosyvoice.backends.attention import PageShape, check_flashinfer, find_flashinfer
-
-    try:
-        module = find_flashinfer()
-        version = getattr(module, "__version__", "installed")
-        if not torch.cuda.is_available():
-            return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device")
-        check_flashinfer(module, PageShape(*_FLOW_SIZES), torch.bfloat16, torch.device("cuda"))
-    except BackendUnavailable as error:
-        return Finding(what, Status.OPTIONAL, f"cannot be used: {error.message}")
-    return Finding(
-        what, Status.OK, f"{version}, with the numbers of PyTorch's operators; attention: flashinfer uses it"
-    )
-
-
-def _plans(version: str) -> str:
-    """Describe the plan cache of this user."""
-    from tts_worker.engine.cosyvoice.backends.tensorrt import PlanCache, default_cache
-
-    folder = default_cache()
-    plans = list(PlanCache(folder).entries())
-    usable = sum(plan.tensorrt == version for plan in plans)
-    size_mb = sum(plan.size_bytes for plan in plans) / 1e6
-    return f"{len(plans)} plans, {usable} of this version, {size_mb:.0f} MB in {folder}"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.progress import Bar
-from tts_worker.errors import MissingExtra
+from tts_worker.engine.cosyvoice.engine_config import has_acceleration
+from tts_worker.errors import ConfigError, MissingExtra
 
 GRAPHS_DIR = "onnx"
 PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}
@@ -27,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not has_acceleration():
+        raise ConfigError("exported graphs run on accelerated paths, which are not part of this installation")
     bundle = open_bundle(args.bundle)
-    from tts_worker.engine.cosyvoice.backends.onnx_graphs import export_onnx
-    from tts_worker.engine.cosyvoice.backends.onnx_runtime import compare_graphs
+    from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
+    from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import compare_graphs
     from tts_worker.engine.cosyvoice.networks import Networks
 
     out: Path = args.out or args.bundle / GRAPHS_DIR

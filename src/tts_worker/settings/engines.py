@@ -58,6 +58,8 @@ class CosyVoiceEngineSettings(Section):
         threads: CPU threads; None uses all cores but one.
         backend: Runs the flow and the vocoder; ``onnxruntime`` and ``tensorrt`` use the graphs of
             ``tts-worker export onnx``.
+        acceleration: ``auto`` takes the fast paths that give PyTorch's numbers in a check on this machine; ``off``
+            computes with PyTorch's operators, one after the other.
         memory_gb: Memory for the caches of all utterances.
     """
 
@@ -69,20 +71,16 @@ class CosyVoiceEngineSettings(Section):
     half: bool | None = None
     threads: int | None = Field(None, ge=1, le=256)
     backend: Literal["torch", "onnxruntime", "tensorrt"] = "torch"
-    graphs: bool = True
-    kernels: bool = True
-    compile: Literal["auto", "on", "off"] = "auto"
-    attention: Literal["auto", "flashinfer", "gather"] = "auto"
+    acceleration: Literal["auto", "off"] = "auto"
     max_utterances: int | None = Field(None, ge=1, le=4_096)
     text_mode: Literal["clause", "interleaved"] = "clause"
-    overlap: bool | None = None
     max_segment_s: int = Field(30, ge=4, le=240)
     memory_gb: float | None = Field(None, gt=0, allow_inf_nan=False)
 
-    @field_validator("compile", mode="before")
+    @field_validator("acceleration", mode="before")
     @classmethod
-    def _name_compile_mode(cls, mode: object) -> object:
-        return {True: "on", False: "off"}[mode] if isinstance(mode, bool) else mode  # as YAML reads on and off
+    def _name_acceleration(cls, mode: object) -> object:
+        return "off" if mode is False else mode  # as YAML reads off
 
     @field_validator("bundle", mode="before")
     @classmethod

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ValidationError
 from tts_worker.errors import ConfigError
 from tts_worker.settings.engines import ENGINE_KINDS
 
+_ACCELERATION = (
+    "acceleration: auto (the default) takes the fast paths that give PyTorch's numbers in a check on this machine, "
+    "acceleration: off takes none"
+)
 REMOVED = {
     name: f"removed: {advice}"
     for name, advice in {
@@ -32,6 +36,11 @@ REMOVED = {
         "engines.cosyvoice.stride_chunks": "the engine chooses it for its device",
         "engines.cosyvoice.decode_batch": "the engine chooses it for its device",
         "engines.cosyvoice.render_batch": "the engine chooses it for its device",
+        "engines.cosyvoice.graphs": _ACCELERATION,
+        "engines.cosyvoice.kernels": _ACCELERATION,
+        "engines.cosyvoice.compile": _ACCELERATION,
+        "engines.cosyvoice.attention": _ACCELERATION,
+        "engines.cosyvoice.overlap": _ACCELERATION,
         "engines.cosyvoice.context_tokens": "the bundle's own context_tokens applies, at most 250",
     }.items()
 } | {

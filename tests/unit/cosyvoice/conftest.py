@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterator
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,12 @@ def files_are_read_once() -> Iterator[None]:
 def sessions_are_created_once() -> Iterator[None]:
     """ONNX Runtime optimizes a graph for half a second; its sessions keep nothing between calls."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tts_worker.engine.cosyvoice import audio_frontend
-    from tts_worker.engine.cosyvoice.backends import onnx_providers, onnx_runtime
+    from tts_worker.engine.cosyvoice import audio_frontend, onnx_providers
+    from tts_worker.engine.cosyvoice.engine_config import ACCELERATION, has_acceleration
 
+    users = [audio_frontend, onnx_providers]
+    if has_acceleration():
+        users.append(import_module(f"{ACCELERATION}.onnx_runtime"))
     installed = pytest.importorskip("onnxruntime", reason="ships with the CPU voice")
     create: Callable[..., Any] = onnx_providers.create_session
     sessions: dict[Hashable, Any] = {}
@@ -67,7 +71,7 @@ def sessions_are_created_once() -> Iterator[None]:
         return sessions[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (audio_frontend, onnx_providers, onnx_runtime):
+        for module in users:
             patch.setattr(module, "create_session", create_session)
         yield
 

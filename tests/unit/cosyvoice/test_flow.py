@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
@@ -103,6 +102,8 @@ def test_streaming_equals_offline_for_staggered_sessions(family: str, shapes: li
 @families
 def test_captured_passes_equal_offline(family: str) -> None:
     """Every chunk of the table and every pass is a replay of a graph, whose outputs the next replay overwrites."""
+    from tests.fakes.graph_runner import FakeGraphRunner
+
     runner = FakeGraphRunner()
     pool = FlowPool(networks(family).flow, slots=4, pages=24, max_chunks=8, runner=runner, page_bucket=4)
     pool.capture(2, [1])

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, networks
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, EagerRunner, GraphRunner, Key, Tensors
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import IDLE
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
 from tts_worker.engine.cosyvoice.decoder import (
     CONTEXT_BUCKET,
     PREFILL_BUCKETS,
@@ -21,7 +18,10 @@ from tts_worker.engine.cosyvoice.decoder import (
     Decoder,
     DecodeRow,
 )
+from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.ops.language_model import IDLE
+from tts_worker.engine.cosyvoice.streams import HostStream
 
 MAX_TOKENS = 1100
 

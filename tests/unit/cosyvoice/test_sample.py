@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN
 from tests.unit.cosyvoice.networks import noise
 from tools.reference.algorithms import nucleus, reference_draw
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import draw_ids
+from tts_worker.engine.cosyvoice.ops.language_model import draw_ids
 from tts_worker.engine.cosyvoice.sampler import DrawState, SampleRule, draw, mix, uniform
 
 RULE = SampleRule(0.8, 25, 10, 0.1)

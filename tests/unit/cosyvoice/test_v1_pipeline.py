@@ -14,14 +14,14 @@ from tests.unit.cosyvoice.networks import apart
 from tests.unit.cosyvoice.test_v1_flow import config
 from tools.reference.algorithms import V1Draws
 from tools.reference.v1_pipeline import V1Pipeline
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
-from tts_worker.engine.cosyvoice.backends.streams import streams_for
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.chunks import Chunk
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import RenderRequest, RenderState
 from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.streams import streams_for
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice.graph_files import networks  # of few layers, as time is proportional to their number
+from tests.unit.cosyvoice.acceleration.graph_files import (
+    networks,  # of few layers, as time is proportional to their number
+)
 from tests.unit.cosyvoice.networks import FAMILIES
 from tests.unit.cosyvoice.test_hift import a_mel, hashed, streamed
-from tts_worker.engine.cosyvoice.backends.streams import HostStream
+from tts_worker.engine.cosyvoice.streams import HostStream
 from tts_worker.engine.cosyvoice.vocoder_windows import (
     VocoderWindows,
     WindowInput,

@@ -31,8 +31,9 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
 
 DEFAULT = "default"
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})
@@ -316,7 +317,7 @@ class _Compositions:
     """In place of the modules of kernels."""
 
     def __getattr__(self, name: str) -> Any:
-        return kernels.OPERATORS[name].composition
+        return ops.OPERATORS[name].composition
 
 
 _COMPOSITIONS = _Compositions()
@@ -331,7 +332,7 @@ def simulated_cuda(device: SimulatedDevice | None = None) -> Iterator[SimulatedD
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
-        patch.setattr(kernels, "import_module", lambda name: _COMPOSITIONS)
+        patch.setattr(ops, "import_module", lambda name: _COMPOSITIONS)
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
         patch.setattr(kernels, "triton_problem", str)
         kernels.enable()
@@ -339,4 +340,4 @@ def simulated_cuda(device: SimulatedDevice | None = None) -> Iterator[SimulatedD
             with device or SimulatedDevice() as current:
                 yield current
         finally:
-            kernels.disable()
+            ops.disable()

@@ -30,8 +30,14 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.backends.graphs import CapturedGraph, Compute, CudaGraphRunner, EagerRunner, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import (
+from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CudaGraphRunner
+from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.engine_config import TextMode
+from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner, Tensors
+from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.renderer import MelResampler
+from tts_worker.engine.cosyvoice.streams import (
     CudaStream,
     ExecutionStream,
     ExecutionStreams,
@@ -39,11 +45,6 @@ from tts_worker.engine.cosyvoice.backends.streams import (
     PendingCopy,
     TimingEvent,
 )
-from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import TextMode
-from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import MelResampler
 from tts_worker.engine.cosyvoice.vocoder_windows import to_int16
 from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 

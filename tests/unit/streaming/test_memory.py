@@ -8,18 +8,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
-from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_until_idle, settings, synthesize, voice
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, ErrorCode
@@ -252,9 +252,13 @@ def test_silent_utterance_does_not_block_others() -> None:
 # -- release ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runner", [EagerRunner, FakeGraphRunner])
-def test_closed_engine_frees_memory_without_gc(runner: type[GraphRunner]) -> None:
+RUNNERS = "tts_worker.engine.cosyvoice.graph_runner:EagerRunner", "tests.fakes.graph_runner:FakeGraphRunner"
+
+
+@pytest.mark.parametrize("runner_name", RUNNERS)
+def test_closed_engine_frees_memory_without_gc(runner_name: str) -> None:
     """A worker freezes its heap at the start, so a reference cycle in it would never be collected."""
+    runner: type[GraphRunner] = resolve_name(runner_name)
     small = settings(lm_tokens=256, max_segment_s=4, pages=20, decode_batch=1, checked=False)
     subject = engine("cosyvoice3", small, graph_runners=(runner(), runner()))
     subject.warm_up()

@@ -34,17 +34,13 @@ from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
 from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import (
-    ExecutionStreams,
-    HostStream,
-    ThreadStream,
-    streams_for,
-)
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, ThreadStream, streams_for
 from tts_worker.engine.worker_thread import StreamFuture
+from tts_worker.errors import ConfigError
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Segment, Text, UtteranceKey
 
 T = TypeVar("T")
@@ -435,3 +431,18 @@ def test_overlap_defaults_to_available_threads(
     assert isinstance(subject.components.streams.flow, ThreadStream) is expected
     subject.close()
     torch.set_num_threads(1)
+
+
+def test_engine_without_acceleration_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "Networks", SimpleNamespace(load=lambda *_, **__: networks("cosyvoice3")))
+    subject = load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=8, acceleration="off"))
+    assert not isinstance(subject.components.streams.flow, ThreadStream)
+    assert not subject.settings.acceleration
+    subject.close()
+    torch.set_num_threads(1)
+
+
+def test_other_back_end_contradicts_acceleration_off() -> None:
+    options = LoadOptions(tiny("cosyvoice3"), device="cpu", acceleration="off", backend="tensorrt")
+    with pytest.raises(ConfigError, match="tensorrt needs acceleration: auto"):
+        load_engine(options)

@@ -18,15 +18,10 @@ from torch import Tensor
 
 from tts_worker.audio.decode import Recording
 from tts_worker.audio.window import UNITS_PER_S, Window
-from tts_worker.engine.cosyvoice.backends.onnx_providers import (
-    CUDA,
-    create_session,
-    import_onnxruntime,
-    select_providers,
-)
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank, MelSpectrogram, WhisperMel
+from tts_worker.engine.cosyvoice.onnx_providers import CUDA, create_session, import_onnxruntime, select_providers
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
 log = logging.getLogger(__name__)

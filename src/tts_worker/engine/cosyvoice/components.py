@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.attention import (
-    FlashInfer,
-    PagedLibrary,
-    PageShape,
-    check_flashinfer,
-    find_flashinfer,
-)
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler, compiler_for
-from tts_worker.engine.cosyvoice.backends.graphs import (
-    CapturingRunner,
-    CountingRunner,
-    CudaGraphRunner,
-    EagerRunner,
-    GraphRunner,
-)
-from tts_worker.engine.cosyvoice.backends.kernels import audio, language_model
-from tts_worker.engine.cosyvoice.backends.selection import BackendState
-from tts_worker.engine.cosyvoice.backends.streams import CudaStream, ExecutionStreams, streams_for
-from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution import BackendState, Execution, plan_execution
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.models.blocks import Estimator
-from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.graph_runner import Compiler, CountingRunner, GraphRunner
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import Renderer
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams, streams_for
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
-from tts_worker.errors import BackendUnavailable
 from tts_worker.types import ComputationCounts
 from tts_worker.voices.files import Voice
 
@@ -77,7 +56,7 @@ class Components:
         graph_runners: Those of the language model and of the audio networks.
         backend: What runs flow and vocoder.
         compiler: Compiles computations before they are captured; ``None``: nothing is compiled.
-        missing: What is slower because a package is missing, in words.
+        missing: What is slower because something is missing or failed its check, in words.
         kernel_faults: Why fused kernels are not used on the device, by operator.
         start_s: What the parts of the start took, by name, the warm-up included.
     """
@@ -123,27 +102,17 @@ class Components:
             streams: Replaces the streams of the device, for tests.
         """
         device = networks.device
-        start_s: dict[str, float] = {}
-        kernel_faults: dict[str, str] = {}
-        if device.type == "cuda":
-            with _timed(start_s, "kernels"):
-                kernel_faults = use_kernels(networks, device, settings)
         streams = streams or streams_for(device, overlap=settings.overlap)
-        if graph_runners is None:
-            graph_runners = (EagerRunner(), EagerRunner())
-            if settings.graphs and isinstance(streams.tokens, CudaStream) and isinstance(streams.flow, CudaStream):
-                audio = CudaGraphRunner(streams.flow.cuda_stream) if settings.audio_graphs else EagerRunner()
-                graph_runners = (CudaGraphRunner(streams.tokens.cuda_stream), audio)
+        execution = plan_execution(networks, streams, settings, graph_runners)
         decoder = Decoder(
             networks,
             slots=settings.max_utterances,
             max_tokens=settings.lm_tokens,
             stream=streams.tokens,
-            runner=graph_runners[0],
+            runner=execution.runners[0],
             checked=settings.checked,
         )
-        with _timed(start_s, "attention"):
-            pool, renderer, unattended = _audio_parts(networks, settings, streams, graph_runners[1])
+        pool, renderer = _audio_parts(networks, settings, streams, execution)
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
@@ -155,7 +124,6 @@ class Components:
         )
         if device.type == "cuda":  # weights and cleared memory must be in place before other streams use them
             torch.cuda.synchronize(device)
-        compiler = compiler_for(settings.compile, device) if settings.graphs else None
         return cls(
             networks,
             decoder,
@@ -163,12 +131,12 @@ class Components:
             pool,
             voice_cache,
             streams,
-            graph_runners,
+            execution.runners,
             backend or BackendState(),
-            compiler,
-            missing=missing_packages(networks.config.family, device, settings) + unattended,
-            kernel_faults=kernel_faults,
-            start_s=start_s,
+            execution.compiler,
+            missing=execution.missing,
+            kernel_faults=execution.kernel_faults,
+            start_s=dict(execution.start_s),
         )
 
     def capture(self, settings: StreamingConfig) -> bool:
@@ -221,14 +189,14 @@ class Components:
     @property
     def eager_keys(self) -> dict[str, int]:
         """How often each computation and shape ran without a graph, where graphs are captured."""
-        capturing = [runner for runner in self.graph_runners if isinstance(runner, CapturingRunner)]
-        return {" ".join(map(str, key)): n for runner in capturing for key, n in runner.eager_keys.most_common()}
+        counting = [runner for runner in self.graph_runners if isinstance(runner, CountingRunner)]
+        return {" ".join(map(str, key)): n for runner in counting for key, n in runner.eager_keys.most_common()}
 
     def take_eager_names(self) -> tuple[str, ...]:
         """Return the computations that ran without their graph since the last call."""
         names: dict[str, None] = {}
         for runner in self.graph_runners:
-            if isinstance(runner, CapturingRunner):
+            if isinstance(runner, CountingRunner):
                 names.update((str(key[0]), None) for key in runner.recent_eager_keys)
                 runner.recent_eager_keys.clear()
         return tuple(names)
@@ -249,14 +217,14 @@ def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
 
 
 def _audio_parts(
-    networks: Networks, settings: StreamingConfig, streams: ExecutionStreams, runner: GraphRunner
-) -> tuple[FlowPool | UnpagedPool, Renderer, tuple[str, ...]]:
-    """Build the memory of the flow, and what runs flow and vocoder. Says why attention is not computed as asked."""
+    networks: Networks, settings: StreamingConfig, streams: ExecutionStreams, execution: Execution
+) -> tuple[FlowPool | UnpagedPool, Renderer]:
+    """Build the memory of the flow, and what runs flow and vocoder."""
     flow = networks.flow
+    runner = execution.runners[1]
     if isinstance(flow, V1Flow):
         unpaged = UnpagedPool(flow.dims.chunk_tokens, flow.device)
-        return unpaged, V1Renderer(networks, unpaged, streams, runner), ()
-    library, missing = attention_library(flow, settings.attention, captures=runner.fixed_shapes)
+        return unpaged, V1Renderer(networks, unpaged, streams, runner)
     pool = FlowPool(
         flow,
         slots=2 * settings.max_utterances + settings.cached_voices,
@@ -266,65 +234,6 @@ def _audio_parts(
         checked=settings.checked,
         runner=runner,
         page_bucket=PAGE_BUCKET if runner.fixed_shapes else 1,
-        library=library,
+        library=execution.library,
     )
-    renderer = Renderer(networks, pool, streams, runner, settings.stride_chunks, settings.first_tokens)
-    return pool, renderer, missing
-
-
-def attention_library(
-    flow: Flow, mode: AttentionMode, *, captures: bool
-) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
-    """Return what builds the library that computes attention, after a check on the device, and why there is none."""
-    if mode is not AttentionMode.FLASHINFER:
-        return None, ()
-    dims = flow.dims.unet or flow.dims.dit
-    assert dims is not None
-    device: torch.device = flow.noise.device
-    try:
-        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
-            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
-        if flow.dtype == torch.float32:
-            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
-        module = find_flashinfer()
-        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
-    except BackendUnavailable as error:
-        log.warning("%s", error.message)
-        return None, (error.message,)
-    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
-
-
-def missing_packages(family: str, device: torch.device, settings: StreamingConfig) -> tuple[str, ...]:
-    """Say what an engine computes more slowly because a package is missing, or what it needs."""
-    has_use = (settings.kernels and family != V1) or (settings.graphs and settings.compile is not CompileMode.OFF)
-    if device.type != "cuda" or not has_use or not (problem := kernels.triton_problem()):
-        return ()
-    return (f"{problem}: no fused kernels, nothing is compiled",)
-
-
-def use_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
-    """Switch fused kernels on or off, and check them on the device.
-
-    Returns:
-        Why operators of ``networks`` are not fused although they should be, by name.
-    """
-    faults: dict[str, str] = {}
-    for operator in (language_model.slot_attention, audio.paged_attention):
-        operator.is_excluded = settings.attention is AttentionMode.GATHER
-    if not settings.kernels:
-        kernels.disable()
-    elif networks.config.family != V1 and kernels.enable():
-        advice = "; if the log says that a kernel has failed, set kernels: false"
-        with device_checked(partial(device_responds, device), advice):
-            faults = _check_kernels(networks, device, settings)
-    return faults
-
-
-def _check_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
-    model = networks.config
-    lm_dtype, flow_dtype = networks.lm.llm_decoder.weight.dtype, networks.flow.dtype
-    return {
-        **kernels.check(language_model.cases(model.qwen, model.sampling, lm_dtype, device)),
-        **kernels.check(audio.flow_cases(model.chunked_flow, flow_dtype, device, settings.stride_chunks)),
-        **kernels.check(audio.vocoder_cases(model.hift, device)),
-    }
+    return pool, Renderer(networks, pool, streams, runner, settings.stride_chunks, settings.first_tokens)

@@ -12,9 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import Compute, GraphRunner, captured_rows, padded_rows
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+from tts_worker.engine.cosyvoice.graph_runner import Compiler, Compute, GraphRunner, captured_rows, padded_rows
+from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.ops.language_model import (
     IDLE,
     NOT_FORCED,
     SPLIT_POSITIONS,
@@ -23,13 +27,8 @@ from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
     plan_draws,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream, PendingCopy, TimingEvent
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.sampler import DrawState
+from tts_worker.engine.cosyvoice.streams import ExecutionStream, PendingCopy, TimingEvent
 
 EXTRA_SLOTS = 2  # one to pad batches, one to compute prefixes
 CONTEXT_BUCKET = 256

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 
 from tts_worker.errors import ConfigError
 
 OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
 LM_TOKENS = 3072  # default length of the language model's context
+
+
+ACCELERATION = "tts_worker.engine.cosyvoice.acceleration"
+"""The package of accelerated paths. It is optional: the engine imports it by this name, if at all."""
+
+
+def has_acceleration() -> bool:
+    """Whether the package of accelerated paths is part of this installation."""
+    try:
+        return find_spec(f"{ACCELERATION}.accelerator") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class TextMode(str, Enum):
@@ -30,7 +43,7 @@ class AttentionMode(str, Enum):
     """What computes attention on CUDA."""
 
     AUTO = "auto"  # the fused kernels, where they are used
-    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it is installed and gives the same numbers
+    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it gives the same numbers; for measurements
     GATHER = "gather"  # PyTorch's attention, over copies of keys and values
 
 
@@ -65,6 +78,8 @@ class StreamingConfig(EngineOptions):
     Attributes:
         max_utterances: Slots of the language model.
         text_mode: How text that is still being written becomes speech tokens.
+        acceleration: On CUDA, take the accelerated paths that pass their check on the device. Without, the options
+            ``kernels``, ``graphs``, ``compile`` and ``attention`` have no effect.
         overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
@@ -77,7 +92,7 @@ class StreamingConfig(EngineOptions):
             audio; the host reads its tokens afterwards.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
-        compile: Compile computations before they are captured (``backends.compiling``).
+        compile: Compile computations before they are captured (``acceleration.compiling``).
         attention: What computes attention on CUDA. ``gather`` applies to all engines of the process.
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
@@ -87,6 +102,7 @@ class StreamingConfig(EngineOptions):
 
     max_utterances: int = 16
     text_mode: TextMode = TextMode.CLAUSE
+    acceleration: bool = True
     overlap: bool = False
     stride_chunks: int = 1
     lm_tokens: int = LM_TOKENS

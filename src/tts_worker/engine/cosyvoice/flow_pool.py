@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, PageRow, PageShape
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import (
+from tts_worker.engine.cosyvoice.graph_runner import (
+    Compiler,
     Compute,
     EagerRunner,
     GraphRunner,
@@ -25,12 +24,20 @@ from tts_worker.engine.cosyvoice.backends.graphs import (
     captured_rows,
     padded_rows,
 )
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
-from tts_worker.engine.cosyvoice.kv_cache import IndexedPast, Memory, PagedMemory, PagedView
+from tts_worker.engine.cosyvoice.kv_cache import (
+    IndexedPast,
+    Memory,
+    PagedLibrary,
+    PagedMemory,
+    PagedView,
+    PageRow,
+    PageShape,
+)
 from tts_worker.engine.cosyvoice.models.blocks import Estimator, Sites, chunk_mask
 from tts_worker.engine.cosyvoice.models.dims import FlowDims
 from tts_worker.engine.cosyvoice.models.flow import ChunkPast, Flow, Velocity
 from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import OutOfMemory
 
 FLOW_TOLERANCE = 3e-5

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.attention import PagedLibrary, store_and_attend
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import OutOfMemory
 
 
@@ -165,6 +164,62 @@ class Memory(AttentionMemory, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PageRow:
+    """What an utterance has in a pass.
+
+    Attributes:
+        pages: Its pages in time order, those of this pass last.
+        start: Frames before this pass, whole pages of them.
+        total: Frames that exist after it, at least one more.
+    """
+
+    pages: Sequence[int]
+    start: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PageShape:
+    """Sizes of the memory that attention reads.
+
+    Attributes:
+        heads: Of queries, keys and values.
+        head_dim: Size of a head.
+        page: Frames of a page.
+        count: Pages of a solver row.
+        longest: Most pages of an utterance.
+    """
+
+    heads: int
+    head_dim: int
+    page: int
+    count: int = 0
+    longest: int = 0
+
+
+class PagedLibrary(Protocol):
+    """Interface to a library that attends to pages."""
+
+    def plan(self, rows: Sequence[PageRow], chunks: int) -> None:
+        """Prepare the next pass, of ``chunks`` new chunks for each of ``rows``. Not inside a CUDA graph."""
+        ...
+
+    def store_and_attend(self, qkv: Tensor, rotations: Tensor | None, store: Tensor, fresh: Tensor) -> Tensor:
+        """``paged_attention`` as planned; rotates ``qkv`` in place.
+
+        Args:
+            qkv: ``[N, T, 3, H, d]``.
+            rotations: ``[N, T, 1, d/2]`` complex, for head 0, or None.
+            store: ``[2, H, R, pages, page, d]``, changed in place.
+            fresh: ``[B, T/page]`` the pages to write.
+
+        Returns:
+            ``[N, T, H*d]``.
+        """
+        ...
+
+
 class NoPast:
     """Memory for a whole sequence at once: zero left context, attention over the sequence itself."""
 
@@ -277,7 +332,13 @@ class IndexedPast:
 
 
 class PagedView:
-    """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``."""
+    """A ``Memory`` over some utterances and solver rows of a ``PagedMemory``.
+
+    Attributes:
+        memory: The memory.
+        table: ``[B, m]`` pages in time order, padded with 0.
+        fresh: ``[B, n]`` pages that this pass writes.
+    """
 
     def __init__(
         self,
@@ -290,16 +351,14 @@ class PagedView:
         total: Tensor | None = None,
         library: PagedLibrary | None = None,
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self._library = library
         self._extent = start, total
-        self._fresh_pages = fresh
+        self.fresh = fresh
         self._slots = slots
         self._rows = rows
         self._indexed: IndexedPast | None = None
-        self._table = table.flatten()
-        self._fresh = fresh.flatten()
-        self._pages = table
+        self.table = table
         self._batch = slots.shape[0]
         # On a CPU reading tensor values is free and copying is not: consecutive pages of a single utterance are written
         # and read in place.
@@ -307,20 +366,20 @@ class PagedView:
         self._tails: list[Tensor] | None = None
         if self._batch == 1 and not table.is_cuda:
             self._tails = memory.tails_of(int(slots), rows)
-            pages = _consecutive(self._table)
-            new = _consecutive(self._fresh)
+            pages = _consecutive(table.flatten())
+            new = _consecutive(fresh.flatten())
             if pages is not None and new is not None:
                 self._in_place = self._page_views(*pages), self._page_views(*new)
 
     def _page_views(self, first: int, count: int) -> Sequence[Tensor]:
         """Views of ``count`` consecutive pages, ``[2, R, H, count*page, D]`` per layer."""
-        pages = self._memory.data[:, :, :, self._rows, first : first + count]
+        pages = self.memory.data[:, :, :, self._rows, first : first + count]
         return pages.flatten(4, 5).transpose(2, 3).unbind(1)
 
     @property
     def is_fused(self) -> bool:
         """Whether the fused operators are used."""
-        return self._extent[0] is not None and paged_attention.is_fused(self._pages)
+        return self._extent[0] is not None and paged_attention.is_fused(self.table)
 
     @property
     def has_library(self) -> bool:
@@ -328,19 +387,19 @@ class PagedView:
         return self._library is not None
 
     def attend(self, site: int, qkv: Tensor, rotations: Tensor | None) -> Tensor:
-        """``kernels.audio.paged_attention`` at ``site``: ``qkv [N, T, 3, heads, dim]`` to ``[N, T, heads*dim]``."""
+        """``ops.audio.paged_attention`` at ``site``: ``qkv [N, T, 3, heads, dim]`` to ``[N, T, heads*dim]``."""
         if self._library is not None:
-            layer = self._memory.data[:, site, :, self._rows]
-            return store_and_attend(self._library, qkv, rotations, layer, self._fresh_pages)
+            layer = self.memory.data[:, site, :, self._rows]
+            return self._library.store_and_attend(qkv, rotations, layer, self.fresh)
         start, total = self._extent
         assert start is not None
         assert total is not None
-        layer = self._memory.data[:, site, :, self._rows]  # [2, H, R, pages, page, D]
-        return paged_attention(qkv, rotations, layer, self._pages, self._fresh_pages, start, total)
+        layer = self.memory.data[:, site, :, self._rows]  # [2, H, R, pages, page, D]
+        return paged_attention(qkv, rotations, layer, self.table, self.fresh, start, total)
 
     def past(self, site: int) -> tuple[Tensor, Tensor]:
         """Contexts of convolution ``site``, ``[R, slots, C, w]``, and the slots ``[B]`` of this view."""
-        return self._memory.tails[site][self._rows], self._slots
+        return self.memory.tails[site][self._rows], self._slots
 
     def left(self, site: int, x: Tensor) -> Tensor:
         if self._tails is not None:
@@ -367,75 +426,20 @@ class PagedView:
     def indexed(self) -> IndexedPast:
         """The same past by flat indexes."""
         if self._indexed is None:
-            memory = self._memory
+            memory = self.memory
             pages = memory.data.shape[4]
             self._indexed = IndexedPast(
                 memory,
-                self._flat(self._slots, memory.slots),
-                self._flat(self._table, pages),
-                self._flat(self._fresh, pages),
+                self.flat_index(self._slots, memory.slots),
+                self.flat_index(self.table.flatten(), pages),
+                self.flat_index(self.fresh.flatten(), pages),
             )
         return self._indexed
 
-    def _flat(self, index: Tensor, count: int) -> Tensor:
+    def flat_index(self, index: Tensor, count: int) -> Tensor:
         """Return ``row * count + index`` for each solver row."""
         rows = torch.arange(self._rows.start, self._rows.stop, device=index.device)
         return (rows[:, None] * count + index).flatten()
-
-    def plain(self) -> PlainPast:
-        """Copy the past into plain tensors, for a back end without access to this memory.
-
-        A past of no pages becomes one page of zeros beyond every position, so that no tensor is empty.
-        """
-        page = self._memory.page
-        fresh = self._fresh.unflatten(0, (self._batch, -1))  # [B, n]
-        count = fresh.shape[1]
-        pages = self._pages if self._pages.shape[1] > count else F.pad(self._pages, (0, 1))  # [B, m]
-        is_fresh = (pages[:, :, None] == fresh[:, None]).any(2).to(torch.int8)
-        order = is_fresh.argsort(dim=1, stable=True)  # [B, m], the fresh pages last
-        past = pages.gather(1, order)[:, :-count].flatten()
-        data = self._memory.data.flatten(3, 4)  # [2, layers, H, rows*pages, page, D]
-        store = data.index_select(3, self._flat(past, self._memory.data.shape[4]))
-        store = store.unflatten(3, (-1, self._batch, order.shape[1] - count)).flatten(3, 4)
-        keys, values = store.transpose(2, 3).flatten(4, 5).unbind(0)
-        positions = order[:, :, None] * page + torch.arange(page, device=order.device)
-        return PlainPast(keys, values, positions.flatten(1), self._pages.shape[1] * page)
-
-    def plain_context(self) -> Tensor:
-        """All convolution contexts as one tensor ``[R*B, S]``, flattened, in the order of their sites."""
-        slots, _, _ = self.indexed.indexes
-        return torch.cat([tail.flatten(0, 1).index_select(0, slots).flatten(1) for tail in self._memory.tails], dim=1)
-
-    def store(self, keys: Tensor, values: Tensor) -> None:
-        """Store the fresh pages that such a back end computed; shapes as in ``plain``, all fresh pages long."""
-        _, _, fresh = self.indexed.indexes
-        for store, new in zip(self._memory.data.flatten(3, 4), (keys, values), strict=True):
-            new = new.unflatten(3, (-1, self._memory.page)).transpose(1, 2).flatten(2, 3)  # [layers, H, R*B*n, page, D]
-            store.index_copy_(2, fresh, new.to(store.dtype))
-
-    def store_context(self, context: Tensor) -> None:
-        """Store the contexts after this pass; shape as in ``plain_context``."""
-        slots, _, _ = self.indexed.indexes
-        widths = [tail.shape[2] * tail.shape[3] for tail in self._memory.tails]
-        for tail, new in zip(self._memory.tails, context.split(widths, dim=1), strict=True):
-            tail.flatten(0, 1).index_copy_(0, slots, new.unflatten(1, tail.shape[2:]).to(tail.dtype))
-
-
-@dataclass(frozen=True)
-class PlainPast:
-    """Keys and values of some utterances and solver rows in plain tensors.
-
-    Attributes:
-        keys: ``[layers, R*B, heads, L, dim]``.
-        values: Like ``keys``.
-        positions: ``[B, L + fresh]``: position of every key, those of the fresh pages last.
-        length: Number of positions in the page tables. A key that belongs to none of them has one beyond.
-    """
-
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    length: int
 
 
 def _consecutive(pages: Tensor) -> tuple[int, int] | None:

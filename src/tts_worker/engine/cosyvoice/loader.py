@@ -12,10 +12,6 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.backends.onnx_graphs import GRAPHS_DIR
-from tts_worker.engine.cosyvoice.backends.onnx_profiles import ChunkPlan
-from tts_worker.engine.cosyvoice.backends.selection import Backend, BackendOptions, backend_named, select_backend
-from tts_worker.engine.cosyvoice.backends.streams import flow_threads
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import V1
@@ -30,9 +26,11 @@ from tts_worker.engine.cosyvoice.engine_config import (
 )
 from tts_worker.engine.cosyvoice.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.streams import flow_threads
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
@@ -40,6 +38,7 @@ from tts_worker.voices.files import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
+GRAPHS_DIR = "onnx"  # in a model directory
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 
@@ -56,6 +55,8 @@ class LoadOptions(EngineOptions):
         half: Run the language model and the flow estimator in bfloat16.
         threads: PyTorch threads.
         backend: ``torch``, ``onnxruntime`` or ``tensorrt``, for flow and vocoder.
+        acceleration: ``auto``, or ``off`` for PyTorch's operators one after the other: no kernels, graphs or compiler
+            on CUDA, no second thread on a CPU.
         graphs_dir: Directory of the ONNX graphs; ``None``: inside the model directory.
         memory_gb: Memory of the flow cache.
         memory_share: Part of the GPU's memory for this engine, weights included; processes that share a GPU divide it.
@@ -72,6 +73,7 @@ class LoadOptions(EngineOptions):
     threads: int | None = None
     overlap: bool | None = None
     backend: str = "torch"
+    acceleration: str = "auto"
     graphs: bool = True
     compile: str = "auto"
     attention: str = "auto"
@@ -134,6 +136,9 @@ def _load_engine(
     cuda = device.type == "cuda"
     half = cuda if options.half is None else options.half
     is_v1 = bundle.config.family == V1
+    accelerated = options.acceleration == "auto"
+    if not accelerated and options.backend != Backend.TORCH.value:
+        raise ConfigError(f"backend: {options.backend} needs acceleration: auto; or set backend: torch")
     if is_v1:
         _check_v1(options)
     elif options.first_tokens > (most := bundle.config.chunked_flow.chunk_tokens):
@@ -144,7 +149,8 @@ def _load_engine(
     if networks is None:
         networks = Networks.load(bundle, device=device, lm_dtype=torch.bfloat16 if half else torch.float32)
     threads = torch.get_num_threads()
-    overlap = not cuda and (threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap)
+    overlap = threads >= MIN_OVERLAP_THREADS if options.overlap is None else options.overlap
+    overlap = overlap and accelerated and not cuda
     stride_chunks = 1 if is_v1 else options.stride_chunks or (1 if cuda else 2)
     render_batch = options.render_batch or (8 if cuda else 1)
     backend = select_backend(
@@ -164,6 +170,7 @@ def _load_engine(
     max_utterances = options.max_utterances or default_utterances(networks, options.memory_share)
     settings = StreamingConfig(
         **{field.name: getattr(options, field.name) for field in fields(EngineOptions)},
+        acceleration=accelerated,
         overlap=overlap,
         max_utterances=max_utterances,
         text_mode=TextMode(options.text_mode),
@@ -172,7 +179,7 @@ def _load_engine(
         decode_batch=options.decode_batch or (max_utterances if cuda else CPU_UTTERANCES),
         render_batch=render_batch,
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
-        graphs=options.graphs and cuda,
+        graphs=options.graphs and accelerated and cuda,
         compile=CompileMode(options.compile),
         attention=AttentionMode(options.attention),
         audio_graphs=has_graphs,

@@ -15,13 +15,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.chunks import Chunk
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState, chunk_inputs
+from tts_worker.engine.cosyvoice.graph_runner import Compiler, GraphRunner, Tensors
 from tts_worker.engine.cosyvoice.models.hift import HashedNoise, HiftState
 from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams, PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.vocoder_windows import (
     VocoderWindows,

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.graph_runner import GraphRunner
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.renderer import PartState, Renderer, RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.pcm import FULL_SCALE
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import GraphRunner, Tensors, captured_rows, padded_rows
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
+from tts_worker.engine.cosyvoice.graph_runner import Compiler, GraphRunner, Tensors, captured_rows, padded_rows
 from tts_worker.engine.cosyvoice.models.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.models.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
+from tts_worker.engine.cosyvoice.streams import ExecutionStream
 
 SLOWEST_SPEED = 0.5
 VOCODER_TOLERANCE = 0.02

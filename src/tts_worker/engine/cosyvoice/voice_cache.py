@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.alignment import estimate_pace
-from tts_worker.engine.cosyvoice.backends.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder, Prefix
@@ -28,6 +27,7 @@ from tts_worker.engine.cosyvoice.models.flow import Flow
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
 from tts_worker.engine.cosyvoice.request import Request
 from tts_worker.engine.cosyvoice.runs import start_items
+from tts_worker.engine.cosyvoice.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.voice_loader import VoiceLoader, unknown_voice

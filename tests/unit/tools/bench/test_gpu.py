@@ -35,10 +35,9 @@ from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.gpu_process import run_isolated
 from tools.random_bundle import writer
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice import config
-from tts_worker.engine.cosyvoice.backends import kernels
-from tts_worker.engine.cosyvoice.backends.compiling import Compiler
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
+from tts_worker.engine.cosyvoice import config, ops
+from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
 from tts_worker.engine.cosyvoice.networks import Networks
@@ -307,7 +306,7 @@ def test_kernel_that_fails_in_one_section_is_checked_again_in_the_next(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What differs in float32 may serve in bfloat16: the figures of later sections must not depend on earlier ones."""
-    operator = kernels.OPERATORS["silu_mul"]
+    operator = ops.OPERATORS["silu_mul"]
     monkeypatch.setattr(operator, "fault", "it differs")
     with GpuBench(plan) as bench:
         bench.unload()
@@ -395,7 +394,7 @@ def test_cuda_variants_are_skipped_on_a_cpu(plan: Plan) -> None:
 
 def test_fallbacks_are_listed_with_their_reasons() -> None:
     reason = "it differs by 0.1 from PyTorch's operators"
-    compiler = Compiler()
+    compiler = TorchCompiler()
     compiler.shapes["flow"] = 3
     compiler.faults["vocoder"] = reason
     runner = FakeGraphRunner()

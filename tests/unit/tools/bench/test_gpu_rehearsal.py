@@ -19,9 +19,9 @@ from tools.bench.gpu import GpuBench, run_sections
 from tools.bench.gpu_plan import Plan, Results
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.backends.graphs import EagerRunner
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions
 from tts_worker.engine.cosyvoice.networks import Networks
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import causal_conv, pack_conv
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.attention import attention
 from tts_worker.engine.cosyvoice.models.dims import LookaheadDims
 from tts_worker.engine.cosyvoice.models.linear import Linear, by_columns, fuse_linear, linear
+from tts_worker.engine.cosyvoice.ops.audio import causal_conv, pack_conv
 
 MISH_LINEAR = 20.0  # from here on Mish is the identity in float32
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import add_norm, linear_gelu, rotate_first_heads
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import (
     CausalConv,
@@ -27,6 +26,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
 )
 from tts_worker.engine.cosyvoice.models.dims import DitDims
 from tts_worker.engine.cosyvoice.models.linear import Linear
+from tts_worker.engine.cosyvoice.ops.audio import add_norm, linear_gelu, rotate_first_heads
 
 # Fixed in the reference.
 TIME_SINUSOIDS = 256

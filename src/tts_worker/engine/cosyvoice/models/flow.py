@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import paged_attention
 from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast
 from tts_worker.engine.cosyvoice.models.blocks import (
     CausalConv,
@@ -33,6 +32,7 @@ from tts_worker.engine.cosyvoice.models.dit import Dit
 from tts_worker.engine.cosyvoice.models.flow_encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.models.linear import Linear
 from tts_worker.engine.cosyvoice.models.unet import Unet
+from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 
 NOISE_FRAMES = 15_000  # 300 s; the reference stops there, this implementation wraps around
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import (
+from tts_worker.engine.cosyvoice.models.dims import HiftDims
+from tts_worker.engine.cosyvoice.ops.audio import (
     add_snake,
     cycles_per_sample,
     elu_rows,
@@ -35,7 +36,6 @@ from tts_worker.engine.cosyvoice.backends.kernels.audio import (
     voiced_samples,
     waveform,
 )
-from tts_worker.engine.cosyvoice.models.dims import HiftDims
 
 EXTRA_HISTORY_FRAMES = 2  # past beyond the decoder's receptive field: the excitation reaches a little further
 HELD_FRAMES = 8  # not causal: frames withheld until more future is known; the reference's cross-fade holds as many

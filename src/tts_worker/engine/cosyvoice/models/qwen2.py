@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.language_model import (
+from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
+from tts_worker.engine.cosyvoice.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.models.blocks import embedding
+from tts_worker.engine.cosyvoice.models.dims import LmDims
+from tts_worker.engine.cosyvoice.models.linear import Linear, fuse_linear, linear, store_by_columns
+from tts_worker.engine.cosyvoice.ops.language_model import (
     add_rms_norm,
     attention_splits,
     rotate_and_store,
     silu_mul,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool, SlotView
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.models.blocks import embedding
-from tts_worker.engine.cosyvoice.models.dims import LmDims
-from tts_worker.engine.cosyvoice.models.linear import Linear, fuse_linear, linear, store_by_columns
 
 
 class Attention(nn.Module):

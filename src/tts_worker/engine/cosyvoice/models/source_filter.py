@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import voiced_samples
 from tts_worker.engine.cosyvoice.models.dims import HiftDims
 from tts_worker.engine.cosyvoice.models.hift import EXTRA_HISTORY_FRAMES, Hift, Noise, Source, StreamEnds
+from tts_worker.engine.cosyvoice.ops.audio import voiced_samples
 
 MAX_GAIN = 100.0
 _POST_REACH = 3  # columns on each side that the last convolution sees

@@ -14,12 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.backends.kernels.audio import (
-    add_norm,
-    conv_norm_mish,
-    conv_norm_mish_add_norm,
-    linear_gelu,
-)
 from tts_worker.engine.cosyvoice.kv_cache import Memory, PagedView
 from tts_worker.engine.cosyvoice.models.blocks import (
     CausalConv,
@@ -32,6 +26,7 @@ from tts_worker.engine.cosyvoice.models.blocks import (
 )
 from tts_worker.engine.cosyvoice.models.dims import UnetDims, V1UnetDims
 from tts_worker.engine.cosyvoice.models.linear import Linear, linear, pointwise
+from tts_worker.engine.cosyvoice.ops.audio import add_norm, conv_norm_mish, conv_norm_mish_add_norm, linear_gelu
 
 
 class CausalBlock(nn.Module):

@@ -1,0 +1,141 @@
+"""The record by which ``execution`` finds this package: the checks of a start, and what they allow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+
+import torch
+
+from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, check_flashinfer, find_flashinfer
+from tts_worker.engine.cosyvoice.acceleration.compiling import compiler_for
+from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
+from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
+from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
+from tts_worker.engine.cosyvoice.config import V1
+from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution import Accelerator, Execution
+from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
+from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
+from tts_worker.engine.cosyvoice.models.blocks import Estimator
+from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.ops import audio, disable, language_model
+from tts_worker.engine.cosyvoice.streams import CudaStream, ExecutionStreams
+from tts_worker.errors import BackendUnavailable
+
+log = logging.getLogger(__name__)
+
+
+def plan_execution(
+    networks: Networks,
+    streams: ExecutionStreams,
+    settings: StreamingConfig,
+    runners: tuple[GraphRunner, GraphRunner] | None = None,
+) -> Execution:
+    """As ``execution.plan_execution``: kernels, CUDA graphs, the compiler and a library, each after its check."""
+    device = networks.device
+    start_s: dict[str, float] = {}
+    kernel_faults: dict[str, str] = {}
+    missing = missing_packages(networks.config.family, device, settings)
+    if device.type == "cuda":
+        with _timed(start_s, "kernels"):
+            kernel_faults = use_kernels(networks, device, settings)
+    if runners is None:
+        runners, uncaptured = _runners(streams, settings)
+        missing += uncaptured
+    library = None
+    if isinstance(networks.flow, Flow):
+        with _timed(start_s, "attention"):
+            library, unattended = attention_library(networks.flow, settings.attention, captures=runners[1].fixed_shapes)
+        missing += unattended
+    compiler = compiler_for(settings.compile, device) if settings.graphs else None
+    return Execution(runners, compiler, library, kernel_faults, missing, start_s)
+
+
+def _runners(
+    streams: ExecutionStreams, settings: StreamingConfig
+) -> tuple[tuple[GraphRunner, GraphRunner], tuple[str, ...]]:
+    """Return what runs the computations, with graphs if the device replays one correctly, and why not."""
+    tokens, flow = streams.tokens, streams.flow
+    if not (settings.graphs and isinstance(tokens, CudaStream) and isinstance(flow, CudaStream)):
+        return (EagerRunner(), EagerRunner()), ()
+    if problem := graph_problem(tokens.device):
+        log.warning("computing without CUDA graphs, which is slower: %s", problem)
+        return (EagerRunner(), EagerRunner()), (f"CUDA graphs are not used: {problem}",)
+    audio_runner = CudaGraphRunner(flow.cuda_stream) if settings.audio_graphs else EagerRunner()
+    return (CudaGraphRunner(tokens.cuda_stream), audio_runner), ()
+
+
+@contextmanager
+def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
+    began_s = perf_counter()
+    yield
+    parts[part] = perf_counter() - began_s
+
+
+def attention_library(
+    flow: Flow, mode: AttentionMode, *, captures: bool
+) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
+    """Return what builds the library that computes attention, after a check on the device, and why there is none."""
+    if mode is not AttentionMode.FLASHINFER:
+        return None, ()
+    dims = flow.dims.unet or flow.dims.dit
+    assert dims is not None
+    device: torch.device = flow.noise.device
+    try:
+        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
+            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
+        if flow.dtype == torch.float32:
+            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
+        module = find_flashinfer()
+        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
+    except BackendUnavailable as error:
+        log.warning("%s", error.message)
+        return None, (error.message,)
+    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
+
+
+def missing_packages(family: str, device: torch.device, settings: StreamingConfig) -> tuple[str, ...]:
+    """Say what an engine computes more slowly because a package is missing, or what it needs."""
+    has_use = (settings.kernels and family != V1) or (settings.graphs and settings.compile is not CompileMode.OFF)
+    if device.type != "cuda" or not has_use or not (problem := kernels.triton_problem()):
+        return ()
+    return (f"{problem}: no fused kernels, nothing is compiled",)
+
+
+def use_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
+    """Switch fused kernels on or off, and check them on the device.
+
+    Returns:
+        Why operators of ``networks`` are not fused although they should be, by name.
+    """
+    faults: dict[str, str] = {}
+    for operator in (language_model.slot_attention, audio.paged_attention):
+        operator.is_excluded = settings.attention is AttentionMode.GATHER
+    if not settings.kernels:
+        disable()
+    elif networks.config.family != V1 and kernels.enable():
+        advice = "; if the log says that a kernel has failed, set acceleration: off"
+        with device_checked(partial(device_responds, device), advice):
+            faults = _check_kernels(networks, device, settings)
+    return faults
+
+
+def _check_kernels(networks: Networks, device: torch.device, settings: StreamingConfig) -> dict[str, str]:
+    model = networks.config
+    lm_dtype, flow_dtype = networks.lm.llm_decoder.weight.dtype, networks.flow.dtype
+    return {
+        **kernels.check(language_model_cases(model.qwen, model.sampling, lm_dtype, device)),
+        **kernels.check(flow_cases(model.chunked_flow, flow_dtype, device, settings.stride_chunks)),
+        **kernels.check(vocoder_cases(model.hift, device)),
+    }
+
+
+ACCELERATOR = Accelerator(select_backend, plan_execution)
