@@ -30,7 +30,9 @@ CORE_TESTS = (
     "integration/test_session.py",
     "integration/test_websocket.py",
     "unit/session",
-    "unit/protocol",
+    "unit/protocol/test_codecs.py",
+    "unit/protocol/test_dialogue.py",
+    "unit/protocol/test_encoded_audio.py",
 )
 """Tests of the core that take little time."""
 
