@@ -6,7 +6,7 @@ and what they refer to imports its modules when it is enabled or called. Feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,6 +42,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 
 NAMES = tuple(SECTIONS)
+
+
+FileCheck = tuple[tuple[str, str], Callable[[], object]]
+"""A section and a key of the settings that names a file, and what raises TTSWorkerError if the file cannot be used."""
 
 
 class WorkerPart(Protocol):
@@ -118,6 +122,7 @@ class Feature:
         grpc: Adds a service to the gRPC server.
         grpc_port: Returns a further gRPC port; None if it is disabled.
         part: Returns what it adds to a worker; None if it is disabled. Raises ConfigError.
+        file_checks: Returns the checks of the files that its settings name.
         quotas: Returns the quotas that workers share; None if each counts for itself.
         exporter: Returns what exports ended utterances; None if it is disabled.
         converter: Returns what converts speech.
@@ -134,6 +139,7 @@ class Feature:
     grpc: GrpcExtension | None = None
     grpc_port: Callable[[SessionHub, Settings], ExtraPort | None] | None = None
     part: Callable[[SessionHub, Settings, KeyRing], WorkerPart | None] | None = None
+    file_checks: Callable[[Settings], Iterable[FileCheck]] | None = None
     quotas: Callable[[Settings], Quotas | None] | None = None
     exporter: Callable[[Settings], UtteranceExporter | None] | None = None
     converter: Callable[[], Converter] | None = None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import yaml
 
 from tts_worker.errors import TTSWorkerError
+from tts_worker.feature import FileCheck, features
 from tts_worker.server.tls import load_context
 from tts_worker.settings import Settings, check_directory, find_config, load_settings, read_lexicon
 from tts_worker.settings.keys import read_key_file
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
     """Open the files that the settings name as the worker does, and yield what it would refuse."""
     server, grpc, text = settings.server, settings.grpc, settings.text
-    checks: list[tuple[tuple[str, str], Callable[[], object]]] = []
+    checks: list[FileCheck] = []
     if server.key_file is not None:
         checks.append((("server", "key_file"), partial(read_key_file, server.key_file)))
     for name, section in (("server", server), ("grpc", grpc)):
@@ -57,8 +58,8 @@ def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
     if (packs := settings.voices.directory) is not None:
         checks.append((("voices", "directory"), partial(check_directory, "voices.directory", packs, must_exist=True)))
         checks.append((("voices", "directory"), partial(read_voicepacks, packs)))
-    if (batches := settings.batch.directory) is not None:
-        checks.append((("batch", "directory"), partial(check_directory, "batch.directory", batches, must_exist=False)))
+    for feature in features().values():
+        checks += () if feature.file_checks is None else feature.file_checks(settings)
     for path, check in checks:
         try:
             check()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tts_worker.feature import Command, Feature, WorkerPart
+from tts_worker.feature import Command, Feature, FileCheck, WorkerPart
 
 if TYPE_CHECKING:
     from tts_worker.server.application import Application
@@ -20,11 +22,17 @@ def _add_routes(app: Application) -> None:
         routes.add_routes(app)
 
 
-def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | None:
+def _file_checks(settings: Settings) -> Iterator[FileCheck]:
     from tts_worker.settings import check_directory
 
-    if settings.batch.directory is not None:
-        check_directory("batch.directory", settings.batch.directory, must_exist=False)
+    if (directory := settings.batch.directory) is not None:
+        check = partial(check_directory, "batch.directory", directory, must_exist=False)
+        yield ("batch", "directory"), check
+
+
+def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | None:
+    for _, check in _file_checks(settings):
+        check()
     if not settings.batch.enabled:
         return None
     from tts_worker.features.batch.runner import BatchRunner
@@ -36,6 +44,7 @@ FEATURE = Feature(
     docs="routes.md",
     http=_add_routes,
     part=_runner,
+    file_checks=_file_checks,
     commands={
         "batch": Command(
             "have a running worker synthesize a file of texts, one audio file for each",
