@@ -36,7 +36,7 @@ DOCTOR = """
 from tests.fakes import without_acceleration
 from tts_worker.commands.doctor_backends import backend_findings
 
-for finding in backend_findings(None):
+for finding in backend_findings():
     print(finding.what, finding.status.name, finding.detail)
 """
 

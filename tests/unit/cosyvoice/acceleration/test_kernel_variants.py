@@ -20,13 +20,14 @@ from torch import Tensor
 from tests.unit.cosyvoice.acceleration.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
 from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.ops import FusedOperator, audio, language_model
+from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, window_sizes
 
 CPU = torch.device("cpu")
@@ -67,7 +68,7 @@ def launches() -> Iterator[set[Variant]]:
         next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
     )
     vars(language).update(constexpr=lambda value: value)
-    names = [f"{module.__name__}_triton" for module in (audio, language_model)]
+    names = [f"{kernels.__name__}.{part}_triton" for part in ("audio", "language_model")]
     with pytest.MonkeyPatch.context() as modules:
         modules.setitem(sys.modules, "triton", triton)
         modules.setitem(sys.modules, "triton.language", language)
