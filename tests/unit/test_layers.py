@@ -187,7 +187,7 @@ def test_records_of_features_are_cheap_to_read() -> None:
 def test_acceleration_is_imported_only_by_name() -> None:
     """The plain path must work without the folder: ``engine.cosyvoice.execution`` looks for it."""
     folder = "engine.cosyvoice.acceleration"
-    about_it = (folder, "commands.doctor_acceleration", "commands.export", "benchmarks")
+    about_it = (folder, "commands.doctor_acceleration", "commands.export")
     wrong = [
         _describe(found)
         for found in _imports()

@@ -117,7 +117,7 @@ def _flashinfer(torch: Any) -> Finding:
         check_flashinfer(module, PageShape(*_FLOW_SIZES), torch.bfloat16, torch.device("cuda"))
     except BackendUnavailable as error:
         return Finding(what, Status.OPTIONAL, f"cannot be used: {error.message}")
-    return Finding(what, Status.OK, f"{version}, with the numbers of PyTorch's operators; bench gpu measures it")
+    return Finding(what, Status.OK, f"{version}, with the numbers of PyTorch's operators; tools.bench gpu measures it")
 
 
 def _plans(version: str) -> str:

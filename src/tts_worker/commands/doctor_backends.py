@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
@@ -19,9 +18,6 @@ from tts_worker.commands.onnxruntime_builds import (
     installed_builds,
 )
 from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, has_acceleration
-
-if TYPE_CHECKING:
-    pass
 
 
 def backend_findings() -> Iterator[Finding]:

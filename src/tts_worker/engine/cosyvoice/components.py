@@ -104,6 +104,7 @@ class Components:
         device = networks.device
         streams = streams or streams_for(device, overlap=settings.overlap)
         execution = plan_execution(networks, streams, settings, graph_runners)
+        start_s = dict(execution.start_s)
         decoder = Decoder(
             networks,
             slots=settings.max_utterances,
@@ -112,7 +113,8 @@ class Components:
             runner=execution.runners[0],
             checked=settings.checked,
         )
-        pool, renderer = _audio_parts(networks, settings, streams, execution)
+        with _timed(start_s, "attention"):
+            pool, renderer = _audio_parts(networks, settings, streams, execution)
         voice_cache = VoiceCache(
             networks.config,
             tokenizer,
@@ -136,7 +138,7 @@ class Components:
             execution.compiler,
             missing=execution.missing,
             kernel_faults=execution.kernel_faults,
-            start_s=dict(execution.start_s),
+            start_s=start_s,
         )
 
     def capture(self, settings: StreamingConfig) -> bool:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 
 ROOT = Path(__file__).parents[4]
 UNET_ONLY = {"conv_norm_mish", "conv_norm_mish_add_norm"}
-MODULES = {f"{module.__name__}_triton" for module in (audio, language_model)}
+MODULES = {operator.module for operator in (audio.snake, language_model.draw_ids)}
 NAMES = {name for name, operator in ops.OPERATORS.items() if operator.module in MODULES}
 
 
