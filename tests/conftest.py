@@ -93,6 +93,7 @@ SLOW = (
     "property/test_simulated_engine.py",
     "property/test_text_pipeline.py",
     "quality/",
+    "simulation/",
     "unit/tools/bench/",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",

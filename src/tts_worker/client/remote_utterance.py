@@ -137,18 +137,21 @@ class RemoteUtterance:
         """Correct the worker's report for what happened on this side, and keep its alignment for a later STOP.
 
         Text that the worker received too late counts as remaining. With ``dropped``, so does the text of audio that
-        was received but not delivered.
+        was received but not delivered, or not played by the caller's report, which the worker may not have. Without,
+        ``at_playback`` follows.
         """
         self.alignment = receipt.alignment
         known = len(receipt.text_spoken) + len(receipt.text_remaining)
         self._end_decoding()
         late = "".join(self.text_parts)[known:]
         receipt = replace(receipt, text_remaining=receipt.text_remaining + late)
-        if not dropped or self.delivered_samples >= receipt.samples_sent:
+        if not dropped:
+            return replace(receipt, samples_played=None) if self.played_samples is None else receipt
+        is_delivered = self.delivered_samples >= receipt.samples_sent
+        if is_delivered and self.played_samples in (None, receipt.samples_played):
             return replace(receipt, samples_played=self.played_samples)
-        return self._split_at_playback(
-            replace(receipt, samples_sent=self.delivered_samples, samples_played=self.played_samples)
-        )
+        sent_samples = min(self.delivered_samples, receipt.samples_sent)
+        return self._split_at_playback(replace(receipt, samples_sent=sent_samples, samples_played=self.played_samples))
 
     def at_playback(self, ended: Ended) -> Ended:
         """Return the terminal event with the position that the caller has reported since the worker's report."""

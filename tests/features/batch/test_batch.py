@@ -21,9 +21,12 @@ import httpx
 import pytest
 
 from tests.conftest import serving, tone_settings, until
+from tests.fakes.clock import in_virtual_time
+from tests.fakes.tone_factory import FaultAt, ToneFactory
 from tests.integration.test_api_keys import APP, OPERATOR, READER, bearer, key_file
 from tts_worker.callers import Caller, acting_as
-from tts_worker.errors import Draining, OverCapacity, TextTooLong
+from tts_worker.engine.tone import Fault
+from tts_worker.errors import Draining, ErrorCode, OverCapacity, TextTooLong
 from tts_worker.features.batch import request as batch_request
 from tts_worker.features.batch import runner as batch_runner
 from tts_worker.features.batch.request import BatchRequest
@@ -370,6 +373,20 @@ async def test_batch_belongs_to_its_key_and_its_quota(tmp_path: Path) -> None:
             assert (await reader.get("/v1/batch")).json() == {"batches": []}
             assert (await app.delete(batch)).json()["deleted"]
             assert (await app.get(batch)).status_code == 404
+
+
+@in_virtual_time
+async def test_quota_between_attempts_does_not_renew_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = asyncio.get_running_loop().time
+    monkeypatch.setattr("tts_worker.worker.Quotas", lambda: Quotas(clock))
+    monkeypatch.setattr("tts_worker.worker.EngineFactory", lambda *_: ToneFactory(FaultAt(Fault.OUT_OF_MEMORY)))
+    settings = tone_settings(server={"key_file": str(key_file(tmp_path, characters_per_minute=600))})
+    async with running_worker(settings) as worker:
+        caller = worker.keys.caller_named("app", "http")
+        with acting_as(caller), anyio.fail_after(600):  # each attempt spends the characters of 100 s
+            batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("a" * 1_000)}))
+            result = await worker.batches.wait(batch, 0)
+        assert result.error.code is ErrorCode.OUT_OF_MEMORY
 
 
 async def test_repeated_submission_is_one_batch(tmp_path: Path) -> None:

@@ -219,6 +219,25 @@ def unregistered(prefix: str) -> dict[str, Any]:
     return {"registry": {"quotas_url": embedded_redis(), "prefix": prefix}}
 
 
+async def test_session_reserved_during_a_renewal_stays_counted() -> None:
+    class SlowStore:
+        name = "slow"
+        answers = asyncio.Event()
+
+        async def evaluate(self, *_: object) -> int:
+            await self.answers.wait()
+            return 1
+
+    quotas = RedisQuotas(SlowStore(), "slow:", asyncio.get_running_loop().time)
+    renewing = asyncio.create_task(quotas._renew("app"))  # of a key whose sessions have ended
+    await asyncio.sleep(0)
+    reserving = asyncio.create_task(quotas.reserve_session("app", "lease", 1))
+    await asyncio.sleep(0)
+    SlowStore.answers.set()
+    await asyncio.gather(renewing, reserving)
+    assert quotas._leases == {"app": {"lease"}}, "it is renewed from now on"
+
+
 async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
     file = key_file(tmp_path, requests_per_minute=4, max_sessions=1)
     server = {"key_file": str(file)}

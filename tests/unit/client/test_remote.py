@@ -164,8 +164,11 @@ class Scenario:
             assert not item.applied or item.key in self.recorder.ends, "the report comes first"
         return True
 
-    def receive_all(self, *, fails: bool) -> None:
-        """Receive all audio of an utterance and its report, which says that it ``fails``; take the first frame only."""
+    def receive_all(self, *, fails: bool, played_samples: int | None = None) -> None:
+        """Receive all audio of an utterance and its report, which says that it ``fails``; take the first frame only.
+
+        ``played_samples`` is reported before the report arrives, and too late for the worker.
+        """
         while self.wire.up:
             self.worker.deliver()
         while self.worker.machine.state is not State.IDLE:
@@ -181,6 +184,8 @@ class Scenario:
             deliver(self.wire, self.session)
         while not any(self.recorder.pcm.values()):  # an error before the first audio would drop it
             self.take()
+        if played_samples is not None:
+            self.session.played(played_samples)
         self.wire.down.append(report)
         deliver(self.wire, self.session)
 
@@ -284,6 +289,17 @@ def test_report_has_what_was_played_since_it_arrived(fails: bool, taken: list[in
             assert report.text_spoken.split() == [word.text for word in report.words]
 
     asyncio.run(run())
+
+
+async def test_failure_claims_no_more_than_was_played_before() -> None:
+    scenario = Scenario()
+    key = scenario.session.speak("one two three four five six seven ")
+    scenario.session.end_text()
+    scenario.receive_all(fails=True, played_samples=1)
+    while scenario.take():
+        pass
+    report = scenario.recorder.ends[key].receipt
+    assert (report.samples_played, report.text_spoken, report.words) == (1, "", ())
 
 
 @pytest.mark.parametrize("ends", ["stop", "loss"])

@@ -84,6 +84,7 @@ class Batch:
         folder: Its folder, claimed by this process until the batch is finished.
         results: Finished items by number; added by ``add``.
         size: Bytes of the texts and of the finished audio.
+        failures: Failed attempts of unfinished items, by number.
         has_unrecorded: The result of an item could not be stored, so that no other process may claim the batch.
         is_cancelled: The batch was deleted.
         resumes_at_s: Time of the event loop until which its key, or the worker, has refused it.
@@ -93,6 +94,7 @@ class Batch:
     stored: StoredBatch
     folder: BatchFolder
     results: dict[int, ItemResult] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
     has_unrecorded: bool = False
     is_cancelled: bool = False
     resumes_at_s: float = 0.0
@@ -348,20 +350,20 @@ class BatchRunner:
 
     async def _run_item(self, batch: Batch, index: int) -> None:
         item = batch.request.items[index]
-        attempts = 0
         while True:
             try:
                 with acting_as(self._caller(batch)):
                     result = await self._synthesize(batch, index, item)
                 break
             except TTSWorkerError as error:
-                attempts += 1
                 if error.retryable and error.code in _WAITS:
                     wait_s = min(error.retry_after_s or _RETRY_S, _MAX_WAIT_S)
                     batch.resumes_at_s = asyncio.get_running_loop().time() + wait_s
                     self._queue.insert(0, (batch, index))
                     return
-                if not error.retryable or attempts == _MAX_ATTEMPTS:
+                # Counted in the batch: between two attempts the key may be refused, and the item queued again.
+                batch.failures[index] = batch.failures.get(index, 0) + 1
+                if not error.retryable or batch.failures[index] == _MAX_ATTEMPTS:
                     result = ItemResult(index, error=error.info)
                     break
                 await asyncio.sleep(error.retry_after_s or _RETRY_S)

@@ -234,7 +234,7 @@ class RedisQuotas(Quotas):
             self._ended.setdefault(key, set()).update(ended)
             return True  # the hub has checked the sessions of this worker
         if answer == 0:
-            self._leases[key].discard(lease)
+            self._leases.get(key, set()).discard(lease)
         return answer != 0
 
     def hold_session(self, key: str, lease: str) -> None:
@@ -253,7 +253,7 @@ class RedisQuotas(Quotas):
         answer = await self._evaluate(_RENEW, "sessions", key, (int(1000 * LEASE_S), len(held), *held, *ended))
         if answer is None and ended:
             self._ended.setdefault(key, set()).update(ended)
-        elif not held:
+        elif not self._leases.get(key):  # not ``held``: a session may have been reserved meanwhile
             self._leases.pop(key, None)
 
     # -- exchange -----------------------------------------------------------------------------------------------------
