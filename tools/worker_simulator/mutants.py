@@ -189,17 +189,17 @@ def _leaked_sequence() -> Sequence[Replacement]:
 MUTANTS = {
     mutant.name: mutant
     for mutant in (
-        Mutant("starved-call", "downloads are scheduled before calls", _starved_call, 25),
+        Mutant("starved-call", "downloads are scheduled before calls", _starved_call, 67),
         Mutant("kept-slot", "a slot is given back by the end of the session only", _kept_slot, 0),
-        Mutant("double-end", "a STOP forgets to remove an utterance that is generated", _double_end, 1),
-        Mutant("old-audio", "audio of a stopped utterance counts as that of the next", _old_audio, 2),
-        Mutant("lost-credit", "no credit is returned for a rest that fills no frame", _lost_credit, 6),
-        Mutant("stale-connection", "workers that have left the registry stay in the list", _stale_connection, 12),
-        Mutant("stale-redis", "connections to a Redis that is a replica now are kept", _stale_redis_connection, 0),
+        Mutant("double-end", "a STOP forgets to remove an utterance that is generated", _double_end, 0),
+        Mutant("old-audio", "audio of a stopped utterance counts as that of the next", _old_audio, 1),
+        Mutant("lost-credit", "no credit is returned for a rest that fills no frame", _lost_credit, 16),
+        Mutant("stale-connection", "workers that have left the registry stay in the list", _stale_connection, 0),
+        Mutant("stale-redis", "connections to a Redis that is a replica now are kept", _stale_redis_connection, 4),
         Mutant("batch-item-twice", "a process that takes over a batch forgets its results", _batch_item_twice, 0),
         Mutant("over-claim", "a reported position is not capped at what was sent", _over_claim, 0),
-        Mutant("quota-bypass", "queued utterances are not checked against the quota", _quota_bypass, 77),
-        Mutant("leaked-sequence", "an utterance that is stopped while paused stays in the engine", _leaked_sequence, 0),
+        Mutant("quota-bypass", "queued utterances are not checked against the quota", _quota_bypass, 72),
+        Mutant("leaked-sequence", "an utterance that is stopped while paused stays in the engine", _leaked_sequence, 3),
     )
 }
 """The planted faults by name."""
