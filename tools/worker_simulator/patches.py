@@ -15,6 +15,7 @@ from unittest.mock import patch
 from tools.worker_simulator.engines import SimulatedHandle
 from tts_worker import worker
 from tts_worker.client.fleet import FleetConnector
+from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ErrorInfo, QuotaExceeded, SendTimeout, TTSWorkerError
 from tts_worker.features.batch.runner import BatchRunner
 from tts_worker.features.batch.store import BatchFolder
@@ -88,7 +89,7 @@ def _shorten_times(world: World, replace_in: Replace) -> None:
 
     replace_in(worker, "_hub_config", serve)
     replace_in(worker, "_manager_config", manage)
-    replace_in(worker, "EngineLoop", partial(worker.EngineLoop, hang_timeout_s=3.0))
+    replace_in(worker, "EngineLoop", partial(EngineLoop, hang_timeout_s=3.0))
 
 
 class _Observer:

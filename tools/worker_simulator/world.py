@@ -336,6 +336,8 @@ class World:
         for connector in self.connectors:
             await connector.aclose()
         await asyncio.sleep(Network.WORKER_KEEPALIVE_S + 2.0)  # also for half-open connections
+        while any(each.has_batch for each in self.serving):  # an item that a full disk has kept from being recorded
+            await asyncio.sleep(_TICK_S)
         for handle in self.handles:
             handle.check_empty()
         for each in self.workers:

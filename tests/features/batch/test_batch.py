@@ -382,10 +382,11 @@ async def test_quota_between_attempts_does_not_renew_them(tmp_path: Path, monkey
     monkeypatch.setattr("tts_worker.worker.EngineFactory", lambda *_: ToneFactory(FaultAt(Fault.OUT_OF_MEMORY)))
     settings = tone_settings(server={"key_file": str(key_file(tmp_path, characters_per_minute=600))})
     async with running_worker(settings) as worker:
+        batches: Any = worker.parts["batch"]
         caller = worker.keys.caller_named("app", "http")
         with acting_as(caller), anyio.fail_after(600):  # each attempt spends the characters of 100 s
-            batch = await worker.batches.submit(BatchRequest.model_validate({**PCM, "items": items("a" * 1_000)}))
-            result = await worker.batches.wait(batch, 0)
+            batch = await batches.submit(BatchRequest.model_validate({**PCM, "items": items("a" * 1_000)}))
+            result = await batches.wait(batch, 0)
         assert result.error.code is ErrorCode.OUT_OF_MEMORY
 
 
