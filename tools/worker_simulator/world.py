@@ -336,7 +336,8 @@ class World:
         for connector in self.connectors:
             await connector.aclose()
         await asyncio.sleep(Network.WORKER_KEEPALIVE_S + 2.0)  # also for half-open connections
-        while any(each.has_batch for each in self.serving):  # an item that a full disk has kept from being recorded
+        # An item that a full disk has kept from being recorded may be spoken again.
+        while any(each.has_batch for each in self.serving):  # noqa: ASYNC110  (in virtual time)
             await asyncio.sleep(_TICK_S)
         for handle in self.handles:
             handle.check_empty()
