@@ -27,10 +27,10 @@ from tests.integration.test_http import serving_stalled_engine
 from tests.integration.test_websocket import LONG_TIMEOUTS, dial, metric
 from tts_worker.errors import TextTooLong
 from tts_worker.server import connections, security
+from tts_worker.server.application import Application
 from tts_worker.server.http_protocol import HttpProtocol
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import LiveStream, Upload
-from tts_worker.server.routing import Routes
 
 HEALTH = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SPEECH = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
@@ -184,8 +184,8 @@ async def test_slow_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_answered_body_may_go_on_while_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add_echo(routes: Routes, *_: object) -> None:
-        @routes.post("/echo")
+    def add_echo(application: Application, *_: object) -> None:
+        @application.routes.post("/echo")
         async def echo(request: Request) -> Response:
             upload = Upload()
             return LiveStream(upload.parts(), "audio/pcm", {}, upload=upload)
@@ -213,8 +213,8 @@ async def test_answered_body_may_go_on_while_it_arrives(monkeypatch: pytest.Monk
 
 
 async def test_answer_that_fails_while_the_body_arrives_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    def add_failing(routes: Routes, *_: object) -> None:
-        @routes.post("/fail")
+    def add_failing(application: Application, *_: object) -> None:
+        @application.routes.post("/fail")
         async def fail(request: Request) -> Response:
             async def once() -> AsyncGenerator[bytes, None]:
                 yield b"x"

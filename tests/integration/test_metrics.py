@@ -91,12 +91,13 @@ def test_every_transport_label_is_documented(worker: Worker) -> None:
     )
 
 
+@in_virtual_time
 async def test_slots_in_use_are_exported() -> None:
-    async with running_worker(tone_settings(session={"max_sessions": 3, "slot_idle_s": 0.000001})) as worker:
+    async with running_worker(tone_settings(session={"max_sessions": 3, "slot_idle_s": 0.5})) as worker:
         silent = worker.hub.open()
         speaking = worker.hub.open()
         speaking.speak(TEXT * 20)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(1.0)
         text = worker.metrics.render()
         assert scraped(text, "tts_sessions") == 2
         assert scraped(text, "tts_slots_used") == scraped(text, "tts_speaking_sessions") == 1

@@ -198,7 +198,7 @@ def test_segments_tile_the_text(
 @settings(deadline=None, max_examples=150)
 @given(TEXTS)
 def test_uncovered_text_has_no_speech(text: str) -> None:
-    options = TextOptions(markdown=False, urls=UrlMode.KEEP)
+    options = TextOptions(markdown=False, urls=UrlMode.KEEP, drop_reasoning=False)
     segments = segments_of([text], options, None)
     rest = text[segments[-1].end :] if segments else text
     if "\u20e3" not in rest and "\ufe0f" not in rest:  # a keycap drops its digit

@@ -22,7 +22,7 @@ from tts_worker.types import (
 )
 
 if TYPE_CHECKING:
-    from tools.worker_simulator.world import World
+    from tools.worker_simulator.view import WorldView
 
 WORDS = (
     *("one", "two", "hello", "good", "morning", "your", "table", "is", "ready", "at", "noon", "please", "hold", "the"),
@@ -82,7 +82,7 @@ class Listener:
         is_native: Whether its audio is that of the engine.
     """
 
-    def __init__(self, world: World, session: Any, chance: random.Random, *, is_native: bool) -> None:
+    def __init__(self, world: WorldView, session: Any, chance: random.Random, *, is_native: bool) -> None:
         self.session = session
         self.utterances: dict[UtteranceKey, _Heard] = {}
         self.read_delay_s = 0.0
@@ -220,7 +220,7 @@ class SimulatedCaller:
         number: Its number.
     """
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: WorldView, number: int) -> None:
         self.name = f"caller-{number}"
         self.activity = "not begun"
         self._world = world

@@ -33,7 +33,7 @@ from tts_worker.types import (
 )
 
 if TYPE_CHECKING:
-    from tools.worker_simulator.world import World
+    from tools.worker_simulator.view import WorldView
 
 SIMULATED_MS_PER_CHAR = 61
 """Marks the settings of the engine with modelled stages, which has no kind of its own in the settings."""
@@ -93,7 +93,7 @@ class SimulatedFactory:
         settings: Settings of the engine.
     """
 
-    def __init__(self, world: World, settings: EngineSettings) -> None:
+    def __init__(self, world: WorldView, settings: EngineSettings) -> None:
         self._world = world
         self.settings = settings
         self.faults = EngineFaults()
@@ -126,7 +126,7 @@ class SimulatedFactory:
 
     def _batch_fails(self) -> bool:
         """Whether a pass over several utterances fails, which none of them notices: each runs again alone."""
-        return self._world.fails_batches and self._world.engine_chance.random() < 0.1
+        return bool(self._world.fails_batches) and self._world.engine_chance.random() < 0.1
 
     def _simulated(self, chance: random.Random) -> SimulatedEngine:
         settings: Any = self.settings

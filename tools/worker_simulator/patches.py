@@ -28,14 +28,14 @@ from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended
 
 if TYPE_CHECKING:
-    from tools.worker_simulator.world import World
+    from tools.worker_simulator.view import WorldView
 
 Replace = Callable[..., None]
 """Takes an object, the name of its attribute and what stands there during the run; or a dotted name and that."""
 
 
 @contextmanager
-def replaced_parts(world: World) -> Iterator[None]:
+def replaced_parts(world: WorldView) -> Iterator[None]:
     """Replace the surroundings of the real parts inside the block, and observe these."""
     tokens = world.chance_of("tokens")
     wall = SimpleNamespace(time=lambda: 1.7e9 + world.now_s)
@@ -76,7 +76,7 @@ def replaced_parts(world: World) -> Iterator[None]:
         yield
 
 
-def _shorten_times(world: World, replace_in: Replace) -> None:
+def _shorten_times(world: WorldView, replace_in: Replace) -> None:
     """Replace what is the same for every worker and would take too long, or try too little."""
     hub_config, manager_config = worker._hub_config, worker._manager_config
 
@@ -95,7 +95,7 @@ def _shorten_times(world: World, replace_in: Replace) -> None:
 class _Observer:
     """Passes measurements on, and tells the simulation of ended utterances."""
 
-    def __init__(self, world: World, inner: Any) -> None:
+    def __init__(self, world: WorldView, inner: Any) -> None:
         self._world = world
         self._inner = inner
 
@@ -107,7 +107,7 @@ class _Observer:
         self._inner.ended(event, sample_rate_hz)
 
 
-def _observe_hubs(world: World, replace_in: Replace) -> None:
+def _observe_hubs(world: WorldView, replace_in: Replace) -> None:
     """Note sessions, utterances and text of the hubs."""
     opened, closed, taken = SessionHub._open, SessionHub._on_closed, SessionHub._take_slot
     begun, charged, observer = SessionHub._begin_utterance, SessionHub._charge_text, Metrics.session_observer
@@ -153,7 +153,7 @@ def _observe_hubs(world: World, replace_in: Replace) -> None:
     replace_in(Metrics, "session_observer", lambda self, *args: _Observer(world, observer(self, *args)))
 
 
-def _observe_clients(world: World, replace_in: Replace) -> None:
+def _observe_clients(world: WorldView, replace_in: Replace) -> None:
     """Note what clients read in the registry, failovers, and clients that the worker gives up."""
     read, fetched, opened = RedisStore.read, FleetConnector._fetch, FleetConnector._open_stream
     failed = ConverseCall.fail
@@ -195,7 +195,7 @@ def _observe_clients(world: World, replace_in: Replace) -> None:
     replace_in(ConverseCall, "fail", fail)
 
 
-def _observe_models(world: World, replace_in: Replace) -> None:
+def _observe_models(world: WorldView, replace_in: Replace) -> None:
     """Note models that are loaded by a session, and evicted."""
     waited, unloaded = ModelManager.wait, Metrics.model_unloaded
 
@@ -212,7 +212,7 @@ def _observe_models(world: World, replace_in: Replace) -> None:
     replace_in(Metrics, "model_unloaded", model_unloaded)
 
 
-def _observe_batches(world: World, replace_in: Replace) -> None:
+def _observe_batches(world: WorldView, replace_in: Replace) -> None:
     """Note finished items and batches that go on elsewhere; fill the disk when the world says so."""
     adopted, finished = BatchRunner._adopt, BatchFolder.finish
 
@@ -233,7 +233,7 @@ def _observe_batches(world: World, replace_in: Replace) -> None:
 class _Log(logging.Handler):
     """Takes errors that a log event shows and nothing else."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldView) -> None:
         super().__init__(logging.ERROR)
         self._world = world
 
@@ -247,7 +247,7 @@ class _Log(logging.Handler):
 
 
 @contextmanager
-def logging_to(world: World) -> Iterator[None]:
+def logging_to(world: WorldView) -> Iterator[None]:
     """Take the errors of the package's and of asyncio's log; print nothing."""
     handler = _Log(world)
     loggers = [logging.getLogger(name) for name in ("tts_worker", "asyncio")]

@@ -23,7 +23,7 @@ from tts_worker.types import State
 from tts_worker.worker import Worker
 
 if TYPE_CHECKING:
-    from tools.worker_simulator.world import World
+    from tools.worker_simulator.view import WorldView
 
 MAX_SESSIONS = 3
 """Sessions of the key "limited"."""
@@ -51,7 +51,7 @@ class SimulatedWorker:
         disturbed_until_s: Until then its utterances may wait.
     """
 
-    def __init__(self, world: World, name: str, address: str) -> None:
+    def __init__(self, world: WorldView, name: str, address: str) -> None:
         self.world = world
         self.name = name
         self.address = address

@@ -13,7 +13,7 @@ from tts_worker.protocol.proto_codec import parse_worker_message
 from tts_worker.types import BYTES_PER_SAMPLE, Outcome, Receipt
 
 if TYPE_CHECKING:
-    from tools.worker_simulator.world import World
+    from tools.worker_simulator.view import WorldView
 
 ALWAYS = (
     "an utterance has one terminal event",
@@ -108,7 +108,7 @@ class Violation:
         return f"{self.name}: {self.details} (at {self.at_s:.3f} s)"
 
 
-def check_report(world: World, receipt: Receipt, outcome: Outcome, where: str) -> None:
+def check_report(world: WorldView, receipt: Receipt, outcome: Outcome, where: str) -> None:
     """Check that a report does not contradict itself."""
     played = receipt.samples_played
     if receipt.samples_sent > receipt.samples_generated:
@@ -150,7 +150,7 @@ class CallCheck:
         is_native: Its audio is that of the engine, so that each sample tells where it comes from.
     """
 
-    world: World
+    world: WorldView
     call: SimulatedCall
     session: str = ""
     is_native: bool = False
