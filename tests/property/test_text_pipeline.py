@@ -250,7 +250,7 @@ def test_sentence_is_emitted_with_the_space_after_its_stop(words: list[str], bef
 @given(TEXTS)
 def test_open_mark_delays_text_by_bounded_characters(text: str) -> None:
     """After any text (without fenced code, which is dropped), plain words are emitted eventually."""
-    pipeline = TextPipeline()
+    pipeline = TextPipeline(TextOptions(drop_reasoning=False))
     pipeline.feed(text.replace("`", "").replace("~", "") + "\n")
     plain = "some more plain words follow here, and then some, "
     assert [segment for _ in range(20) for segment in pipeline.feed(plain)]

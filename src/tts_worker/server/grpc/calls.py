@@ -121,7 +121,9 @@ class KeyGuard(grpc.aio.ServerInterceptor):
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> None:
             if len(self._open_calls) >= _MAX_OPEN_CALLS:
-                next(iter(self._open_calls)).cancel()
+                oldest = next(iter(self._open_calls))
+                del self._open_calls[oldest]  # now: the next of a burst must end another one
+                oldest.cancel()
             with anyio.CancelScope() as scope:
                 self._open_calls[scope] = None
                 try:
