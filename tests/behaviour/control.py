@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from threading import Event, Thread
 
 import anyio
 
 from tests.behaviour.table import LONG, TEXT, BehaviourContext, behaviour
 from tts_worker.types import ControlName, Outcome, State
+
+STOP_WITHIN_S = 0.05
+"""What docs/promises.md promises."""
 
 # -- pause and resume -------------------------------------------------------------------------------------------------
 
@@ -107,6 +115,46 @@ async def idle_text_ends_the_utterance(context: BehaviourContext) -> None:
 
 
 # -- stop -------------------------------------------------------------------------------------------------------------
+
+
+@behaviour("alone")
+async def stop_ends_speech_within_50_ms(context: BehaviourContext) -> None:
+    """From the command to the terminal event at the client, less what the machine did not run this process for."""
+    recorder = await context.open()
+    durations_s = []
+    for _ in range(9):
+        key = recorder.session.speak(LONG)
+        await recorder.receive_samples(1, key)
+        with stalls() as stalled_s:
+            began_s = time.perf_counter()
+            recorder.session.stop()
+            assert (await recorder.wait_ended(key)).outcome is Outcome.STOPPED
+            took_s = time.perf_counter() - began_s
+        durations_s.append(took_s - sum(stalled_s))
+    assert median(durations_s) <= STOP_WITHIN_S
+
+
+@contextmanager
+def stalls() -> Iterator[list[float]]:
+    """Measure for how long the machine, not the event loop, kept a thread that only sleeps from running."""
+    step_s = 0.001
+    stalled_s: list[float] = []
+    ended = Event()
+
+    def measure() -> None:
+        before_s = time.perf_counter()
+        while not ended.wait(step_s):
+            now_s = time.perf_counter()
+            stalled_s.append(max(0.0, now_s - before_s - 2 * step_s))
+            before_s = now_s
+
+    thread = Thread(target=measure)
+    thread.start()
+    try:
+        yield stalled_s
+    finally:
+        ended.set()
+        thread.join()
 
 
 @behaviour()

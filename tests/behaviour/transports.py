@@ -270,7 +270,7 @@ TRANSPORTS: dict[str, TransportCase] = {
     "webrtc": TransportCase(
         webrtc,
         is_lossless=False,
-        unsupported=frozenset({"lead", "chunks", "formats"}),
+        unsupported=frozenset({"lead", "chunks", "formats", "alone"}),  # its behaviors run at the same time
         is_slow=True,
         is_paced=True,
         concurrent_sessions=5,  # every session costs a codec on both ends
