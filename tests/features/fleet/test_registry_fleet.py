@@ -273,20 +273,27 @@ async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process
         await process.communicate()
 
 
-async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -> None:
+@asynccontextmanager
+async def serving_process(fleet: Fleet, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``tts-worker serve`` in the fleet; it is ready on entry."""
     settings = {
         "grpc.enabled": "true",
         "grpc.port": "0",
         "registry.url": fleet.url,
         "registry.prefix": f'"{fleet.prefix}"',
-        "registry.name": "served",
+        "registry.name": name,
         "server.drain_s": "100",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    async with serve_process(*words) as process, fleet.connect() as client:
+    async with serve_process(*words) as process:
         assert process.stdout is not None
         while (line := await process.stdout.readline()) != b"ready\n":
             assert line, "it ended"
+        yield process
+
+
+async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -> None:
+    async with serving_process(fleet, "served") as process, fleet.connect() as client:
         assert await fleet.names() == {"served"}, "a ready worker must be registered"
         recorder = await open_recording(client, SessionOptions())
         silent = await open_recording(client)
@@ -299,6 +306,37 @@ async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -
         with anyio.fail_after(60):  # less than drain_s: it does not wait for the idle session
             assert await process.wait() == 0
         assert await silent.next() is None
+
+
+async def test_rolling_restart_fails_no_call(fleet: Fleet) -> None:
+    """Two workers are replaced one after the other, while callers speak one turn after the other."""
+    restarted = False
+    names = ("first", "second")
+    async with AsyncExitStack() as stack, fleet.connect() as client:
+
+        async def call() -> int:
+            """Speak until the restart is over, in one session; return the number of turns."""
+            recorder = await open_recording(client, SessionOptions())
+            turns = 0
+            while not restarted:
+                ended = await recorder.synthesize("Yes, I am here.")
+                assert (ended.outcome, ended.error) == (Outcome.DONE, None)
+                assert ended.receipt.text_spoken == "Yes, I am here."
+                turns += 1
+            recorder.session.close()
+            return turns
+
+        old = {name: await stack.enter_async_context(serving_process(fleet, name)) for name in names}
+        calls = [asyncio.create_task(call()) for _ in range(6)]
+        for name in names:
+            old[name].terminate()
+            await fleet.wait_listed(name, present=False)
+            with anyio.fail_after(60):
+                assert await old[name].wait() == 0
+            await stack.enter_async_context(serving_process(fleet, name))
+            await fleet.wait_listed(name)
+        restarted = True
+        assert min(await asyncio.gather(*calls)) > 1
 
 
 # -- failover ---------------------------------------------------------------------------------------------------------
