@@ -488,7 +488,7 @@ class Receipt:
         text_remaining: The rest of the text.
         words: Timestamped words of ``text_spoken``.
         alignment: How the timestamps were determined.
-        skipped: What the voice skipped of ``text_spoken``: nobody heard it. In order, without overlap.
+        skipped: What the voice skipped of ``text_spoken``: it was not heard. In order, without overlap.
     """
 
     reason: str

@@ -120,7 +120,7 @@ class SimulatedWorker:
         await self.worker.stop()
 
     async def kill(self) -> None:
-        """End as a process does that was killed: nobody is told."""
+        """End as a process does that was killed: without a message."""
         self.world.reach("a killed worker had a batch", self.has_batch)
         self.leave()
         self.world.forget_text(self.hub._session_prefix)
@@ -216,7 +216,7 @@ class SimulatedWorker:
                 world.violate(name_of_it, f"{head.key} waits for {waited_s:.2f} s after {head.sent_samples} samples")
 
     def check_empty(self) -> None:
-        """Check that nothing is left when nobody speaks."""
+        """Check that nothing is left when no session speaks."""
         world, hub = self.world, self.hub
         if hub.live_sessions or len(hub.slots) or hub.slots.speaking:
             world.violate("slots are given back", f"{self.name}: {hub.live_sessions} sessions, {len(hub.slots)} slots")

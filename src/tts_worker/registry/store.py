@@ -31,7 +31,7 @@ _SENTINEL_PORT = 26_379
 TIMEOUT_S = 1.0
 _PAGE_KEYS = 200
 _MAX_KEYS = 20_000
-"""Keys that are read, whoever has written them."""
+"""Keys that are read, also those of other writers."""
 _DELETE_IF_UNCHANGED = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 

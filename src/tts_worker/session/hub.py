@@ -625,7 +625,7 @@ class SessionHub:
 
 
 def _prepare_readings(languages: Iterable[str]) -> None:
-    """Load what reads numbers in these languages: the first text that needs it would hold up everybody by 0.1 s."""
+    """Load what reads numbers in these languages: the first text that needs it would block the event loop for 0.1 s."""
     for tag in set(map(primary_tag, languages)):
         if (rewrites := rewrites_of(tag)) is not None:
             rewrites("1", 0)

@@ -1,8 +1,8 @@
 """Stage directions in a text: ``[laughs]``, ``[pause 500ms]``, ``<<warm>>``.
 
 The words are those that vendors and frameworks publish for their models: audio tags of ElevenLabs, Inworld, Cartesia,
-Fish Audio and xAI, the markers of LiveKit's expressive mode, and the Real-time Context Standard of Pipecat. A sound is
-named by the control tag of an engine that makes it.
+Fish Audio and xAI, the markers of LiveKit's expressive mode, and the Real-time Context Standard of Pipecat. A
+vocalization is named by the control tag of an engine that performs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from tts_worker.text.markup import MAX_BREAK_MS
 
-_SOUNDS = {
+_VOCALIZATIONS = {
     word: tag
     for tag, words in {
         "[laughter]": "laugh laughs laughing laughter laughingly chuckle chuckles chuckling giggle giggles giggling "
@@ -50,7 +50,7 @@ little long of pace quick really short slightly sound speak speed starts style t
 """Words that are a direction only beside another one."""
 _DELIVERIES = frozenset(_DELIVERY_WORDS.split())
 _OTHER_WORDS = frozenset(_OTHER.split())
-_ACTIONS = frozenset(word for word in {*_SOUNDS, *_DELIVERIES, "clears"} if re.search("(?<!ou)(?<!p)s$", word))
+_ACTIONS = frozenset(word for word in {*_VOCALIZATIONS, *_DELIVERIES, "clears"} if re.search("(?<!ou)(?<!p)s$", word))
 _MAX_CHARS = 48
 _TEXT = re.compile(rf"/?[A-Za-z][A-Za-z _:=,-]{{0,{_MAX_CHARS}}}")
 _ACCENT = re.compile(r"(?:[a-z]{2,16} ){1,3}accent")
@@ -63,7 +63,7 @@ _PAUSE = re.compile(
 _PAUSES_MS = {"short": 250, "brief": 250, "long": 1500}
 _DEFAULT_PAUSE_MS = 500
 
-STYLE = re.compile(r"<<(?P<style>[A-Za-z][A-Za-z ,-]{0,48})(?:>>|(?P<colon>: ?))|<(?P<sound>[a-z]{1,16} [a-z]{1,16})>")
+STYLE = re.compile(r"<<(?P<style>[A-Za-z][A-Za-z ,-]{0,48})(?:>>|(?P<colon>: ?))|<(?P<action>[a-z]{1,16} [a-z]{1,16})>")
 """``<<warm>>``, the beginning of ``<<slow: text>>``, and ``<clears throat>``."""
 CUT_STYLE = re.compile(r"<<[A-Za-z ,-]{0,49}>?")
 STYLED = re.compile(r"(?P<text>[^\n<>]{0,200})(?:(?P<whole>>>)|>\Z)?")
@@ -72,17 +72,17 @@ ACTION = re.compile(r"\*(?P<content>[A-Za-z]{1,16}(?: [A-Za-z]{1,16}){0,2})(?P<e
 
 
 def direction(content: str) -> str | None:
-    """Return the control tag of what a direction asks for, "" if no tag makes it; None for other words."""
+    """Return the control tag of what a direction asks for, "" if no tag performs it; None for other words."""
     if not _TEXT.fullmatch(content):
         return None
     plain = content.lower()
     words = _WORDS.findall(plain)
     if _ACCENT.fullmatch(plain):
         return ""
-    if not all(word in _SOUNDS or word in _DELIVERIES or word in _OTHER_WORDS for word in words):
+    if not all(word in _VOCALIZATIONS or word in _DELIVERIES or word in _OTHER_WORDS for word in words):
         return None
-    sound = next((_SOUNDS[word] for word in words if word in _SOUNDS), "")
-    return sound if sound or not _DELIVERIES.isdisjoint(words) else None
+    tag = next((_VOCALIZATIONS[word] for word in words if word in _VOCALIZATIONS), "")
+    return tag if tag or not _DELIVERIES.isdisjoint(words) else None
 
 
 def words_of(name: str, values: Mapping[str, str]) -> str | None:

@@ -587,7 +587,7 @@ class TextFilter:
         if not style or (style["colon"] and directions.direction(style["style"]) is None):
             return None
         if not style["colon"]:
-            done = self._direction(style["style"] or style["sound"], at, style.end())
+            done = self._direction(style["style"] or style["action"], at, style.end())
             return self._keep(at, style.end()) if done is None and style["style"] else done
         text = directions.STYLED.match(self._text, style.end())
         if not text or not text["whole"]:

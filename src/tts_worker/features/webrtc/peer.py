@@ -112,7 +112,7 @@ class Peer:
 
         Args:
             sdp: The offer.
-            turn: Held meanwhile: peers that negotiate all at once hold up everybody's audio.
+            turn: Held meanwhile: peers that negotiate all at once delay the audio of all others.
 
         Returns:
             The SDP of the answer.

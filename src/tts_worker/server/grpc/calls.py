@@ -33,7 +33,7 @@ OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """Services without API key check; they expose no user data."""
 
 _MAX_START_BYTES = 131_072
-"""Size of a ``StartSessionRequest``: decoding very many options would hold up everybody."""
+"""Size of a ``StartSessionRequest``: decoding very many options would delay all calls."""
 
 _MAX_OPEN_CALLS = 64
 """Calls of open services at the same time; a new one ends the oldest."""

@@ -23,7 +23,7 @@ class Transcript:
     spoken).
 
     Attributes:
-        skipped: What the voice skips, as far as it is known: nobody hears it, so the agent's history must not have it.
+        skipped: What the voice skips, as far as it is known: it is not heard, so the agent's history must not have it.
     """
 
     def __init__(self, sample_rate_hz: int) -> None:

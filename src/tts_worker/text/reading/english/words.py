@@ -20,7 +20,7 @@ _ORDINALS = {
     "twelve": "twelfth",
 }
 _MAX_BARE_DIGITS = 12
-"""Longer numbers without separators are read digit by digit, as nobody takes in their value."""
+"""Longer numbers without separators are read digit by digit, as listeners cannot take in their value."""
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+|[1-9]\d?(?:,\d\d)+,\d{3}")  # the second is Indian: 1,50,000
 
 
