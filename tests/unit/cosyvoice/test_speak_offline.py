@@ -7,18 +7,16 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
 from tests.contract.engine_contract import EngineOutput
-from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of, tiny
-from tests.unit.cosyvoice.networks import load_shallow
+from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
+from tests.unit.cosyvoice.speaking import Say, bundle_with_voices, shallow_weights_loaded_once, speaker
 from tools.bench.engine import random_voice
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.cli import main
@@ -26,7 +24,6 @@ from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.engine_config import has_acceleration
 from tts_worker.engine.cosyvoice.execution import ABSENT
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.cosyvoice.offline import load_offline_engine
 from tts_worker.engine.cosyvoice.voice_cache import VoiceState
 from tts_worker.text.pipeline import TextOptions, TextPipeline
@@ -38,48 +35,19 @@ INTERLEAVED = ["--set", "engines.cosyvoice.text_mode=interleaved"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def shallow_weights_are_loaded_once() -> Iterator[None]:
-    """PyTorch as back end changes no weights."""
-
-    @lru_cache
-    def load_once(path: Path, rl: bool, **options: Any) -> Networks:
-        return load_shallow(Bundle.open(path, rl=rl), **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Networks, "load", lambda bundle, **options: load_once(bundle.path, bundle.rl, **options))
+def weights() -> Iterator[None]:
+    with shallow_weights_loaded_once():
         yield
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model directory with a voice of a recording, one without transcript, and a tuned speaker."""
-    path = copy_of(request.param, tmp_path_factory.mktemp("bundle"))
-    prompt = GOLDEN["cosyvoice2"] / "prompt_24k.wav"
-    add = ["--bundle", str(path), "--audio", str(prompt)]
-    assert main(["voice", "add", "anna", *add, "--text", "What is said in this prompt."]) == 0
-    assert main(["voice", "add", "mute", *add]) == 0
-    assert main(["voice", "import", "--bundle", str(path)]) == 0
-    return path
-
-
-Say = Callable[..., dict[str, Any]]
+    return bundle_with_voices(request.param, tmp_path_factory.mktemp("bundle"))
 
 
 @pytest.fixture
 def say(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Speak with these arguments; what ``--json`` says, with the PCM under ``samples``."""
-
-    def speak(*args: str, voice: str = "anna") -> dict[str, Any]:
-        out = tmp_path / "out.wav"
-        capsys.readouterr()
-        base = ["say", "--engine", "cosyvoice", "--bundle", str(bundle), "--voice", voice, "--out", str(out)]
-        assert main([*base, "--json", *args]) == 0
-        said: dict[str, Any] = json.loads(capsys.readouterr().out)
-        said["samples"], rate_hz = soundfile.read(out, dtype="int16")
-        assert rate_hz == 24_000
-        return said
-
-    return speak
+    return speaker(lambda args: main(["say", "--engine", "cosyvoice", *args]), bundle, tmp_path / "out.wav", capsys)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
