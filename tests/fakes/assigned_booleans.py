@@ -9,7 +9,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any
 
-_PACKAGES = ("tts_worker.engine", "tools.simulator")
+_PACKAGES = ("tts_worker.engine", "tools.engine_simulator")
 _CONSTRUCTORS = ("__init__", "__post_init__")
 
 
@@ -49,7 +49,7 @@ def assigned_booleans() -> Iterator[list[str]]:
     """Yield a list to which ``Class.attribute`` is added when an instance is assigned True or False.
 
     Constructors, and what they call, assign settings, which do not count. Concerns the classes of ``tts_worker.engine``
-    and ``tools.simulator`` that are loaded now and those that inherit from them, on all threads of this process.
+    and ``tools.engine_simulator`` that are loaded now and those that inherit from them, on all threads of this process.
     """
     found: list[str] = []
     recorders: set[Callable[[object, str, Any], None]] = set()

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tools.bench.simulate import SimulatedCall, SimulatedListener, Simulation
-from tools.simulator.config import (
+from tools.engine_simulator.config import (
     CHUNK_TOKENS,
     SAMPLES_PER_TOKEN,
     TOKEN_RATE_HZ,
@@ -17,8 +17,8 @@ from tools.simulator.config import (
     SimulationConfig,
     never_fails,
 )
-from tools.simulator.engine import SimulatedEngine
-from tools.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
+from tools.engine_simulator.engine import SimulatedEngine
+from tools.engine_simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
 from tts_worker.engine.scheduler import UNPACED_SHARE, Need
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Segment, Span, UtteranceKey
 

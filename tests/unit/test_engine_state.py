@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.assigned_booleans import assigned_booleans
-from tools.simulator.stage_times import VirtualClock
+from tools.engine_simulator.stage_times import VirtualClock
 from tts_worker.engine import loop, process, shell
 from tts_worker.engine.cosyvoice import interleave, phases, runs
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.phrases import sequence as phrases
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (ROOT / "src" / "tts_worker" / "engine", ROOT / "tools" / "simulator", ROOT / "tools" / "reference")
+FOLDERS = (ROOT / "src" / "tts_worker" / "engine", ROOT / "tools" / "engine_simulator", ROOT / "tools" / "reference")
 FILES = {path: path.relative_to(folder).as_posix() for folder in FOLDERS for path in sorted(folder.rglob("*.py"))}
 
 ALLOWED = {

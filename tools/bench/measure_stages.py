@@ -18,8 +18,8 @@ from time import perf_counter
 from tools.bench.engine import VOICE, Bench, forced_tokens
 from tools.bench.gpu_load import Arrivals, CallScript, Step, measure_arrivals
 from tools.bench.stage_times import adjusted, fit
-from tools.simulator.config import SAMPLES_PER_TOKEN, SimulationConfig
-from tools.simulator.stage_times import NO_TIME, Execution, StageTime, StageTimes
+from tools.engine_simulator.config import SAMPLES_PER_TOKEN, SimulationConfig
+from tools.engine_simulator.stage_times import NO_TIME, Execution, StageTime, StageTimes
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, Need, Plan, Policy
 from tts_worker.errors import SynthesisFailed

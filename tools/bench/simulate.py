@@ -22,9 +22,9 @@ from tools.bench.gpu_load import (
     plan_calls,
     slots_for,
 )
-from tools.simulator.config import SimulationConfig
-from tools.simulator.engine import SimulatedEngine, Usage
-from tools.simulator.stage_times import StageTimes, VirtualClock
+from tools.engine_simulator.config import SimulationConfig
+from tools.engine_simulator.engine import SimulatedEngine, Usage
+from tools.engine_simulator.stage_times import StageTimes, VirtualClock
 from tts_worker.engine.base import Engine
 from tts_worker.errors import EngineFault
 from tts_worker.types import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tools.simulator.stage_times import Execution, StageTime, StageTimes
+from tools.engine_simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.errors import ConfigError
 
 _STAGES = tuple(field.name for field in fields(StageTimes) if field.type == "StageTime")

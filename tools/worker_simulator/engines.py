@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tools.simulator.config import SimulationConfig
-from tools.simulator.engine import SimulatedEngine
-from tools.simulator.stage_times import Execution, StageTime, StageTimes
+from tools.engine_simulator.config import SimulationConfig
+from tools.engine_simulator.engine import SimulatedEngine
+from tools.engine_simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.phases import SequencePhase
 from tts_worker.engine.handle import EngineOwner

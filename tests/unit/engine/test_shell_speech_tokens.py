@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.simulator.engine import SimulatedEngine
-from tools.simulator.stage_times import Execution, StageTime, StageTimes
+from tools.engine_simulator.engine import SimulatedEngine
+from tools.engine_simulator.stage_times import Execution, StageTime, StageTimes
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import ErrorCode

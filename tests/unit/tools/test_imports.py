@@ -58,7 +58,7 @@ def test_simulator_has_no_clock_and_no_tensors() -> None:
     wrong = {
         (name, imported)
         for name, tree in modules().items()
-        if name.startswith("tools.simulator")
+        if name.startswith("tools.engine_simulator")
         for imported in imports(ast.walk(tree))
         if imported.split(".")[0] in CLOCKS_AND_TENSORS
     }

@@ -16,8 +16,8 @@ from typing import Any
 from tools.bench.gpu_load import Arrivals
 from tools.bench.simulate import Goal, largest_load, predict
 from tools.bench.stage_times import read_stage_times, stage_times_as_json
-from tools.simulator.config import SimulationConfig
-from tools.simulator.stage_times import StageTimes
+from tools.engine_simulator.config import SimulationConfig
+from tools.engine_simulator.stage_times import StageTimes
 from tts_worker.commands.progress import measured
 from tts_worker.errors import ConfigError, InvalidRequest
 

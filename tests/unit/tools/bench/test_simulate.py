@@ -17,9 +17,9 @@ from tools.bench.gpu_load import Arrivals
 from tools.bench.measure_stages import PassRecorder
 from tools.bench.simulate import Goal, SimulatedCall, Simulation, largest_load, predict
 from tools.bench.stage_times import adjusted, fit, read_stage_times, stage_times_as_json
-from tools.simulator.config import SimulationConfig
-from tools.simulator.engine import SimulatedEngine
-from tools.simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
+from tools.engine_simulator.config import SimulationConfig
+from tools.engine_simulator.engine import SimulatedEngine
+from tools.engine_simulator.stage_times import Execution, StageTime, StageTimes, VirtualClock
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.scheduler import Batch, Budgets, Need, Plan, Policy
 from tts_worker.errors import ConfigError

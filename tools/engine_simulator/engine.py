@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tools.simulator.config import (
+from tools.engine_simulator.config import (
     CHUNK_TOKENS,
     LOOKAHEAD_TOKENS,
     SAMPLES_PER_TOKEN,
@@ -16,8 +16,8 @@ from tools.simulator.config import (
     never_fails,
     tokens_by_length,
 )
-from tools.simulator.sequence import SimulatedSequence, SimulatedVoice
-from tools.simulator.stage_times import Execution, StageTimes, VirtualClock
+from tools.engine_simulator.sequence import SimulatedSequence, SimulatedVoice
+from tools.engine_simulator.stage_times import Execution, StageTimes, VirtualClock
 from tts_worker.engine.cosyvoice.chunks import Chunk, trimmed_prompt
 from tts_worker.engine.cosyvoice.phases import SequencePhase, TokenPass
 from tts_worker.engine.cosyvoice.timings import running_mean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tools.simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
+from tools.engine_simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
 from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk, GridPlan
 from tts_worker.engine.cosyvoice.phases import (
     CLOSING_BOUNDARIES,
