@@ -116,6 +116,11 @@ def unchecked_changes(source: str, enums: set[str]) -> Iterator[str]:
                     yield ast.unparse(statement)
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_folder_has_code(folder: Path) -> None:
+    assert any(folder in path.parents for path in FILES)
+
+
 def test_every_life_of_phases_has_a_table() -> None:
     found = {name for path in FILES for name in phase_enums(path.read_text("utf-8"))}
     assert found == {type(next(iter(table))).__name__ for table in TABLES}
