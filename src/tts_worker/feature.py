@@ -41,8 +41,6 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 
-NAMES = tuple(SECTIONS)
-
 
 FileCheck = tuple[tuple[str, str], Callable[[], object]]
 """A section and a key of the settings that names a file, and what raises TTSWorkerError if the file cannot be used."""
@@ -156,7 +154,7 @@ def features() -> Mapping[str, Feature]:
 
 
 def _present() -> Iterator[str]:
-    for name in NAMES:
+    for name in SECTIONS:
         with suppress(ModuleNotFoundError):  # the folder of all features
             spec = find_spec(f"tts_worker.features.{name}")
             if spec is not None and spec.origin is not None:  # not a deleted folder whose byte code is left

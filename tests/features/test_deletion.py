@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 from tests.conftest import tone_settings
 from tts_worker.commands import doctor
 from tts_worker.errors import ConfigError
-from tts_worker.feature import NAMES, SECTIONS, check_sections, features
+from tts_worker.feature import SECTIONS, check_sections, features
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ import asyncio, importlib, pkgutil, sys
 import httpx, uvicorn
 import tts_worker.features
 from tts_worker import errors
-from tts_worker.feature import NAMES, features
+from tts_worker.feature import SECTIONS, features
 from tts_worker.serving import create_application
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, SessionOptions
@@ -49,7 +49,7 @@ from tts_worker.worker import running_worker
 
 absent = sys.argv[1]
 sys.modules.update(dict.fromkeys(("ray", "torch", "faster_whisper")))  # absent: they take seconds to import
-assert set(features()) == {*NAMES} - {absent}, features()
+assert set(features()) == {*SECTIONS} - {absent}, features()
 for module in pkgutil.walk_packages(tts_worker.features.__path__, "tts_worker.features."):
     try:
         importlib.import_module(module.name)
@@ -88,7 +88,7 @@ def package_without(folder: Path, absent: frozenset[str]) -> dict[str, str]:
     for path in (*PACKAGE.iterdir(), ROOT / "configs", ROOT / "voicepacks"):
         if path.name not in left_out:
             (package / path.name).symlink_to(path)
-    if absent < {*NAMES}:
+    if absent < {*SECTIONS}:
         (package / "features").mkdir()
         for path in (PACKAGE / "features").iterdir():
             if path.name not in {"__pycache__", *absent}:
@@ -106,7 +106,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of processes without any feature."""
-    environment = package_without(tmp_path_factory.mktemp("core"), frozenset(NAMES))
+    environment = package_without(tmp_path_factory.mktemp("core"), frozenset(SECTIONS))
     shown = run(environment, "-c", "import tts_worker.feature as f; print(f.__file__, dict(f.features()))").stdout
     assert shown.split() == [str(Path(environment["PYTHONPATH"]) / "tts_worker" / "feature.py"), "{}"]
     return environment
@@ -159,7 +159,7 @@ def test_help_lists_the_commands_that_are_there(core: dict[str, str]) -> None:
     assert "--ray" not in run(core, "-m", "tts_worker", "serve", "--help").stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SECTIONS)
 def test_the_rest_serves_without_a_feature(name: str, tmp_path: Path) -> None:
     run(package_without(tmp_path, frozenset({name})), "-c", REMAINING, name)
 
@@ -179,7 +179,7 @@ def test_sections_of_features_are_settings() -> None:
 def test_every_feature_has_a_page_of_the_docs() -> None:
     pages = {name: feature.docs for name, feature in features().items() if feature.docs}
     assert {name for name, page in pages.items() if not (ROOT / "docs" / page).exists()} == set()
-    assert {*NAMES} - {*pages} == {"page"}
+    assert {*SECTIONS} - {*pages} == {"page"}
 
 
 def test_every_extra_is_known_to_doctor() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.feature import NAMES
+from tts_worker.feature import SECTIONS
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 
@@ -165,7 +165,7 @@ def test_core_imports_no_feature_and_features_not_each_other() -> None:
         if (imported := _feature(module)) is not None and imported != _feature(name)
     ]
     assert not wrong, "\n".join(wrong)
-    assert {_feature(name) for name in _modules()} == {None, *NAMES}
+    assert {_feature(name) for name in _modules()} == {None, *SECTIONS}
 
 
 def _imported_modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

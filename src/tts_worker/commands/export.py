@@ -7,10 +7,9 @@ from pathlib import Path
 
 from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.progress import Bar
-from tts_worker.engine.cosyvoice.engine_config import has_acceleration
+from tts_worker.engine.cosyvoice.engine_config import GRAPHS_DIR, has_acceleration
 from tts_worker.errors import ConfigError, MissingExtra
 
-GRAPHS_DIR = "onnx"
 PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 OWN_TRANSPORT = "http"
+
+
+def is_among(path: str, known: Collection[str]) -> bool:
+    """Whether ``path`` is one of the known paths; one that ends with a slash stands for all below."""
+    return path in known or any(path.startswith(folder) for folder in known if folder.endswith("/"))
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class PathRules:
 
     def is_upload(self, path: str) -> bool:
         """Whether a request for ``path`` may contain a recording."""
-        return path in self.uploads or any(path.startswith(known) for known in self.uploads if known.endswith("/"))
+        return is_among(path, self.uploads)
 
     def has_key_in_url(self, path: str) -> bool:
         """Whether ``path`` accepts a key in the URL."""

@@ -1,4 +1,4 @@
-"""Synthesis of a whole text for the compatibility APIs: as frames, or encoded in the client's format (a download)."""
+"""Synthesis of a whole text: as frames, or encoded in the client's format (a download)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_spoken(ended: Ended) -> None:
 def failure(ended: Ended) -> ErrorInfo | None:
     """Return the error of an utterance that the client did not stop, or None if all its text was spoken.
 
-    Downloads and compatibility APIs cannot report missing audio otherwise: they end complete or with an error.
+    Downloads cannot report missing audio otherwise: they end complete or with an error.
     """
     if ended.error is not None:
         return ended.error

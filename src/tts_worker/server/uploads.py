@@ -40,6 +40,14 @@ class Body:
     fields: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
+    def without(self, name: str) -> dict[str, Any]:
+        """Return the fields besides that of the recording."""
+        return {key: value for key, value in self.fields.items() if key != name}
+
+    def only_recording(self, name: str) -> bytes:
+        """Return the one file of a form, in any field, otherwise ``recording``. Raises like it."""
+        return next(iter(self.files.values())) if self.files else self.recording(name)
+
     def recording(self, name: str) -> bytes:
         """Return the file in field ``name``, or decode its base64 text.
 

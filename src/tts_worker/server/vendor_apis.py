@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from tts_worker.errors import ErrorInfo, TTSWorkerError
 from tts_worker.server import responses
+from tts_worker.server.access import is_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class VendorApi:
         return has_header or (self.sdk is not None and self.sdk in headers.get("x-fern-sdk-name", ""))
 
     def has_path(self, path: str) -> bool:
-        return path in self.paths or any(path.startswith(known) for known in self.paths if known.endswith("/"))
+        return is_among(path, self.paths)
 
 
 class VendorApis:

@@ -71,15 +71,13 @@ def add_routes(app: Application) -> None:
 
 async def add_voice(hub: SessionHub, body: Body) -> VoiceDescription:
     """Add the voice of a request. Raises as ``VoiceLibrary.add`` does."""
-    fields = {key: value for key, value in body.fields.items() if key != RECORDING_FIELD}
-    new = NewVoice.parse(fields)
+    new = NewVoice.parse(body.without(RECORDING_FIELD))
     with audited("add_voice", new.stored_name, ApiScope.ENROL):
         if new.mix:
             if body.files or RECORDING_FIELD in body.fields:
                 raise InvalidRequest("a mix takes no recording")
             return await hub.library.mix(new)
-        recording = next(iter(body.files.values())) if body.files else body.recording(RECORDING_FIELD)
-        return await hub.library.add(new, recording)
+        return await hub.library.add(new, body.only_recording(RECORDING_FIELD))
 
 
 async def delete_voice(hub: SessionHub, name: str) -> tuple[str, ...]:

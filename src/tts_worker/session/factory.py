@@ -190,7 +190,7 @@ class SessionFactory:
         return SessionPlan(options, params, voice, delivery, timeouts, port, make_text, make_output)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
-        """Validate the options and choose a voice (``models.routing``).
+        """Validate the options and choose a voice (``voices.routing``).
 
         Raises:
             UnknownVoice: There is no such voice.

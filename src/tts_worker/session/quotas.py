@@ -1,6 +1,6 @@
 """Quotas of API keys: requests, characters and source audio per minute, open sessions.
 
-``Quotas`` counts for one worker; ``registry.quotas`` derives the quotas that the workers of a fleet share.
+``Quotas`` counts for one worker; ``features.fleet.quotas`` derives the quotas that the workers of a fleet share.
 ``CallerQuotas`` applies them to callers, of which many have no key or no limits.
 """
 

@@ -1,4 +1,4 @@
-"""The log events of ended utterances and sessions: numbers and names, never their text."""
+"""What happened in utterances and sessions, noted once for log, metrics and traces: numbers and names, never text."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tts_worker.text.language import LanguageDetector, contains_chinese
+from tts_worker.text.reading.english.words import ONES, SCALES, TENS
 from tts_worker.text.span_rewriting import Rewrite, rewrite_spans
 from tts_worker.types import Boundary, Segment, Span
 
@@ -92,26 +93,16 @@ def _ended(spans: list[Span], language: str) -> list[Span]:
 
 # -- numbers of the reference ------------------------------------------------------------------------------------------
 
-_ONES = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SCALES = (
-    *("", " thousand", " million", " billion", " trillion", " quadrillion", " quintillion", " sextillion"),
-    *(" septillion", " octillion", " nonillion", " decillion"),
-)
-
 
 def spell_out_number(digits: str) -> str:
     """Return decimal digits of any script as an English number; more than 36 of them one by one."""
     digits = "".join(str(int(digit)) for digit in digits).lstrip("0") or "0"
-    if len(digits) > 3 * len(_SCALES):
-        return " ".join(_ONES[int(digit)] for digit in digits)
+    if len(digits) > 3 * len(SCALES):
+        return " ".join(ONES[int(digit)] for digit in digits)
     if int(digits) < 20:
-        return _ONES[int(digits)]
+        return ONES[int(digits)]
     groups = [int(digits[max(0, end - 3) : end]) for end in range(len(digits), 0, -3)]  # least significant first
-    parts = [_below_thousand(group) + _SCALES[i] for i, group in enumerate(groups) if group][::-1]
+    parts = [_below_thousand(group) + SCALES[i] for i, group in enumerate(groups) if group][::-1]
     if len(parts) > 1 and 0 < groups[0] < 100:
         parts[-2:] = [f"{parts[-2]} and {parts[-1]}"]
     return ", ".join(parts)
@@ -119,7 +110,7 @@ def spell_out_number(digits: str) -> str:
 
 def _below_thousand(value: int) -> str:
     hundreds, rest = divmod(value, 100)
-    low = _ONES[rest] if rest < 20 else _TENS[rest // 10] + (f"-{_ONES[rest % 10]}" if rest % 10 else "")
+    low = ONES[rest] if rest < 20 else TENS[rest // 10] + (f"-{ONES[rest % 10]}" if rest % 10 else "")
     if not hundreds:
         return low
-    return f"{_ONES[hundreds]} hundred" + (f" and {low}" if rest else "")
+    return f"{ONES[hundreds]} hundred" + (f" and {low}" if rest else "")

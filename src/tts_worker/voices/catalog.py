@@ -38,8 +38,8 @@ class VoiceCatalog:
     """The voices of all engines.
 
     Args:
-        packs: VoiceDescription packs, for descriptions and lexicons.
-        default: VoiceDescription of requests without one; None selects the first voice.
+        packs: Voice packs, for descriptions and lexicons.
+        default: Voice of requests without one; None selects the first voice.
         aliases: Alternative name -> voice.
         on_demand: List the voices of engines that are not loaded.
 

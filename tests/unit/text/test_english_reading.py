@@ -195,3 +195,15 @@ def test_hostile_segment_takes_bounded_time(mark: str) -> None:
     for _ in range(20):
         rewrites(text, 0)
     assert (time.process_time() - began) / 20 < 0.05  # of a segment, which lasts seconds
+
+
+@pytest.mark.parametrize("written", ["a 5 k\u2126 resistor.", "a 5 \u2126 resistor.", "the \u2126 sign."])
+def test_ohm_sign_is_read_like_the_letter(written: str) -> None:
+    assert spoken(written) == spoken(written.replace("\u2126", "\u03a9"))
+
+
+def test_every_character_can_be_read() -> None:
+    chars = [chr(code) for code in range(0x21, 0x3000) if not 0xD800 <= code < 0xE000]
+    for at in range(0, len(chars), 32):
+        for before, after in (("5 ", " a "), ("5", "5 "), ("A", ". "), ("x ", " y ")):
+            spoken("".join(f"{before}{char}{after}" for char in chars[at : at + 32]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -16,7 +15,7 @@ from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.decoder import Decoder
 from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
 from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.execution import BackendState, Execution, plan_execution
+from tts_worker.engine.cosyvoice.execution import BackendState, Execution, plan_execution, timed
 from tts_worker.engine.cosyvoice.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.graph_runner import Compiler, CountingRunner, GraphRunner
 from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
@@ -113,7 +112,7 @@ class Components:
             runner=execution.runners[0],
             checked=settings.checked,
         )
-        with _timed(start_s, "attention"):
+        with timed(start_s, "attention"):
             pool, renderer = _audio_parts(networks, settings, streams, execution)
         voice_cache = VoiceCache(
             networks.config,
@@ -160,7 +159,7 @@ class Components:
 
     def timed(self, part: str) -> AbstractContextManager[None]:
         """Add the time of a ``with`` block to ``start_s``."""
-        return _timed(self.start_s, part)
+        return timed(self.start_s, part)
 
     def reset_counts(self) -> None:
         """Start to count computations, after the warm-up."""
@@ -209,13 +208,6 @@ class Components:
         self.voice_cache.close()
         for runner in self.graph_runners:
             runner.clear()
-
-
-@contextmanager
-def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
-    began_s = perf_counter()
-    yield
-    parts[part] = parts.get(part, 0.0) + perf_counter() - began_s
 
 
 def _audio_parts(

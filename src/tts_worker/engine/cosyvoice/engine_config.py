@@ -10,6 +10,7 @@ from tts_worker.errors import ConfigError
 
 OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
 LM_TOKENS = 3072  # default length of the language model's context
+GRAPHS_DIR = "onnx"  # of exported graphs, in a model directory
 
 
 ACCELERATION = "tts_worker.engine.cosyvoice.acceleration"

@@ -1,17 +1,19 @@
 """How the computations of an engine are executed: the table that the plain path fills and acceleration may override.
 
-The plain path runs PyTorch's operators one by one, on any device. The package ``acceleration`` is optional: nothing
-else imports it. ``find_accelerator`` does so by name, for an engine that may use it, and it takes an accelerated path
-only after a check on this machine that it gives the numbers of the plain one.
+The plain path runs PyTorch's operators one by one, on any device. The package ``acceleration`` is optional:
+``find_accelerator`` imports it by name, for an engine that may use it, and commands do so once ``has_acceleration``. It
+takes an accelerated path only after a check on this machine that it gives the numbers of the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.engine_config import (
@@ -205,3 +207,11 @@ def plan_execution(
         return accelerator.plan_execution(networks, streams, settings, runners)
     ops.disable()
     return replace(plain, missing=(ABSENT,)) if settings.acceleration else plain
+
+
+@contextmanager
+def timed(parts: dict[str, float], part: str) -> Iterator[None]:
+    """Add the seconds that the body takes to a part of the start."""
+    began_s = perf_counter()
+    yield
+    parts[part] = parts.get(part, 0.0) + perf_counter() - began_s

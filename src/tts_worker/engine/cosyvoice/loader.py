@@ -17,6 +17,7 @@ from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
 from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.engine_config import (
+    GRAPHS_DIR,
     OLDEST_TORCH,
     AttentionMode,
     CompileMode,
@@ -38,7 +39,6 @@ from tts_worker.voices.files import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
-GRAPHS_DIR = "onnx"  # in a model directory
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
 _UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 

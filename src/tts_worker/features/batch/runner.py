@@ -448,8 +448,7 @@ class BatchRunner:
         return self.settings.max_bytes if owner is None else int(self.settings.max_bytes * _KEY_SHARE)
 
     def _max_running(self, owner: str | None) -> int:
-        most = MAX_RUNNING
-        return most if owner is None else max(1, int(most * _KEY_SHARE))
+        return MAX_RUNNING if owner is None else int(MAX_RUNNING * _KEY_SHARE)
 
     def _finished(self) -> Sequence[Batch]:
         return [batch for batch in self._batches.values() if batch.is_done]

@@ -84,7 +84,5 @@ def add_routes(app: Application) -> None:
             live = validate(ConversionRequest, dict(request.query_params))
             return answer(live, LiveSource(upload.parts(), rate_hz), upload)
         body = await read_body(request, max_file_bytes=MAX_AUDIO_BYTES)
-        fields = {key: value for key, value in body.fields.items() if key != SOURCE_FIELD}
-        conversion = validate(ConversionRequest, fields)
-        recording = next(iter(body.files.values())) if body.files else body.recording(SOURCE_FIELD)
-        return answer(conversion, RecordedSource(recording))
+        conversion = validate(ConversionRequest, body.without(SOURCE_FIELD))
+        return answer(conversion, RecordedSource(body.only_recording(SOURCE_FIELD)))

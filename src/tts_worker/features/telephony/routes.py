@@ -83,7 +83,9 @@ class _Telephony:
     def waiting(self, stream: MediaStream) -> Iterator[None]:
         """Hold a stream that has not started. Few wait at a time: what is not authenticated yet takes no call."""
         if len(self.unstarted) >= MAX_UNSTARTED:
-            next(iter(self.unstarted)).evict()
+            oldest = next(iter(self.unstarted))
+            del self.unstarted[oldest]  # now: the next of a burst must end another one
+            oldest.evict()
         self.unstarted[stream] = None
         try:
             yield

@@ -101,10 +101,10 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         except QuotaExceeded as error:
             return _rejecting_handler(error.info)
         if caller is None and api_key is None and self._keys.knows_certificates:
-            identify = self._identify(self._transport, counted=counted)
+            identify = self._identify(counted=counted)
             return _adapt(await continuation(handler_call_details), identify, _max_bytes(method))
         if caller is None:
-            return self._rejecting_key_handler(api_key, self._transport)
+            return self._rejecting_key_handler(api_key)
         set_caller(caller)
         return _adapt(await continuation(handler_call_details), self._note, _max_bytes(method))
 
@@ -147,25 +147,25 @@ class KeyGuard(grpc.aio.ServerInterceptor):
         else:
             await context.write(await handler.unary_unary(request, context))
 
-    def _identify(self, transport: str, *, counted: bool) -> Callable[[Context], Awaitable[None]]:
+    def _identify(self, *, counted: bool) -> Callable[[Context], Awaitable[None]]:
         """Return what identifies a caller by the certificate, which only the call's context tells."""
 
         async def identify(context: Context) -> None:
             name = _common_name(context)
             try:
-                caller = await self._keys.authenticate(None, transport, certificate=name, counted=counted)
+                caller = await self._keys.authenticate(None, self._transport, certificate=name, counted=counted)
             except QuotaExceeded as error:
                 await abort(context, error.info)
             if caller is None:
-                await abort(context, (await self._keys.rejection(None, _address(context), transport)).info)
+                await abort(context, (await self._keys.rejection(None, _address(context), self._transport)).info)
             self._on_valid(context.peer())
             set_caller(caller)
 
         return identify
 
-    def _rejecting_key_handler(self, api_key: str | None, transport: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def _rejecting_key_handler(self, api_key: str | None) -> grpc.RpcMethodHandler[Any, Any]:
         async def reject(requests: object, context: Context) -> NoReturn:
-            error = await self._keys.rejection(api_key, _address(context), transport)
+            error = await self._keys.rejection(api_key, _address(context), self._transport)
             await abort(context, error.info)
 
         return grpc.stream_stream_rpc_method_handler(reject)

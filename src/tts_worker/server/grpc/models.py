@@ -21,7 +21,7 @@ class ServedModel:
     Attributes:
         engine: Name of the engine.
         family: Family reported to clients.
-        voice: VoiceDescription of the model, None for the engine's first voice.
+        voice: Voice of the model, None for the engine's first voice.
         listed_languages: Languages reported to clients; empty for those of its voices.
     """
 

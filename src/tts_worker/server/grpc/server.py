@@ -191,9 +191,10 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         ConfigError: The port cannot be bound for another reason, or a TLS file cannot be used.
     """
     observer = config.observer
-    connections = PortConnections(
-        config.max_connections, partial(observer.connection_closed, "evicted") if observer is not None else _ignore
-    )
+    if observer is None:
+        connections = PortConnections(config.max_connections)
+    else:
+        connections = PortConnections(config.max_connections, partial(observer.connection_closed, "evicted"))
     server = _new_server(hub, config, connections)
     names, drainable = register(server)
     health_service = health.aio.HealthServicer()
@@ -215,10 +216,6 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         for watcher in watchers:
             watcher.cancel()
         await server.stop(_CLOSE_GRACE_S)
-
-
-def _ignore() -> None:
-    """Count nothing."""
 
 
 def _new_server(hub: SessionHub, config: PortConfig, connections: PortConnections) -> grpc.aio.Server:

@@ -18,9 +18,6 @@ from tts_worker.text.reading import worldwide_tables as tables
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
-LANGUAGES = frozenset(tables.SIGNS)
-"""Primary tags."""
-
 Read = Callable[[re.Match[str]], "str | None"]
 """Returns what is spoken for a match; None if it is something else."""
 
@@ -40,7 +37,7 @@ _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4"
 
 @cache
 def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
-    """Return what reads one of ``LANGUAGES``; None if the libraries are missing, with one warning."""
+    """Return what reads a language of ``tables.SIGNS``; None if the libraries are missing, with one warning."""
     return _Reader(language).rewrites if _is_installed() else None
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 
 import torch
 
@@ -19,7 +17,7 @@ from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases impor
 from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
 from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
-from tts_worker.engine.cosyvoice.execution import Accelerator, Execution
+from tts_worker.engine.cosyvoice.execution import Accelerator, Execution, timed
 from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
 from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
@@ -45,14 +43,14 @@ def plan_execution(
     kernel_faults: dict[str, str] = {}
     missing = missing_packages(networks.config.family, device, settings)
     if device.type == "cuda":
-        with _timed(start_s, "kernels"):
+        with timed(start_s, "kernels"):
             kernel_faults = use_kernels(networks, device, settings)
     if runners is None:
         runners, uncaptured = _runners(streams, settings)
         missing += uncaptured
     library = None
     if isinstance(networks.flow, Flow):
-        with _timed(start_s, "attention"):
+        with timed(start_s, "attention"):
             library, unattended = attention_library(networks.flow, settings.attention, captures=runners[1].fixed_shapes)
         missing += unattended
     compiler = compiler_for(settings.compile, device) if settings.graphs else None
@@ -71,13 +69,6 @@ def _runners(
         return (EagerRunner(), EagerRunner()), (f"CUDA graphs are not used: {problem}",)
     audio_runner = CudaGraphRunner(flow.cuda_stream) if settings.audio_graphs else EagerRunner()
     return (CudaGraphRunner(tokens.cuda_stream), audio_runner), ()
-
-
-@contextmanager
-def _timed(parts: dict[str, float], part: str) -> Iterator[None]:
-    began_s = perf_counter()
-    yield
-    parts[part] = perf_counter() - began_s
 
 
 def attention_library(

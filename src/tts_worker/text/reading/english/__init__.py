@@ -75,7 +75,8 @@ _TRIGGERS = frozenset(
 )
 """Words that a rule may apply to though the text has no digit or sign."""
 _SWISS_MARK = re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))")  # 1'200
-_WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_OHM, _OMEGA = 0x2126, 0x3A9
+_PLAIN = {**{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, _OHM: _OMEGA}
 
 
 def rewrites(text: str, first: int) -> list[Rewrite]:
@@ -92,7 +93,7 @@ def _has_trigger(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return ``text`` with wide characters and digits of other scripts in ASCII; no place changes."""
+    """Return ``text`` with wide characters and digits of other scripts in ASCII, ohms as omega; no place changes."""
     return "".join(
-        str(int(char)) if char.isdecimal() and not char.isascii() else char for char in text.translate(_WIDE)
+        str(int(char)) if char.isdecimal() and not char.isascii() else char for char in text.translate(_PLAIN)
     )

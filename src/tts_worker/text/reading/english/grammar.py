@@ -13,7 +13,7 @@ HOSTS = (?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,5}
 TOP_LEVEL = (?:com|org|net|io|ai|dev|app|edu|gov|info|biz|tv|xyz|cloud|tech|shop|store|online|site|ly|gg|fm|sh|co|uk|us
     |de|fr|eu|nl|ca|au|ch|jp|nz|ie|za|se|pl|me|it|es|in|br|COM|ORG|NET|IO|AI|DEV|APP)
 FILE = (?:py|js|jsx|ts|tsx|md|txt|pdf|json|csv|html|css|xml|yaml|yml|toml|zip|png|jpg|jpeg|gif|mp[34]|wav|doc|docx|xls
-    |xlsx|ppt|pptx|exe|cpp|sql|log|ini|tsx|gz|tar|tgz|env|rs|go|java|rb|sh|bat|conf|lock|svg|webp|mov|mkv|flac|ogg
+    |xlsx|ppt|pptx|exe|cpp|sql|log|ini|gz|tar|tgz|env|rs|go|java|rb|sh|bat|conf|lock|svg|webp|mov|mkv|flac|ogg
     |onnx|pt)
 CODE_WORD = (?:<code pin otp passcode passkey password zip>|CODE|PIN|OTP|ZIP)
 ORDER_WORD = (?:<order claim confirmation tracking account invoice ticket reference case booking reservation customer>

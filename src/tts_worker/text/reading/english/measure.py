@@ -104,7 +104,7 @@ foot  ' ′ ’  (?:(?<![\w.,])|(?<=\dx)|(?<=['′’]x))\d{1,3}«['′’]»(?=
 feet  ' ′  (?<![\w.,])\d{1,3}«['′]»(?=[,.;) ]|$)(?<![\s(]'\d')(?<![\s(]'\d\d')
 degrees Celsius  c  (?:(?<!\w)[-−]\d{1,3}|\b\d{1,2}\.\d)« ?C»\b(?![\w-])
 degrees Fahrenheit  f  (?:(?<!\w)[-−]\d{1,3}|\b\d{2,3}\.\d)« ?F»\b(?![\w-])
-amps  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?=[.,;)]|$)(?<=V/\d\dA|.V/\dA)
+amps  a  (?<=V/)\d{1,2}« ?A»(?=[.,;)]|$)
 amp  a  (?<![\w.,])\d{1,4}(?:\.\d)?« ?A»(?= (?:circuit|breaker|fuse|charger|outlet|service|current|adapter)\b)
 <UNITS>  <UNITS>  \bper «(?:min|sec|hr|wk|mo|yr)»\b\.?(?!\w)
 count  ct  (?<=\d)-ct\b\.?

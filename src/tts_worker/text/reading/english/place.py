@@ -23,7 +23,7 @@ RULES = GRAMMAR.rules(
 <STREETS>  st  (?:\b(?:on|at|to|near|of|off|down|along|and|from|onto) (?:[NSEW]\.? )?[A-Z][a-z]+|\d(?:st|nd|rd|th))[ ]
     «St\b(?:\.(?=,| [a-z\d#]))?»(?! [A-Z])
 <DIRECTIONS>  <DIRECTIONS>  \b<STREET>\.? «[NS][EW]|[NSEW]»\b(?!['’.]\w)
-<STATES>  <STATES>  \b[A-Z][a-z]+,? «<STATES>»(?=[,;.!?]? |[,;.!?]?$)(?<=, \w\w)
+<STATES>  <STATES>  \b[A-Z][a-z]+, «<STATES>»(?=[,;.!?]? |[,;.!?]?$)
 <ALL_STATES>  5+  (?<=[a-z.,] )«<ALL_STATES>»(?=,? \d{5}\b)
 """
 )

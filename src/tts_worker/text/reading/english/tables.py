@@ -170,12 +170,12 @@ WORDS = _table(
 GREEK = _table(
     "α=alpha, β=beta, γ=gamma, δ=delta, Δ=delta, ε=epsilon, ζ=zeta, η=eta, θ=theta, ι=iota, κ=kappa, λ=lambda,"
     "Λ=lambda, μ=mu, µ=mu, ν=nu, ξ=xi, π=pi, Π=pi, ρ=rho, σ=sigma, Σ=sigma, τ=tau, υ=upsilon, φ=phi, Φ=phi, χ=chi,"
-    "ψ=psi, Ψ=psi, ω=omega, Ω=omega, Γ=gamma, Θ=theta, ∆=delta, Ω=omega"
+    "ψ=psi, Ψ=psi, ω=omega, Ω=omega, Γ=gamma, Θ=theta, ∆=delta"
 )
 """Letters that are symbols when they stand alone."""
 SIGNS = _table(
-    "%=percent, ‰=per thousand, &=and, @=at, #=hash, +=plus, ±=plus or minus, ∓=minus or plus, ×=times, ⋅=times,"
-    "∙=times, ÷=divided by, ≠=is not equal to, ≈=is approximately, ≃=is approximately, ≅=is approximately,"
+    "%=percent, ‰=per thousand, @=at, #=hash, ∓=minus or plus, ×=times, ⋅=times,"
+    "∙=times, ÷=divided by, ≈=is approximately, ≃=is approximately, ≅=is approximately,"
     "≡=is identical to, ∝=is proportional to, ≤=is less than or equal to, ≥=is greater than or equal to,"
     "≪=is much less than, ≫=is much greater than, °=degrees, º=degrees, ′=prime, ″=double prime, ¢=cents,"
     "©=copyright, §=section, ¶=paragraph, √=the square root of, ∛=the cube root of, ∞=infinity, ∑=the sum of,"

@@ -6,12 +6,12 @@ import re
 
 from tts_worker.text.markup import letter_name
 
-_ONES = (
+ONES = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
-_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_SCALES = (
+TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+SCALES = (
     *("", " thousand", " million", " billion", " trillion", " quadrillion", " quintillion", " sextillion"),
     *(" septillion", " octillion", " nonillion", " decillion"),
 )
@@ -27,19 +27,19 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+|[1-9]\d?(?:,\d\d)+,\d{3}")  # the s
 def cardinal(digits: str) -> str:
     """Return decimal digits as a number: "two thousand five". Of more than 36 digits, each one."""
     digits = digits.lstrip("0") or "0"
-    if len(digits) > 3 * len(_SCALES):
+    if len(digits) > 3 * len(SCALES):
         return spell(digits)
     if len(digits) < 3 and int(digits) < 20:
-        return _ONES[int(digits)]
+        return ONES[int(digits)]
     groups = [int(digits[max(0, end - 3) : end]) for end in range(len(digits), 0, -3)]  # least significant first
-    return " ".join([_below_thousand(group) + _SCALES[i] for i, group in enumerate(groups) if group][::-1])
+    return " ".join([_below_thousand(group) + SCALES[i] for i, group in enumerate(groups) if group][::-1])
 
 
 def _below_thousand(value: int) -> str:
     hundreds, rest = divmod(value, 100)
-    words = [f"{_ONES[hundreds]} hundred"] if hundreds else []
+    words = [f"{ONES[hundreds]} hundred"] if hundreds else []
     if rest:
-        words.append(_ONES[rest] if rest < 20 else _TENS[rest // 10] + (f"-{_ONES[rest % 10]}" if rest % 10 else ""))
+        words.append(ONES[rest] if rest < 20 else TENS[rest // 10] + (f"-{ONES[rest % 10]}" if rest % 10 else ""))
     return " ".join(words)
 
 
@@ -102,11 +102,6 @@ def number(written: str) -> str:
     return f"{words} point {spell(fraction)}".lstrip() if fraction else words
 
 
-def is_one(written: str) -> bool:
-    """Return whether a unit after a number is in the singular: "1 mile", "1.0 miles"."""
-    return written == "1"
-
-
 def spell(text: str) -> str:
     """Return ``text`` letter by letter and digit by digit; other characters make a pause."""
     groups = re.findall(r"[^\W_]+", text)
@@ -114,7 +109,7 @@ def spell(text: str) -> str:
 
 
 def _spelled(char: str) -> str:
-    return _ONES[int(char)] if char.isdecimal() else letter_name(char)
+    return ONES[int(char)] if char.isdecimal() else letter_name(char)
 
 
 def digit_groups(digits: str) -> str:
