@@ -5,7 +5,7 @@
 ``--checkout`` is a checkout of the reference repository with ``third_party/Matcha-TTS``. Its dependencies beyond torch,
 numpy and hyperpyyaml (transformers, diffusers, x-transformers, einops, conformer, scipy, omegaconf) must be installed;
 modules that it imports only for training or files are stubbed. ``--bundle`` is a model directory; random weights
-suffice (``tts-worker voicepack random``).
+suffice (``python -m tools.random_bundle``).
 
 The reference runs twice: unchanged, where the chunk size is stored on the model and grows from one request to the next,
 and with the chunk size reset before each request. Both sides run the language model and sample; the sampled tokens are

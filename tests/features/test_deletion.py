@@ -143,13 +143,16 @@ def test_server_streams_and_stops_without_features(core: dict[str, str]) -> None
         assert httpx.post(f"http://{address}/v1/audio/speech", json={"input": "Hello."}).status_code == 404
         with connect(f"ws://{address}/v1/stream") as socket:
             socket.send(json.dumps({"type": "start"}))
-            socket.send(json.dumps({"type": "text", "text": "One sentence. " * 50, "end": True}))
+            text = "One sentence. " * 50
+            socket.send(json.dumps({"type": "text", "text": text, "end": True}))
             while not isinstance(socket.recv(timeout=20), bytes):
                 pass
             socket.send(json.dumps({"type": "stop"}))
             messages = (json.loads(item) for item in iter(lambda: socket.recv(timeout=20), None) if type(item) is str)
-            done = next(message for message in messages if message["type"] in ("stopped", "done"))
-            assert "One" in done["text_spoken"] or done["text_remaining"]
+            end = next(message for message in messages if message["type"] in ("stopped", "done"))
+            assert end["type"] == "stopped"
+            assert end["text_remaining"]
+            assert end["text_spoken"] + end["text_remaining"] == text
 
 
 def test_help_lists_the_commands_that_are_there(core: dict[str, str]) -> None:

@@ -40,7 +40,7 @@ CROWD = 2
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_device_has_the_numbers_of_the_reference(family: str, half: bool, device: torch.device) -> None:
-    """As ``tts-worker parity --device cuda`` on the numbers that the reference computed."""
+    """As ``python -m tools.parity --device cuda`` on the numbers that the reference computed."""
     pytest.importorskip("soundfile", reason="ships with the CPU voice")
     pytest.importorskip("onnxruntime", reason="needs the package onnxruntime or onnxruntime-gpu")
     from tools.parity.runner import run_parity

@@ -169,9 +169,10 @@ class CallCheck:
                 self._text[message.say.context] = self._text.get(message.say.context, "") + message.say.text
             case "stop":
                 is_behind = self.call.to_client.blocked_since_s is not None
+                due_s = inf if is_behind else self.world.now_s + _STOP_S
                 for wire in self._by_context.values():
                     wire.is_stopped = True
-                    wire.answer_due_s = inf if is_behind else self.world.now_s + _STOP_S
+                    wire.answer_due_s = min(wire.answer_due_s, due_s)
 
     def on_write(self, message: Any) -> None:
         """The worker sends a message."""
