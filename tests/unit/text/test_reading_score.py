@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tools.reading_score import Case, main, read_cases, score
 
+ROOT = Path(__file__).parents[3]
 THREE = (
     "# a comment\n"
     "en_money3\tIt costs $5.\tIt costs five euros.\tit costs, five dollars!\n"
@@ -72,3 +74,11 @@ def test_text_that_cannot_be_read_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     [result] = score([Case("word1", "Good evening.", ("Good evening.",))])
     assert not result.is_right
     assert result.spoken == "KeyError('a rule')"
+
+
+@pytest.mark.parametrize(("name", "described"), [("agent", "sentences of agents"), ("blind", "more, written")])
+def test_documented_score_is_reached(name: str, described: str) -> None:
+    cases = read_cases(ROOT / "tests" / "data" / "reading" / f"{name}_sentences.tsv")
+    documented = re.search(rf"\| (\d+) {described}.* \| (\d+);", (ROOT / "docs" / "text.md").read_text("utf-8"))
+    assert documented is not None
+    assert (len(cases), sum(result.is_right for result in score(cases))) == (int(documented[1]), int(documented[2]))
