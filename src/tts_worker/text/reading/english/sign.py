@@ -1,4 +1,4 @@
-"""What is left of signs: each has a name or makes no sound, so that no engine has to guess."""
+"""What is left of signs: each has a name or is silent, so that no engine has to guess."""
 
 from __future__ import annotations
 
