@@ -10,16 +10,39 @@ from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisF
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
+from tts_worker.types import (
+    BYTES_PER_SAMPLE,
+    SAMPLE_RATE_HZ,
+    ChunkMeta,
+    Ended,
+    Outcome,
+    PcmFrame,
+    SessionOptions,
+    Words,
+)
 from tts_worker.voices.routing import INSTRUCT
+
+QUIET_TURN_S = 0.1
+NOTHING_TO_SPEAK = "nothing_to_speak"
+"""Reason of a report."""
 
 
 async def synthesize(
-    hub: SessionHub, options: SessionOptions, text: str, on_ended: Callable[[Ended], None] = lambda ended: None
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    on_ended: Callable[[Ended], None] = lambda ended: None,
+    *,
+    accepts_quiet_turn: bool = False,
 ) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
 
-    ``on_ended`` is called with the end of an utterance that was spoken.
+    Args:
+        hub: Admits the session.
+        options: Of the session.
+        text: The whole text.
+        on_ended: Called with the end of an utterance that was spoken.
+        accepts_quiet_turn: A quiet turn (``is_quiet_turn``) is silence and no error.
 
     Yields:
         Frames, and words before the frame in which they start.
@@ -37,6 +60,10 @@ async def synthesize(
                 yield item
             elif isinstance(item, Ended):
                 session.close(item.receipt.reason)
+                if accepts_quiet_turn and is_quiet_turn(item):
+                    pcm = quiet_turn(options.sample_rate or SAMPLE_RATE_HZ)
+                    yield PcmFrame(item.key, 0, 0, pcm, ChunkMeta(0, 0, len(text), 0, 0.0))
+                    break
                 check_spoken(item)
                 on_ended(item)
                 break
@@ -47,13 +74,32 @@ async def synthesize(
 async def download(
     hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the encoded audio of a whole text, at the rate of ``options``. Closes and raises like ``synthesize``."""
-    async with aclosing(synthesize(hub, options, text)) as items:
+    """Yield the encoded audio of a whole text, at the rate of ``options``; silence for a quiet turn.
+
+    Closes and raises like ``synthesize``.
+    """
+    async with aclosing(synthesize(hub, options, text, accepts_quiet_turn=True)) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data
     if data := encoder.finish():
         yield data
+
+
+def is_quiet_turn(ended: Ended) -> bool:
+    """Return whether a text had nothing to say although it was not blank, such as "...", an emoji or a dash.
+
+    Language models write such turns. Clients of vendors take an answer without audio for a failure, and give up after a
+    few of them: they get ``QUIET_TURN_S`` of silence. Text in a script that the voice cannot speak is no such turn.
+    """
+    receipt = ended.receipt
+    text = receipt.text_spoken + receipt.text_remaining
+    return receipt.reason == NOTHING_TO_SPEAK and not receipt.skipped and bool(text.strip())
+
+
+def quiet_turn(rate_hz: int) -> bytes:
+    """Return the silence of a quiet turn, s16le."""
+    return bytes(BYTES_PER_SAMPLE * round(QUIET_TURN_S * rate_hz))
 
 
 async def converted(
@@ -85,7 +131,7 @@ def check_spoken(ended: Ended) -> None:
     """
     if (error := failure(ended)) is not None:
         raise RemoteError(error)
-    if ended.receipt.reason == "nothing_to_speak":
+    if ended.receipt.reason == NOTHING_TO_SPEAK:
         raise UnspeakableText("the text has nothing that can be spoken")
 
 
