@@ -261,7 +261,7 @@ async def test_openai_sdk_retrieves_a_model() -> None:
         assert exc_info.value.code == "unknown_model"
 
 
-@pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
+@pytest.mark.parametrize("text", ["", " \n", "a" * 20_001], ids=["empty", "blank", "too long"])
 async def test_openai_sdk_maps_invalid_input_to_bad_request(text: str) -> None:
     import openai
 
@@ -359,7 +359,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     (speech(input="a" * 20_001), 400, "text_too_long"),
     (speech(input="a" * 2_000_000), 413, "text_too_long"),
     (speech(input=""), 400, "unspeakable_text"),
-    (speech(input="🎉🎉"), 400, "unspeakable_text"),
+    (speech(input=" \n"), 400, "unspeakable_text"),
 ]
 
 

@@ -409,6 +409,10 @@ class SessionHub:
     def _check_accepting(self) -> None:
         if self._draining:
             raise Draining("the worker is shutting down; use another one", retry_after_s=RETRY_AFTER_S)
+        self.check_started()
+
+    def check_started(self) -> None:
+        """Raise NotReady until the first engine is there: before that no voice is known."""
         if not self._engines:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
 

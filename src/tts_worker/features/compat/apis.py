@@ -50,7 +50,7 @@ def add_apis(app: Application) -> None:
     app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
     app.model_names.extend(openai.OPENAI_MODELS)
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
-    rules.key_headers.append("xi-api-key")
+    rules.key_headers += ["xi-api-key", "api-key"]  # that of ElevenLabs, and of OpenAI's clients for Azure
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
     for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
