@@ -349,7 +349,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     (speech(model="gpt-5"), 404, "unknown_model"),
     (speech(speed="fast"), 400, "invalid_request"),
     (speech(speed=99), 400, "invalid_request"),
-    (speech(response_format="aac"), 400, "invalid_request"),
+    (speech(response_format="wma"), 400, "invalid_request"),
     (speech(response_format="mulaw", sample_rate=24_000), 400, "invalid_request"),
     (speech(response_format="opus", sample_rate=44_100), 400, "invalid_request"),
     (speech(sample_rate=7), 400, "invalid_request"),

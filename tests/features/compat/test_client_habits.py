@@ -45,14 +45,14 @@ async def test_every_model_name_of_the_sdk_speaks() -> None:
         assert "tone" in unknown.json()["error"]["message"]
 
 
-async def test_every_format_of_the_sdk_is_spoken_or_refused_by_name() -> None:
+async def test_every_format_of_the_sdk_is_spoken() -> None:
     names = get_args(get_type_hints(openai_speech.SpeechCreateParams)["response_format"])
     assert len(names) > 5
     async with serving() as address, http(address) as client:
         for name in names:
             answer = await client.post(SPEECH, json={**PCM, "response_format": name})
-            assert (answer.status_code == 200) == (name != "aac"), name
-        assert "aac" not in answer.text
+            assert answer.status_code == 200, name
+            assert len(answer.content) > 1_000
 
 
 @pytest.mark.parametrize(("asked", "spoken"), [(0.25, 0.5), (4.0, 2.0), (1.5, 1.5)])

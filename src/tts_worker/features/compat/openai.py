@@ -3,7 +3,7 @@
 Message formats follow OpenAI's public API reference as its Python SDK uses it. Unknown fields are ignored. Extensions:
 ``seed``, ``language``, ``lexicon``, ``sample_rate``, ``stream`` (false: the audio is complete before it is sent, and a
 WAV file states its length), ``ref_audio`` with ``ref_text`` (the voice of a recording, as vLLM-Omni and SGLang-Omni
-have it). ``aac`` is not supported.
+have it).
 """
 
 from __future__ import annotations
