@@ -199,8 +199,8 @@ class _ElevenLabsProtocol:
         flush = bool(message.flush)
         encoder.after_bare_flush = flush and not text.strip()
         context.run_command(lambda session: encoder.write(session, text, flush=flush))
-        if self._single and not message.text and not flush:
-            self._end(context)
+        if self._single and message.text == "":
+            self._end(context)  # an empty text ends it, also one that flushes
 
     def _open(self, name: str, message: vendor.Input) -> SpeechContext:
         clock = CharacterClock(self._query.sample_rate_hz, per_message=not self._query.sync_alignment)
