@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, models, usage, voices
+from tts_worker.server import api_docs, models, tokens, usage, voices
 from tts_worker.server.application import Application, Extension
 from tts_worker.server.responses import error_response
 from tts_worker.server.routing import Routes, allowed_methods
@@ -39,6 +39,7 @@ def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extens
     _add_status(parts.routes, parts.hub, metrics)
     voices.add_routes(parts)
     usage.add_routes(parts.routes, parts.hub)
+    tokens.add_routes(parts.routes, parts.keys.tokens)
     models.add_routes(parts)
 
     @parts.routes.websocket("/v1/stream", "Text in, speech out")
