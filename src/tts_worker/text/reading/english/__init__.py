@@ -70,6 +70,7 @@ _TRIGGERS = frozenset(
     (
         *(form for table in _CAPITALIZED for name in table for form in (name.capitalize(), name.upper())),
         *(form for table in _SHORTENED for name in table for form in (name, name.capitalize(), name.upper())),
+        "st",
         *(name for name in (*tables.WORDS, *tables.STATES, *roman.NUMERALS) if name.isalpha()),
     )
 )

@@ -28,6 +28,8 @@ edition  ed  (?<=\d(?:st|nd|rd|th)) «ed\.?»(?![\w])
 <TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof|Gen|Gov|Sen|Rep|Capt|Lt|Col|Sgt|Cmdr|Rev|Hon|Pres|Supt|Cpl|Maj|Adm|Msgr
     |Atty|Insp)\.»(?= ?[A-Z])
 <TITLES>  <TITLES>  \b«(?:Mrs?|Ms|Dr|Prof)»(?= [A-Z])
+<TITLES>  st  (?:\A|\b(?:of|in|at|to|from|near|and) )«st\.»(?= [a-z]{3,})
+<TITLES>  mt  \bMt\.(?!\w)
 <TITLES>  st mt ft ste pt  \b«(?:St|Mt|Ft|Ste|Pt)\.?»(?= [A-Z][a-z])
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])<SHORT_WORDS_ANY>\.(?=,| [a-z\d$#(&\"“]|[ ](?:[A-Z]\b|<SHORT_WORDS_ANY>))
 <SHORT_WORDS>  <SHORT_WORDS>  (?<![\w.@/-])«<SHORT_WORDS_ANY>»(?=\.)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tts_worker.text.reading.english.electronic import word
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, number, ordinal, plural, spell
+from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 _SUFFIXES = {"1": "st", "2": "nd", "3": "rd"}
@@ -46,6 +48,7 @@ def _any(match: re.Match[str]) -> Iterator[Rewrite]:
 
 RULES = GRAMMAR.rules(
     r"""
+@letters  1+  (?<![\w.-])[a-z]{2}(?=\d)
 @ordinal  1+  (?<![\w.,])(?P<digits>\d{1,3}(?:,\d{3}){1,6}|\d{1,15})[ ]?(?P<suffix>st|nd|rd|th|ST|ND|RD|TH)\b
 @plural  s  (?<![\w.,])(?<!iPhone )(?P<digits>\d{1,4})['’]?s\b
 @grouped  4+  (?<![\w.,])(?<!\d )[1-9]\d{0,2}(?:(?: \d{3}){2,5}| 000| \d{3}(?= ?(?:[€%]|(?:<UNITS>|people|[a-z]{2,}
@@ -55,5 +58,12 @@ RULES = GRAMMAR.rules(
 @number  1+  (?<=[^\W\d])\d{1,18}(?:\.\d{1,18})?(?!\d|[.,]\d)
 @any  1+  \d(?:[.,:]?\d)*
 """,
-    {"grouped": _grouped, "ordinal": _ordinal, "plural": _plural, "number": _number, "any": _any},
+    {
+        "grouped": _grouped,
+        "ordinal": _ordinal,
+        "plural": _plural,
+        "number": _number,
+        "any": _any,
+        "letters": reads_part(word),
+    },
 )

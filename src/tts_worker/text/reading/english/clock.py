@@ -27,9 +27,11 @@ def _clock(hour: str, minute: str, *, has_half: bool) -> str:
     return f"{cardinal(hour)} hundred" if int(hour) > 12 else f"{cardinal(hour)} o'clock"
 
 
-def _half(written: str) -> str:
-    """Return "AM" or "PM" for "am", "p.m." or "p"."""
-    return f"{written.strip()[0].upper()}M"
+def _half(match: re.Match[str], group: str) -> str:
+    """Return " A.M." or " PM" for "am", "p.m." or "p": "AM" without periods may be heard as the verb."""
+    if match[group].strip()[0] in "Pp":
+        return " PM"
+    return " A.M" if match.string[match.end(group) : match.end(group) + 1] == "." else " A.M."
 
 
 def _time(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -39,7 +41,7 @@ def _time(match: re.Match[str]) -> Iterator[Rewrite]:
         end = match.end("m") if minute else match.end("h")
         yield match.start("h"), end, _clock(hour, minute, has_half=half is not None) if minute else cardinal(hour)
         if half:
-            yield match.start("half"), match.end("half"), f" {_half(half)}"
+            yield *match.span("half"), _half(match, "half")
 
 
 def _times(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -50,7 +52,7 @@ def _times(match: re.Match[str]) -> Iterator[Rewrite]:
         has_half = bool(half or match["last_half"])
         yield *match.span(part), _clock(hour, minute, has_half=has_half) if minute else cardinal(hour)
         if half:
-            yield *match.span(f"{part}_half"), f" {_half(half)}"
+            yield *match.span(f"{part}_half"), _half(match, f"{part}_half")
     yield *match.span("dash"), "to"
 
 
@@ -65,7 +67,7 @@ def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
         yield *match.span("first"), " "
         yield *match.span("second"), " and "
         if match["half"]:
-            yield *match.span("half"), f" {_half(match['half'])}"
+            yield *match.span("half"), _half(match, "half")
 
 
 def _seconds(match: re.Match[str]) -> Iterator[Rewrite]:

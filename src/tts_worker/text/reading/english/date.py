@@ -97,6 +97,13 @@ def _calendar(match: re.Match[str]) -> Iterator[Rewrite]:
         yield *name.span(), tables.DAYS.get(written) or tables.MONTHS.get(written[:3], mark)
 
 
+def _part_of_year(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "2Q22" as "the second quarter of twenty-two"."""
+    article = "" if match["the"] else "the "
+    part = "quarter" if match["part_of"] == "Q" else "half"
+    yield *match.span("part"), f"{article}{ordinal(match['n'])} {part} of {year(match['y'])}"
+
+
 def _decade(written: str) -> str:
     digits = written.lstrip("'’")[:-1].rstrip("'’")
     return plural(year(digits) if len(digits) == 4 else year(f"19{digits}").removeprefix("nineteen "))
@@ -185,6 +192,8 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
     «(?:1[3-9]|20)\d\d»(?![\w%°/-]|[.,:]\d| ?(?:<UNITS>|[VWA])\b| [a-z]{2,}s\b)
 @between  4+  \b(?:[Bb]etween|[Ff]rom) (?P<first>(?:1[5-9]|20)\d\d) (?:and|to|until|through)[ ]
     (?P<last>(?:1[5-9]|20)\d\d)\b(?! [a-z]{2,}s\b)
+@part of year  q h  (?P<the>\b[Tt]he )?(?<![\w.,])
+    «(?P<n>[1-4])(?P<part_of>Q|(?<=[12])H)(?P<y>(?:20)?\d\d)»(?![\w%]|[.,:/-]\d)
 @year  q h fy  \b(?:[QH]\d|FY) «(?:19|20)\d\d»\b
 @year  4+  (?<=\()(?:1[5-9]|20)\d\d(?=\))
 @year  4+  \b(?:[Cc]\.|[Ee]st\.) «(?:1\d|20)\d\d»\b
@@ -200,6 +209,7 @@ to  <MONTH_WORDS>  \b[A-Z][a-z]+ \d{1,2}« ?[-–] ?»(?=<MONTHS_WRITTEN> \d)
     {
         "date": _date,
         "month of year": _month_of_year,
+        "part of year": _part_of_year,
         "between": _between,
         "day first": _day_first,
         "month day": _month_day,

@@ -89,6 +89,7 @@ RULES = GRAMMAR.rules(
 @spelled  3+  \b\d?[A-Z]{3}«\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,])«(?:240|360|480|720|1080|1440|2160|4320)»(?=[pi]\b)
 @pairs  4+  \b(?:RTX|GTX|RX|Ryzen \d|Core i\d) ?«\d{4}»(?=(?:[Tt]i|XT|X|S)\b)
+T I  ti  \b(?:RTX|GTX) ?\d{4} ?«[Tt]i»\b
 @pairs  4+  \b[A-Z]{2,3}«[1-9]\d{3}»\b(?![.,:/-]\d|[%°])
 @pairs  3+  (?<![\w.,$€£#-])«[1-9]\d{2,3}»(?= (?:(?:[NSEW]|[NS][EW])\.? )?(?:[A-Z][a-z]+\.? ){1,3}<STREET>\b)
 """,

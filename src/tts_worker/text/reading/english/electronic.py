@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import spell, year
-from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 _MARK_NAMES = {
@@ -26,23 +26,30 @@ _MARK_NAMES = {
 _SAID_DOMAINS = frozenset(
     ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
 )
-_SPELLED = frozenset(["io", "ai", "uk", "us", "de", "eu", "ie", "it", "es", "ca", "au"])
-_NO_VOWEL = re.compile("[b-df-hj-np-tv-xz]{2,5}")
+_SPELLED = re.compile(
+    "(?:us|it|es|a[iou]l|aws|api|ibm|irs|upc"
+    "|(?!(?:ad|am|an|as|at|be|by|co|do|go|ha|he|hi|if|in|is|me|mr|ms|my|no|of|oh|ok|on|or|ox|pi|py|so|to|tv|up|we)$)[a-z]{2}"
+    "|[b-df-hj-np-tv-xz]{2,5}|[a-z]{1,2}(?:[bdgp][cf]|[cghkpqv][bdgjv]|[mnt]q))"
+)
+"""Small letters that are no word: initials, no vowel, or an end as no word has it."""
 _PARTS = re.compile(r"\d+|[^\W\d_]+|\W|_")
 
 
 def _words(written: str) -> str:
     parts = _PARTS.findall(written)
-    return " ".join(map(_word, parts))
+    return " ".join(map(word, parts))
 
 
-def _word(part: str) -> str:
-    """Return how a part is read: letters without a vowel, and domains of two letters, by their names."""
+def word(part: str) -> str:
+    """Return how a part is read: what is no word by the names of its letters."""
     if part.isdecimal():
         return year(part) if re.fullmatch(r"(?:19|20)\d\d", part) else spell(part)
     if part in _MARK_NAMES:
         return _MARK_NAMES[part]
-    return part.upper() if part in _SPELLED or _NO_VOWEL.fullmatch(part) else part
+    if not _SPELLED.fullmatch(part):
+        return part
+    letters = part.upper()
+    return tables.WORDS.get(letters, letters)
 
 
 def _address(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -67,7 +74,10 @@ RULES = GRAMMAR.rules(
 @file  /  \b(?:file|ftp|ssh|git|ws|wss|s3|gs):/{2,3}[\w.~/-]{1,100}\w
 @file  ~ / \ .  (?<![\w/.])(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/(?=[a-z]{2,12}/))[\w.~\\/-]{0,100}\w
 @file  <FILE>  (?<![\w./@-])[\w-]{1,40}(?:\.[\w-]{1,20}){0,3}\.(?i:<FILE>)\b(?!\.\w|[@/])
-@dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)
+dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)|(?<=[a-z]{2})\.(?=[a-z]{2,20}(?:\b|_))
 """,
-    {"address": _address, "file": _file, "dot": reads_part(lambda _: "dot")},
+    {
+        "address": _address,
+        "file": _file,
+    },
 )

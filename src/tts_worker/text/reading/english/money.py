@@ -41,6 +41,8 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
     if magnitude:
         return f"{number(written)} {magnitude} {tables.plural(name)}"
     has_cents = decimals is not None and len(decimals.rstrip("0")) <= 2 and name not in tables.NO_CENTS
+    if decimals is None and re.fullmatch(r"[1-9][1-9]00", written):  # "$1500", but not "$1,500"
+        return f"{cardinal(written[:2])} hundred {tables.plural(name)}"
     if decimals is None or not has_cents:
         if decimals is not None and not decimals.strip("0"):
             written, decimals = whole or "0", None

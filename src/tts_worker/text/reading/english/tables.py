@@ -32,13 +32,15 @@ UNITS = {
     **_table(
         "µm=micrometer, nm=nanometer, yds=yard, kg=kilogram, g=gram, mg=milligram, µg=microgram, ha=hectare,"
         "mcg=microgram, oz=ounce, lb=pound, lbs=pound, L=liter, l=liter, dL=deciliter, dl=deciliter,"
-        "cl=centiliter, kL=kiloliter, kl=kiloliter, hl=hectoliter, kgf=kilogram force, GWh=gigawatt hour,"
+        "cl=centiliter, kL=kiloliter, kl=kiloliter, hl=hectoliter, kgf=kilogram force, GWh=gigawatt hour, "
+        "gWh=gigawatt hour,"
         "mL=milliliter, ml=milliliter, µL=microliter, gal=gallon, qt=quart, pt=pint, fl oz=fluid ounce,"
-        "cc=cubic centimeter, KB=kilobyte, kB=kilobyte, kb=kilobyte, MB=megabyte, GB=gigabyte, TB=terabyte,"
+        "cc=C C, KB=kilobyte, kB=kilobyte, kb=kilobyte, MB=megabyte, GB=gigabyte, TB=terabyte,"
         "PB=petabyte, KiB=kibibyte, MiB=mebibyte, GiB=gibibyte, TiB=tebibyte, Kb=kilobit, Mb=megabit, Gb=gigabit,"
         "px=pixel, MP=megapixel, ms=millisecond, µs=microsecond, ns=nanosecond, sec=second, secs=second,"
         "min=minute, mins=minute, hr=hour, hrs=hour, wk=week, wks=week, mo=month, mos=month, yr=year, yrs=year,"
-        "kW=kilowatt, MW=megawatt, GW=gigawatt, mW=milliwatt, Wh=watt hour, kWh=kilowatt hour, MWh=megawatt hour,"
+        "kW=kilowatt, MW=megawatt, GW=gigawatt, mW=milliwatt, Wh=watt hour, kWh=kilowatt hour, "
+        "KWh=kilowatt hour, kwh=kilowatt hour, MWh=megawatt hour,"
         "kV=kilovolt, mV=millivolt, mv=millivolt, mA=milliamp, mAh=milliamp hour, Ah=amp hour, Ω=ohm, kΩ=kiloohm,"
         "MΩ=megaohm, µF=microfarad, dB=decibel, kcal=kilocalorie, cal=calorie, kJ=kilojoule, °=degree,"
         "°C=degree Celsius, °F=degree Fahrenheit, Hz=hertz, kHz=kilohertz, MHz=megahertz, GHz=gigahertz,"
@@ -98,14 +100,16 @@ NO_CENTS = _names("yen, won, bitcoin, ether, dong, yuan, lira, hryvnia, shekel, 
 
 def plural(name: str) -> str:
     """Return several of a unit or currency: "miles per hour", "square feet", "yen"."""
-    head, *rest = re.split(" (?=(?:per|of|Celsius|Fahrenheit|squared)\\b)", name, maxsplit=1)
+    head, *rest = re.split(" (?=(?:per|of|force|Celsius|Fahrenheit|squared)\\b)", name, maxsplit=1)
     if head.endswith("foot"):
         head = f"{head[:-4]}feet"
     elif head.endswith(("inch", "lux")):
         head += "es"
     elif head.endswith(("penny", "dox")):
         head = "pence"
-    elif not head.endswith(("hertz", "horsepower", "yen", "yuan", "won", "baht", "rand", "dong", "P S I", "percent")):
+    elif not head.endswith(
+        ("hertz", "horsepower", "yen", "yuan", "won", "baht", "rand", "dong", "P S I", "C C", "percent")
+    ):
         head += "s"
     return " ".join([head, *rest])
 
@@ -160,7 +164,7 @@ WORDS = _table(
     "AKA=also known as, Ctrl=control, CTRL=control, Del=delete, Esc=escape, and/or=and or, he/she=he or she,"
     "his/her=his or her, him/her=him or her, s/he=she or he, she/he=she or he, C++=C plus plus, C#=C sharp,"
     "F#=F sharp, Q&A=Q and A, R&D=R and D, AT&T=A T and T, Wi-Fi=Wi-Fi, CUDA=Kooda, JSON=Jason, YAML=Yammel,"
-    "nginx=engine X, NGINX=engine X, AAA=triple A, YoY=year over year, QoQ=quarter over quarter,"
+    "nginx=engine X, NGINX=engine X, AAA=triple A, AB=A, B, YoY=year over year, QoQ=quarter over quarter,"
     "MoM=month over month, either/or=either or, over/under=over under, IEEE=I triple E, IPv4=I P V four,"
     "IPv6=I P V six, WWI=World War One, WWII=World War Two, 401(k)=four oh one K, 401k=four oh one K,"
     "403(b)=four oh three B, W-2=W two, W-9=W nine, 1099=ten ninety-nine, WW1=World War One, WW2=World War Two,"

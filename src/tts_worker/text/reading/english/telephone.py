@@ -25,6 +25,8 @@ def _word(word: str) -> str:
         return f"plus one, {_word(word[2:])}"
     if word.isdigit() and len(word) == 10:
         return ", ".join((spell(word[:3]), spell(word[3:6]), spell(word[6:])))
+    if re.fullmatch(r"\+[2-9]\d", word):
+        return f"plus {cardinal(word[1:])}"
     return ("plus " if word[0] == "+" else "") + (digit_groups(word) if word.isdigit() else spell(word))
 
 
