@@ -10,17 +10,15 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from tts_worker.text.reading.tables import load
 from tts_worker.text.span_rewriting import Rewrite
 
+_TABLES = load("zh")
 _DIGITS = "零一二三四五六七八九"
 _BY_DIGIT = str.maketrans(dict(zip("0123456789,. -()", [*_DIGITS, "", "点", *"，，，，"], strict=True)))
 _MAX_CARDINAL_DIGITS = 16
 _CODE_DIGITS = 11
 """A longer number without a unit is a code and read digit by digit."""
-
-
-def _table(pairs: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in pairs.split())
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -67,12 +65,7 @@ _COUNTED = re.compile(
 
 # -- amounts ----------------------------------------------------------------------------------------------------------
 
-_CURRENCIES = _table(
-    "￥=元 RMB=元 CNY=元 US$=美元 USD=美元 $=美元 HK$=港元 HKD=港元 €=欧元 EUR=欧元 £=英镑 GBP=英镑 JPY=日元 A$=澳元 "
-    "AUD=澳元 C$=加元 CAD=加元 S$=新加坡元 SGD=新加坡元 NT$=新台币 TWD=新台币 ₩=韩元 KRW=韩元 ₽=卢布 RUB=卢布 ₹=卢比 "
-    "INR=卢比 ฿=泰铢 THB=泰铢 CHF=瑞士法郎 ₫=越南盾"
-)
-_CENTS = {"美元": "美分", "欧元": "欧分", "英镑": "便士"}
+_CURRENCIES, _CENTS = _TABLES["CURRENCIES"], _TABLES["CENTS"]
 _MULTIPLES = {"k": 3, "m": 6, "million": 6, "b": 9, "bn": 9, "billion": 9}
 _CODES = "|".join(code for code in _CURRENCIES if code.isalpha())
 _CURRENCY = "|".join(sorted(map(re.escape, _CURRENCIES), key=len, reverse=True))
@@ -211,16 +204,7 @@ _FRACTION = re.compile(
 _PERCENT = re.compile(rf"(?:({_NUM}){_TO}(-?))?({_NUM})\s?([%‰‱])")
 _PERCENTS = {"%": "百", "‰": "千", "‱": "万"}
 _DEGREES = re.compile(r"(\d+)°(\d+)[′'](?:(\d+)[″\"])?")
-_UNITS = _table(
-    "KB=KB MB=MB GB=GB TB=TB "
-    "km=公里 m=米 dm=分米 cm=厘米 mm=毫米 μm=微米 um=微米 nm=纳米 kg=公斤 g=克 mg=毫克 μg=微克 ug=微克 t=吨 lb=磅 "
-    "lbs=磅 oz=盎司 L=升 l=升 ml=毫升 mL=毫升 dL=分升 dl=分升 ha=公顷 mol=摩尔 ℃=摄氏度 °C=摄氏度 ℉=华氏度 °F=华氏度 "
-    "°=度 h=小时 hr=小时 hrs=小时 min=分钟 mins=分钟 s=秒 sec=秒 ms=毫秒 μs=微秒 us=微秒 ns=纳秒 Hz=赫兹 kHz=千赫 "
-    "KHz=千赫 MHz=兆赫 GHz=吉赫 W=瓦 kW=千瓦 KW=千瓦 MW=兆瓦 GW=吉瓦 kWh=千瓦时 KWh=千瓦时 Wh=瓦时 V=伏 kV=千伏 "
-    "mV=毫伏 mA=毫安 mAh=毫安时 Ah=安时 Ω=欧姆 kΩ=千欧 Pa=帕 hPa=百帕 kPa=千帕 MPa=兆帕 kJ=千焦 cal=卡 kcal=千卡 "
-    "dB=分贝 rpm=转每分钟 px=像素 mi=英里 mph=英里每小时 ft=英尺 inch=英寸 mmHg=毫米汞柱 bpm=次每分钟 ㎡=平方米 "
-    "㎥=立方米 ㎏=公斤 ㎎=毫克 ㎜=毫米 ㎝=厘米 ㎞=公里 ㏄=毫升 ㎖=毫升 w=万 eV=电子伏"
-)
+_UNITS = _TABLES["UNITS"]
 _UNIT = f"(?:{'|'.join(sorted(_UNITS, key=len, reverse=True))})(?:[²³]|(?<=m)[23])?"
 _MEASURED = re.compile(rf"\s?({_UNIT})(?:/(100km|{_UNIT}|[次天日月年人]))?(?![A-Za-z0-9²³])")
 _MEASURE = re.compile(rf"({_NUM}){_MEASURED.pattern}")
@@ -357,16 +341,8 @@ _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+|\\^\\s?-?\\d+")
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _ORDINAL = re.compile(r"(?P<prefix>第\s?)(?:(?P<number>\d+)(?![.:]\d)|(?P<roman>[IVX]{1,5})(?=[\u3400-\u9fff]))")
 _ENGLISH_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)(?![A-Za-z])")
-_SIGN_WORDS = {
-    "=": "等于",
-    **{sign: name for sign, name in _CURRENCIES.items() if len(sign) == 1},
-    **_table(
-        "+=加 ×=乘 ✕=乘 ÷=除以 ≤=小于等于 ≥=大于等于 ≠=不等于 ≈=约等于 ±=正负 %=百分号 ‰=千分号 &=和 @=艾特 °=度 √=根号"
-        " ∞=无穷大 ℃=摄氏度 ℉=华氏度 →=到 ⇒=到 \\=反斜杠 |=， ∶=比 ∑=求和 ∫=积分 ㎡=平方米 ㎥=立方米 №=号 Ω=欧姆 •=， "
-        "α=阿尔法 β=贝塔 γ=伽马 δ=德尔塔 θ=西塔 λ=兰姆达 μ=缪 π=派 σ=西格玛 φ=斐 ω=欧米伽 Δ=德尔塔 Σ=西格玛"
-    ),
-}
-_COMPARISONS = {"<=": "小于等于", ">=": "大于等于", "!=": "不等于", "==": "等于", "->": "到", "=>": "到"}
+_SIGN_WORDS = {**{sign: name for sign, name in _CURRENCIES.items() if len(sign) == 1}, **_TABLES["SIGNS"]}
+_COMPARISONS = _TABLES["COMPARISONS"]
 _COMPARISON = re.compile("|".join(_COMPARISONS))
 _OPERAND_BEFORE = re.compile(r"[\w²³)%]\s?\Z")
 _OPERAND_AFTER = re.compile(r"\s?[-.$￥(]?[A-Za-z\d]")

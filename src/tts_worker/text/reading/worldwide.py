@@ -14,13 +14,14 @@ from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
 
-from tts_worker.text.reading import worldwide_tables as tables
+from tts_worker.text.reading.tables import load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
 Read = Callable[[re.Match[str]], "str | None"]
 """Returns what is spoken for a match; None if it is something else."""
 
+_COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
 _NARROW = str.maketrans(
     {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
@@ -32,12 +33,19 @@ _ORDINAL_BEFORE = re.compile(r"\b(?:(?P<n>ab|am|beim|dem|den|des|im|vom|zum|zur)
 _GERMAN_YEAR = re.compile(
     r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
 )
+_PHONES = (
+    r"\+\d{1,4}(?:[ /()-]{1,3}\d{1,12}){0,8}(?!\d)",
+    r"\(?\d{2,5}\) ?[/-]? ?\d{2,12}(?:[ -]\d{2,4}){0,4}(?!\d)",
+    r"(?<![\d.,])0\d{1,5}(?:(?: ?[/-] ?|[ .])\d{2,9}){1,5}(?!\d)",
+    r"(?<![\d.,])(?!\d{1,3}(?: \d{3})+(?!\d| \d))\d{2,4}(?:[ -]\d{2,4}){3,6}(?![\d.,]?\d)",
+)
+"""Telephone and card numbers of all countries."""
 _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
 
 
 @cache
 def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
-    """Return what reads a language of ``tables.SIGNS``; None if the libraries are missing, with one warning."""
+    """Return what reads one of the eight languages; None if the libraries are missing, with one warning."""
     return _Reader(language).rewrites if _is_installed() else None
 
 
@@ -58,18 +66,20 @@ class _Reader:
         self._language = language
         self._words = words = Words(language)
         self._signs = words.signs
+        endings = words.tables.get("ORDINAL_ENDINGS", {})
+        self._endings = {end: form for form, ends in endings.items() for end in ends.split()}
         self._wide = language in ("ja", "ko")
         self._decimal_mark = "." if self._wide else ","
-        month, currency, unit = _one_of(words.months), _one_of(tables.CURRENCIES), _one_of(words.units)
+        month, currency, unit = _one_of(words.months), _one_of(_COMMON["CURRENCIES"]), _one_of(words.units)
         no_letter = "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])"
         unit += r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"
-        magnitudes = tables.MAGNITUDES[language]
+        magnitudes, patterns = words.tables["MAGNITUDES"], words.patterns
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
         # "5 M" alone may be a code.
         big = rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?"
         word_start = "" if self._wide else r"(?<!\w)"
         self._code_before = re.compile(
-            rf"{word_start}(?:{tables.CODE_WORDS[language]})(?: ?(?:{tables.CODE_LINKS})){{0,3}}"
+            rf"{word_start}(?:{patterns['code words']})(?: ?(?:{'|'.join(_COMMON['CODE_LINKS'])})){{0,3}}"
             r"[.:#]{0,2} ?[\"“«„]?\Z",
             re.IGNORECASE,
         )
@@ -82,7 +92,7 @@ class _Reader:
             for read, pattern in (
                 *self._dates(month),
                 (self._time, self._time_pattern()),
-                (self._phone, tables.PHONE + tables.PHONES.get(language, "")),
+                (self._phone, "|".join([*_PHONES, *filter(None, [patterns.get("phones")])])),
                 (self._code, rf"\d{{3,20}}(?:[ -]\d{{2,6}}){{0,4}}(?!\d|[.,:/]\d| ?(?:{currency}{no_letter}|{unit}))"),
                 (lambda match: words.spell(match[0]), r"(?<![\d.,])0\d+(?![.,]?\d)"),
                 *self._ordinals(month),
@@ -197,7 +207,7 @@ class _Reader:
                 zeros["00"] if minute == "0" else "ноль " * (int(minute) < 10) + spoken_minute,
             ]
         else:
-            pattern = tables.TIMES[language][minute == "0"]
+            pattern = words.patterns["full hour" if minute == "0" else "time"]
             plural = "s" * (int(hour) > 1)
             parts = [pattern.format(h=spoken_hour, m=spoken_minute.strip(), s=plural)]
         if second:
@@ -230,13 +240,13 @@ class _Reader:
         if self._language == "ru":
             return [
                 (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.)(?!\w)"),
-                (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(tables.RUSSIAN_ENDINGS)})(?!\w)"),
+                (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(self._endings)})(?!\w)"),
             ]
-        if self._language not in tables.ORDINALS:
+        if "ordinals" not in self._words.patterns:
             return []
         return [
             (self._ordinal, rf"(?P<n>1)(?P<end>er|°|º)?(?=(?: de)? {month}(?!\w))"),
-            (self._ordinal, rf"(?<![\d.,])(?P<n>\d{{1,4}})\.?(?P<end>[ºª]|{tables.ORDINALS[self._language]})(?!\w)"),
+            (self._ordinal, rf"(?<![\d.,])(?P<n>\d{{1,4}})\.?(?P<end>[ºª]|{self._words.patterns['ordinals']})(?!\w)"),
         ]
 
     def _ordinal(self, match: re.Match[str]) -> str | None:
@@ -246,7 +256,7 @@ class _Reader:
         feminine = "a" if end == "ª" or (end[-1:] == "a" and self._language == "es") else ""
         words = self._words.ordinal(number, "e" if end in ("re", "ère", "res", "ères") else feminine)
         noun = _AFTER.match(match.string, match.end())
-        is_short = end == "er" or (end == "º" and noun and noun[1].lower() not in tables.NO_NOUN)
+        is_short = end == "er" or (end == "º" and noun and noun[1].lower() not in _COMMON["NO_NOUN"])
         if self._language == "es" and is_short and words.endswith(("primero", "tercero")):
             words = words[:-1]
         return words
@@ -276,11 +286,11 @@ class _Reader:
                 if before[-2:-1] in (["с"], ["до"], ["от"])
                 else "год"
             )
-        case = tables.RUSSIAN_YEARS.get(name)
+        case = self._words.tables["YEARS"].get(name)
         return f"{self._words.library(int(match['y']), 'ordinal', case=case)} {name}" if case else None
 
     def _russian_ordinal(self, match: re.Match[str]) -> str:
-        case, gender = tables.RUSSIAN_ENDINGS[match["end"]]
+        case, gender = self._endings[match["end"]].split("/")
         form: dict[str, str | bool] = {"plural": True} if gender == "p" else {"gender": gender}
         return self._words.library(int(match["n"]), "ordinal", case=case, **form)
 
@@ -347,7 +357,7 @@ class _Reader:
         if match["unit"]:
             name, per = words.unit_name(match["unit"]), self._signs["/"]
             return name + per if self._wide else f" {per} {name}"
-        if sign in tables.CURRENCIES:
+        if sign in _COMMON["CURRENCIES"]:
             return None if sign.isalpha() else words.currency(sign, Decimal(1))
         if sign in words.units:
             return words.unit_name(sign)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from tts_worker.text.reading import worldwide_tables as tables
+from tts_worker.text.reading.tables import load
 
-_LABEL = re.compile(rf"\b(?:{tables.LABELS}) \Z", re.IGNORECASE)
+_COMMON = load("worldwide")
+_LABEL = re.compile(rf"\b(?:{'|'.join(_COMMON['LABELS'])}) \Z", re.IGNORECASE)
 _DATIVE = re.compile(r"\b(?:aus|bei|in|mit|nach|seit|von|vor|zu) \Z", re.IGNORECASE)
+_NO_DATIVE = frozenset(("Uhr", "Prozent", "Grad"))
 _OF = {"es": "de ", "pt": "de ", "it": "di ", "fr": "de "}
 _MILLIONS = re.compile(r"(?:ill[oó]n(?:es)?|ilh(?:ão|ões)|ilion[ei]|iliard[oi]|illi(?:on|ard)s?)\Z")
 _FORMATTED = re.compile(r"\s?\d(?:[\d.,\s’]*\d)?\s?")
@@ -36,22 +38,24 @@ class Words:
         self.language = language
         self.gap = "" if language == "ja" else " "
         """Stands between words."""
-        self.signs = tables.SIGNS[language]
+        self.tables = load(language)
+        self.patterns = self.tables["PATTERNS"]
+        self.signs = self.tables["SIGNS"]
         self.months = list(get_month_names("wide", locale=language).values())
         self.units = self._symbols()
-        self._feminine = re.compile(tables.FEMININE.get(language, "(?!)"), re.IGNORECASE)
+        self._feminine = re.compile(self.patterns.get("feminine", "(?!)"), re.IGNORECASE)
 
     def _symbols(self) -> dict[str, str]:
         """Return CLDR's names of the units by symbol."""
         from babel.units import format_unit
 
-        symbols = dict(tables.MORE_SYMBOLS)
-        for name in tables.UNITS:
+        symbols = dict(_COMMON["MORE_SYMBOLS"])
+        for name in _COMMON["UNITS"]:
             locales = ("en", self.language)
             written = [format_unit(5, name, "short", locale=locale) for locale in locales]
             for symbol in (*written, format_unit(5, name, "narrow", locale=self.language)):
                 symbol = re.sub(r"[\d\s.⋅]", "", symbol)
-                if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in tables.NO_SYMBOLS:
+                if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in _COMMON["NO_SYMBOLS"]:
                     for alias in (symbol, symbol.replace("μ", "µ"), symbol.replace("²", "2").replace("³", "3")):
                         symbols.setdefault(alias, name)
         return symbols
@@ -95,7 +99,7 @@ class Words:
             return self.spell(digits)
         number = int(digits)
         words = self.library(number)
-        if not noun or noun.lower() in tables.NO_NOUN or _LABEL.search(before):
+        if not noun or noun.lower() in _COMMON["NO_NOUN"] or _LABEL.search(before):
             return words
         feminine = self._feminine.fullmatch(noun) is not None
         if self.language == "es" and feminine:
@@ -111,7 +115,7 @@ class Words:
         elif self.language == "fr" and feminine:
             words = re.sub(r"\bun$", "une", words)
         elif self.language == "de" and number == 1 and noun[0].isupper():
-            endings = ("er", "em") if _DATIVE.search(before) and noun not in tables.NO_DATIVE else ("e", "")
+            endings = ("er", "em") if _DATIVE.search(before) and noun not in _NO_DATIVE else ("e", "")
             words = "ein" + endings[not feminine]
         elif self.language == "ru":
             words = self._russian_gender(words, noun, feminine)
@@ -174,10 +178,10 @@ class Words:
         self, symbol: str, digits: str, mark: str = "", decimals: str = "", big: str = "", before: str = ""
     ) -> str:
         """Return an amount of money, with its minor unit if that has two decimals."""
-        code = tables.CURRENCIES[symbol]
+        code = _COMMON["CURRENCIES"][symbol]
         if big:
             return self.join(self.magnitude(big, digits, mark, decimals), self.currency(symbol, Decimal(5)))
-        link, minor = tables.MINOR_UNITS[self.language]
+        link, minor = self.patterns.get("link", ""), self.tables["MINOR_UNITS"]
         if len(decimals) != 2 or code not in minor:
             name = self.currency(symbol, _decimal(digits, decimals))
             return self.join(self.number(digits, mark, decimals, name.split()[0], before), name)
@@ -193,7 +197,7 @@ class Words:
 
     def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "") -> str:
         """Return a number of thousands, millions or the like, as they are abbreviated or written."""
-        names = tables.MAGNITUDES[self.language]
+        names = self.tables["MAGNITUDES"]
         forms = names.get(big) or names.get(f"{big}.")
         name = self._plural(forms.split(), digits, decimals) if forms else big
         return self.number(digits, mark, decimals, name) + self.gap * (self.language != "ko") + name
@@ -215,8 +219,8 @@ class Words:
         """Return the name of a currency in the plural for ``count``; without its country if a sign stands for it."""
         from babel.numbers import get_currency_name
 
-        name: str = get_currency_name(tables.CURRENCIES[symbol], count, locale=self.language)
-        if symbol == tables.CURRENCIES[symbol]:
+        name: str = get_currency_name(_COMMON["CURRENCIES"][symbol], count, locale=self.language)
+        if symbol == _COMMON["CURRENCIES"][symbol]:
             return name
         words = re.split("[ -]", name)
         if self.language == "ru":
@@ -236,11 +240,11 @@ def _decimal(digits: str, decimals: str) -> Decimal:
 
 def _korean(number: int, words: str, noun: str) -> str:
     """Return the native number before a counter, and a space before what is counted."""
-    native = re.match(tables.KOREAN_NATIVE, noun)
+    native = re.match(load("ko")["PATTERNS"]["native counters"], noun)
     if native and 0 < number < (13 if native[0] == "시" else 100):
         tens, ones = divmod(number, 10)
-        words = tables.KOREAN_NUMBERS[1][tens] + tables.KOREAN_NUMBERS[0][ones]
+        words = load("ko")["NATIVE_TENS"].get(str(tens), "") + load("ko")["NATIVE_ONES"].get(str(ones), "")
         words = "스무" if number == 20 else "첫" if native[0] == "번째" and number == 1 else words
     elif noun[0] == "월":
         return {6: "유", 10: "시"}.get(number, words)
-    return words + " " * (native is not None or re.match(tables.KOREAN_UNITS, noun) is not None)
+    return words + " " * (native is not None or re.match(load("ko")["PATTERNS"]["spaced counters"], noun) is not None)

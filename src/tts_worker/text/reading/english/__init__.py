@@ -24,10 +24,10 @@ from tts_worker.text.reading.english import (
     score,
     sign,
     span,
-    tables,
     telephone,
     version,
 )
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.rules import RuleSet
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -62,16 +62,16 @@ _SIGNS = re.compile(
 _WORD = re.compile("[A-Za-z]+")
 _NUMERALS = frozenset("IVXLC")
 _NUMBERED = frozenset(
-    word for name in (*tables.NUMBERED_IN_ROMAN, *tables.RULERS, *tables.SUBJECTS) for word in name.split()
+    word for name in (*TABLES["NUMBERED_IN_ROMAN"], *TABLES["RULERS"], *TABLES["SUBJECTS"]) for word in name.split()
 )
-_CAPITALIZED = (tables.DAYS, tables.MONTHS, tables.TITLES, tables.STREETS, tables.PLACES)
-_SHORTENED = (tables.SPOONS, tables.PLACES, tables.SHORT_WORDS, tables.BEFORE_WORD)
+_CAPITALIZED = (TABLES["DAYS"], TABLES["MONTHS"], TABLES["TITLES"], TABLES["STREETS"], TABLES["PLACES"])
+_SHORTENED = (TABLES["SPOONS"], TABLES["PLACES"], TABLES["SHORT_WORDS"], TABLES["BEFORE_WORD"])
 _TRIGGERS = frozenset(
     (
         *(form for table in _CAPITALIZED for name in table for form in (name.capitalize(), name.upper())),
         *(form for table in _SHORTENED for name in table for form in (name, name.capitalize(), name.upper())),
         "st",
-        *(name for name in (*tables.WORDS, *tables.STATES, *roman.NUMERALS) if name.isalpha()),
+        *(name for name in (*TABLES["WORDS"], *TABLES["STATES"], *roman.NUMERALS) if name.isalpha()),
     )
 )
 """Words that a rule may apply to though the text has no digit or sign."""

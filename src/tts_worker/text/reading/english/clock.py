@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import plural
 from tts_worker.text.reading.english.words import cardinal, number
 from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
@@ -62,7 +62,7 @@ def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
         if written := match.groupdict().get(group):
             digits = re.match(r"[\d.]+", written.strip())[0]  # type: ignore[index]
             whole = digits.lstrip("0") or "0"
-            yield *match.span(group), f"{number(whole)} {unit if whole == '1' else tables.plural(unit)}"
+            yield *match.span(group), f"{number(whole)} {unit if whole == '1' else plural(unit)}"
     if match.groupdict().get("second"):  # "1:02:03"
         yield *match.span("first"), " "
         yield *match.span("second"), " and "

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import cardinal, ordinal, pairs, plural, year
 from tts_worker.text.reading.rules import part_span, reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
-_MONTH_NAMES = list(tables.MONTHS.values())
+_MONTH_NAMES = list(TABLES["MONTHS"].values())
 
 
 def _month(written: str) -> str:
-    return tables.MONTHS[written.strip(". ").lower()[:3]]
+    return TABLES["MONTHS"][written.strip(". ").lower()[:3]]
 
 
 def _day(written: str) -> str | None:
@@ -94,7 +94,7 @@ def _calendar(match: re.Match[str]) -> Iterator[Rewrite]:
         if written in ("and", "or", "to", "through"):
             continue
         mark = "," if "/" in written else "to"
-        yield *name.span(), tables.DAYS.get(written) or tables.MONTHS.get(written[:3], mark)
+        yield *name.span(), TABLES["DAYS"].get(written) or TABLES["MONTHS"].get(written[:3], mark)
 
 
 def _part_of_year(match: re.Match[str]) -> Iterator[Rewrite]:

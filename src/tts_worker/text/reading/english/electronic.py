@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import spell, year
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -49,7 +49,7 @@ def word(part: str) -> str:
     if not _SPELLED.fullmatch(part):
         return part
     letters = part.upper()
-    return tables.WORDS.get(letters, letters)
+    return TABLES["WORDS"].get(letters, letters)
 
 
 def _address(match: re.Match[str]) -> Iterator[Rewrite]:

@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, ordinal
 from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
@@ -53,9 +53,9 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
 
 
 def _spoon(match: re.Match[str]) -> Iterator[Rewrite]:
-    name = tables.SPOONS[match["name"].lower()]
+    name = TABLES["SPOONS"][match["name"].lower()]
     is_one = re.fullmatch(r"1|[½⅓⅔¼¾⅛⅜⅝⅞]|\d/\d|(?:of )?an?", match["amount"].lower())
-    yield *part_span(match), name if is_one else tables.plural(name)
+    yield *part_span(match), name if is_one else plural(name)
 
 
 RULES = GRAMMAR.rules(

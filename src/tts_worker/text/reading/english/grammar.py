@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tts_worker.text.reading.english import tables
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.rules import Grammar
 
 _DEFINITIONS = r"""
@@ -50,5 +50,4 @@ LISTED = (?:<options rooms items numbers steps questions pages chapters days lev
 ZONE = (?:[ECMP][SD]?T|UTC|GMT|BST|CET|CEST|IST|JST|AEST)\b
 """
 
-_NAMES = [name for name in vars(tables) if name.isupper()]
-GRAMMAR = Grammar({name: vars(tables)[name] for name in _NAMES}, _DEFINITIONS)
+GRAMMAR = Grammar(TABLES, _DEFINITIONS)

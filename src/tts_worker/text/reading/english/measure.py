@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import number
 from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
@@ -22,7 +22,7 @@ _NOUN = re.compile(
 def _unit(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "5 km" as "five kilometers", "20-min" as "twenty minute"."""
     unit = match["unit"].replace(".", "").replace("μ", "µ")
-    name = tables.UNITS.get(unit) or tables.VOLTS[unit]
+    name = TABLES["UNITS"].get(unit) or TABLES["VOLTS"][unit]
     amount = match["amount"]
     is_fraction = re.search(r"\d[\d.,]*\Z", amount) is None or "/" in amount
     is_mixed = is_fraction and re.search(r"\d ?\Z", match.string[: match.start()]) is not None
@@ -31,11 +31,11 @@ def _unit(match: re.Match[str]) -> Iterator[Rewrite]:
         is_one = _NOUN.match(match.string, match.end()) is not None  # "a 50 m pool"
     if not is_fraction:
         yield *match.span("amount"), number(amount)
-    yield *part_span(match), name if is_one else tables.plural(name)
+    yield *part_span(match), name if is_one else plural(name)
 
 
 def _power_unit(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span("part"), tables.plural(tables.UNITS[match["unit"].replace(".", "").replace("μ", "µ")])
+    yield *match.span("part"), plural(TABLES["UNITS"][match["unit"].replace(".", "").replace("μ", "µ")])
 
 
 def _inches(match: re.Match[str]) -> Iterator[Rewrite]:

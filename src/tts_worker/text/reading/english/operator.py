@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from tts_worker.text.markup import letter_name
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import ordinal, short_number
 from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
@@ -48,7 +48,7 @@ def _exponent(match: re.Match[str]) -> Iterator[Rewrite]:
 
 
 def _greek(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), tables.GREEK[match.group()]
+    yield *match.span(), TABLES["GREEK"][match.group()]
 
 
 POWERS = GRAMMAR.rules(

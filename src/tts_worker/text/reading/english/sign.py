@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
 from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import number
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -23,7 +23,7 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
     if sign in _PAUSES:
         yield *match.span(), _PAUSE
         return
-    name = tables.SIGNS.get(sign, "")
+    name = TABLES["SIGNS"].get(sign, "")
     plain = unicodedata.normalize("NFKC", sign)
     if sign == "#" and re.match(r"\s\w", match.string[match.start() - 1 : match.start()] + match.string[match.end() :]):
         name = "hashtag"
