@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from tts_worker.text.reading import roman
 from tts_worker.text.reading.tables import load
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -393,8 +394,7 @@ def _power(match: re.Match[str]) -> str:
 def _ordinal(match: re.Match[str]) -> str:
     number = match["number"]
     if number is None:
-        values = [{"I": 1, "V": 5, "X": 10}[char] for char in match["roman"]]
-        number = str(sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)))
+        number = str(roman.value(match["roman"]))
     return "第" + re.sub("^两", "二", _number(number))
 
 

@@ -14,6 +14,7 @@ from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
 
+from tts_worker.text.reading import roman, russian
 from tts_worker.text.reading.tables import load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
@@ -26,10 +27,17 @@ _log = logging.getLogger(__name__)
 _NARROW = str.maketrans(
     {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
 )
+_AFTER_ABBREVIATION = {
+    "ABBREVIATIONS": r"(?!\w)",
+    "ENDINGS": r"(?!\w)",
+    "BEFORE_NUMBER": r"(?= ?(?:\d|[IVXLC]+\b)|(?<=\w\w\.)\Z)",
+    "BEFORE_NAME": r"(?= ?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
+}
+"""Tables of abbreviations and what follows these."""
 _NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
-_ORDINAL_BEFORE = re.compile(r"\b(?:(?P<n>ab|am|beim|dem|den|des|im|vom|zum|zur)|der|die|das) \Z", re.IGNORECASE)
+_WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
 _GERMAN_YEAR = re.compile(
     r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
 )
@@ -77,6 +85,11 @@ class _Reader:
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
         # "5 M" alone may be a code.
         big = rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?"
+        self._abbreviated, abbreviations = self._abbreviations()
+        self._endings_of_sentences = {word.replace(" ", "") for word in words.tables.get("ENDINGS", ())}
+        rulers = words.tables.get("RULERS", {})
+        by_form = {name: form for form, names in rulers.items() for name in names.split()}
+        self._rulers = by_form if language == "ru" else rulers
         word_start = "" if self._wide else r"(?<!\w)"
         self._code_before = re.compile(
             rf"{word_start}(?:{patterns['code words']})(?: ?(?:{'|'.join(_COMMON['CODE_LINKS'])})){{0,3}}"
@@ -85,17 +98,20 @@ class _Reader:
         )
         self._start = re.compile(
             r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
+            rf"|{abbreviations}|(?<![\w.-])[IVXLC]{{1,7}}(?=(?:{patterns.get('roman ending', '[.]')})?(?!\w))"
             r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
         )
         self._rules = [
             (re.compile(pattern), read)
             for read, pattern in (
+                (self._abbreviation, abbreviations),
                 *self._dates(month),
                 (self._time, self._time_pattern()),
                 (self._phone, "|".join([*_PHONES, *filter(None, [patterns.get("phones")])])),
                 (self._code, rf"\d{{3,20}}(?:[ -]\d{{2,6}}){{0,4}}(?!\d|[.,:/]\d| ?(?:{currency}{no_letter}|{unit}))"),
                 (lambda match: words.spell(match[0]), r"(?<![\d.,])0\d+(?![.,]?\d)"),
                 *self._ordinals(month),
+                (self._roman, rf"(?P<roman>[IVXLC]{{1,7}})(?P<end>{patterns.get('roman ending', '[.]')})?(?!\w)"),
                 (
                     self._fraction,
                     r"(?<![\d.,/])(?:(?P<whole>\d{1,4})(?: (?=\d/\d(?!\d))| ?(?=[½⅓⅔¼¾])))?"
@@ -142,9 +158,76 @@ class _Reader:
         is_korean = self._language == "ko"
         if spoken == "—":
             return f" {spoken} "
-        if spoken[0].isalnum() and spoken != "에서" and (before.isalnum() or before in ("%", ")")):
+        is_suffix = before.isalpha() and match[0][0].isalpha() and not match[0][0].isupper()
+        if spoken[0].isalnum() and spoken != "에서" and not is_suffix and (before.isalnum() or before in ("%", ")")):
             spoken = " " * (after_rewrite or not is_korean or before.isascii()) + spoken
         return spoken + " " * (after.isalpha() and spoken[-1].isalnum() and (not is_korean or after.isascii()))
+
+    # -- abbreviations and Roman numerals -----------------------------------------------------------------------------
+
+    def _abbreviations(self) -> tuple[dict[str, str], str]:
+        """Return what abbreviations stand for, in small letters without spaces, and the pattern of all of them."""
+        spoken: dict[str, str] = {}
+        patterns: dict[str, str] = {}
+        for table, after in _AFTER_ABBREVIATION.items():
+            for written, words in self._words.tables.get(table, {}).items():
+                spoken[written.replace(" ", "").lstrip("-").lower()] = words
+                is_suffix, is_word = written[0] == "-", table == "BEFORE_NAME" and written[-1] != "."
+                first, rest = written.lstrip("-")[0], re.escape(written.lstrip("-")[1:]).replace(r"\ ", " ?")
+                start = r"(?<=[^\W\d_])" if is_suffix else r"(?<![\w.])"
+                letters = first.upper() if is_word else f"[{first.upper()}{first.lower()}]"
+                patterns[f"{table} {written}"] = start + letters + rest + after
+        longest = sorted(patterns.values(), key=len, reverse=True)
+        return spoken, f"(?:{'|'.join(longest)})" if longest else "(?!)"
+
+    def _abbreviation(self, match: re.Match[str]) -> str:
+        key = match[0].replace(" ", "").lower()
+        words = self._abbreviated[key]
+        if re.search(r"(?:^|[.!?…]\s+)\Z", match.string[: match.start()]):
+            words = words[0].upper() + words[1:]
+        is_last = re.fullmatch(r"[\s\"”»)]*", match.string[match.end() :])
+        return words + "." * bool(is_last and match[0].replace(" ", "").lower() in self._endings_of_sentences)
+
+    def _roman(self, match: re.Match[str]) -> str | None:
+        """Read the numeral of a ruler, a century, a chapter, or what stands before its noun."""
+        words, patterns, end = self._words, self._words.patterns, match["end"] or ""
+        number = roman.value(match["roman"])
+        before = match.string[max(0, match.start() - 40) : match.start()]
+        if not number or (end.isalpha() and not set(match["roman"]) <= set("IVX")):  # "Le" is a word
+            return None
+        if end.strip("."):  # "XXIe siècle"
+            return words.ordinal(number, "e" if end in ("re", "ère") else "")
+        noun = _AFTER.match(match.string, match.end())
+        if noun and re.fullmatch(patterns.get("ordinal nouns", "(?!)"), noun[1]):
+            return words.ordinal(number, "a" * words.is_feminine(noun[1]))
+        if re.search(rf"\b{patterns.get('numbered', '(?!)')} \Z", before, re.IGNORECASE):
+            return words.cardinal(str(number)) + end
+        name = _WORD_BEFORE.search(before)
+        form = self._rulers.get(name[2], self._rulers.get(name[2].removesuffix("s"))) if name else None
+        if form is None and re.search(rf"\b{patterns.get('ordinal before', '(?!)')} \Z", before, re.IGNORECASE):
+            form = ""
+        if form is not None:
+            return self._regnal(number, form, before, end)
+        if self._language == "de" and end:
+            return self._german_ordinal(number, match)
+        is_title = name is not None and name[2][0].isupper() and len(match["roman"]) > 1
+        return words.cardinal(str(number)) + end if is_title and set(match["roman"]) <= set("IVX") else None
+
+    def _regnal(self, number: int, form: str, before: str, end: str) -> str:
+        """Return the number of a ruler or a century; ``form`` is its gender, in Russian its case and gender."""
+        words = self._words
+        if self._language == "ru":
+            case, gender = form.split("/")
+            return words.library(number, "ordinal", case=case, gender=gender) + end
+        if self._language == "de":
+            ordinal = words.ordinal(number).capitalize()
+            if re.search(r"\b(?:bei|mit|nach|seit|unter|von|vor|zu) (?:\w+ ){1,3}\Z", before, re.IGNORECASE):
+                return f"{'der' if form else 'dem'} {ordinal}n"
+            if before.endswith("s ") and before.rstrip() not in self._rulers:
+                return f"des {ordinal}n"
+            return f"{'die' if form else 'der'} {ordinal}"
+        is_ordinal = number <= int(words.patterns.get("ordinal up to", 0))
+        return (words.ordinal(number, "a" if form else "") if is_ordinal else words.cardinal(str(number))) + end
 
     # -- dates and times ----------------------------------------------------------------------------------------------
 
@@ -180,7 +263,8 @@ class _Reader:
         if self._language == "ko":
             return f"{words.cardinal(year or '')} 년 {words.cardinal(str(month), '월')}월 {words.cardinal(str(day))} 일"
         if self._language == "ru":
-            spoken = f"{words.library(day, 'ordinal', case='g', gender='n')} {name}"
+            case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
+            spoken = f"{words.library(day, 'ordinal', case=case, gender='n')} {name}"
             return f"{spoken} {words.library(int(year), 'ordinal', case='g')} года" if year else spoken
         if self._language == "de":
             spoken = f"{self._german_ordinal(day, match, 'r')} {name}"
@@ -239,7 +323,8 @@ class _Reader:
             ]
         if self._language == "ru":
             return [
-                (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.)(?!\w)"),
+                (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.?)(?!\w)"),
+                (self._russian_year, r"(?<![\w.,])(?P<y>\d{1,2}|[IVX]{1,5}) (?P<name>век(?:а|у|ом|е)?)(?!\w)"),
                 (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(self._endings)})(?!\w)"),
             ]
         if "ordinals" not in self._words.patterns:
@@ -263,12 +348,23 @@ class _Reader:
 
     def _german_ordinal(self, number: int, match: re.Match[str], bare: str = "") -> str | None:
         """Read "3." as "dritte", "am 3." as "dritten"; without such a word before it is an ordinal only in a date."""
-        before = _ORDINAL_BEFORE.search(match.string, max(0, match.start() - 10), match.start())
         at_end = match.end() == len(match.string)
-        if (before is None and not bare) or (at_end and not bare and not (before and before["n"])) or not number:
+        ending = self._german_ending(match)
+        if not number or (ending is None and not bare) or (at_end and not bare and ending != "n"):
             return None
-        ending = bare if before is None else "n" if before["n"] else ""
-        return self._words.ordinal(number) + ending + "." * (at_end and not bare)
+        return self._words.ordinal(number) + (bare if ending is None else ending) + "." * (at_end and not bare)
+
+    def _german_ending(self, match: re.Match[str]) -> str | None:
+        """Return the ending of an ordinal by the article before it: "am" n, "die" none, "ein" r; None without one."""
+        before = _WORD_BEFORE.search(match.string, max(0, match.start() - 40), match.start())
+        article = before[2].lower() if before else ""
+        noun = _AFTER.match(match.string, match.end())
+        if before and article == "der":
+            is_oblique = re.fullmatch(self._words.patterns["prepositions"], before[1] or "", re.IGNORECASE)
+            return "n" if is_oblique or (noun and self._words.is_feminine(noun[1])) else ""
+        patterns = self._words.patterns
+        endings = {"n": "ordinal n", "": "ordinal e", "r": "ordinal r"}
+        return next((ending for ending, name in endings.items() if re.fullmatch(patterns[name], article)), None)
 
     def _german_year(self, match: re.Match[str]) -> str | None:
         if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
@@ -277,7 +373,8 @@ class _Reader:
 
     def _russian_year(self, match: re.Match[str]) -> str | None:
         name = match["name"]
-        if name == "г.":
+        at_end = "." * (name == "г." and match.end() == len(match.string))
+        if name.rstrip(".") == "г":
             before = match.string[max(0, match.start() - 4) : match.start()].split(" ")
             name = (
                 "году"
@@ -287,7 +384,8 @@ class _Reader:
                 else "год"
             )
         case = self._words.tables["YEARS"].get(name)
-        return f"{self._words.library(int(match['y']), 'ordinal', case=case)} {name}" if case else None
+        number = int(match["y"]) if match["y"].isdecimal() else roman.value(match["y"])
+        return f"{self._words.library(number, 'ordinal', case=case)} {name}{at_end}" if case and number else None
 
     def _russian_ordinal(self, match: re.Match[str]) -> str:
         case, gender = self._endings[match["end"]].split("/")
@@ -357,6 +455,8 @@ class _Reader:
         if match["unit"]:
             name, per = words.unit_name(match["unit"]), self._signs["/"]
             return name + per if self._wide else f" {per} {name}"
+        if sign.isascii() and sign.isalpha() and sign != "x":
+            return None
         if sign in _COMMON["CURRENCIES"]:
             return None if sign.isalpha() else words.currency(sign, Decimal(1))
         if sign in words.units:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from tts_worker.text.reading import russian
 from tts_worker.text.reading.tables import load
 
 _COMMON = load("worldwide")
@@ -43,7 +44,7 @@ class Words:
         self.signs = self.tables["SIGNS"]
         self.months = list(get_month_names("wide", locale=language).values())
         self.units = self._symbols()
-        self._feminine = re.compile(self.patterns.get("feminine", "(?!)"), re.IGNORECASE)
+        self._feminine_nouns = re.compile(self.patterns.get("feminine", "(?!)"), re.IGNORECASE)
 
     def _symbols(self) -> dict[str, str]:
         """Return CLDR's names of the units by symbol."""
@@ -59,6 +60,10 @@ class Words:
                     for alias in (symbol, symbol.replace("μ", "µ"), symbol.replace("²", "2").replace("³", "3")):
                         symbols.setdefault(alias, name)
         return symbols
+
+    def is_feminine(self, noun: str) -> bool:
+        """Return whether the form of a noun tells that it is feminine."""
+        return self._feminine_nouns.fullmatch(noun) is not None
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -98,10 +103,13 @@ class Words:
         if len(digits) > _LONGEST:
             return self.spell(digits)
         number = int(digits)
+        case = russian.case_of_number(number, before, noun) if self.language == "ru" else "n"
+        if case != "n" and not _LABEL.search(before):
+            return self.library(number, case=case, gender=russian.gender_of_noun(noun, case))
         words = self.library(number)
         if not noun or noun.lower() in _COMMON["NO_NOUN"] or _LABEL.search(before):
             return words
-        feminine = self._feminine.fullmatch(noun) is not None
+        feminine = self.is_feminine(noun)
         if self.language == "es" and feminine:
             words = re.sub(r"(?<=ient)os\b", "as", re.sub("uno$", "una", words))
         elif self.language == "es" and (number == 1 or noun[-1] == "s"):
@@ -153,7 +161,7 @@ class Words:
 
     def measure(self, symbol: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
         """Return a number with the name of its unit."""
-        formatted = self._formatted(symbol, _decimal(digits, decimals))
+        formatted = self._formatted(symbol, self._count(digits, decimals, before))
         prefix = _FORMATTED.split(formatted, maxsplit=1)[0]  # 時速
         if prefix and before.rstrip().endswith(prefix):
             formatted = formatted[len(prefix) :]
@@ -162,6 +170,12 @@ class Words:
         if self.language == "ja":
             return _FORMATTED.sub(words, formatted, count=1)
         return _FORMATTED.sub(f" {words.strip()} ", formatted, count=1).strip()
+
+    def _count(self, digits: str, decimals: str, before: str) -> Decimal:
+        """Return the number whose plural form a unit takes: "до двадцати одного метра", as two of them."""
+        if self.language != "ru" or decimals or russian.case_of_number(int(digits), before) != "g":
+            return _decimal(digits, decimals)
+        return Decimal(2 if int(digits) % 10 == 1 and int(digits) % 100 != 11 else 5)
 
     def unit_name(self, symbol: str) -> str:
         return _FORMATTED.sub("", self._formatted(symbol, Decimal(1)), count=1)
@@ -183,9 +197,9 @@ class Words:
             return self.join(self.magnitude(big, digits, mark, decimals), self.currency(symbol, Decimal(5)))
         link, minor = self.patterns.get("link", ""), self.tables["MINOR_UNITS"]
         if len(decimals) != 2 or code not in minor:
-            name = self.currency(symbol, _decimal(digits, decimals))
+            name = self.currency(symbol, self._count(digits, decimals, before))
             return self.join(self.number(digits, mark, decimals, name.split()[0], before), name)
-        name = self.currency(symbol, Decimal(digits))
+        name = self.currency(symbol, self._count(digits, "", before))
         whole = self.join(self.cardinal(digits, name.split()[0], before), name)
         if decimals == "00":
             return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tts_worker.text.reading import roman
 from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.rules import Grammar
 
@@ -27,7 +28,7 @@ COMPOUND = (?P<compound>(?= (?:bag|bar|battery|bottle|box|break|bulb|cable|call|
     |outlet|timer|walk|GPU|HDD|MacBook
     |M\d|SSD|iPad|iPhone)\b))?
 LASTING = (?:<in taking takes take took wait waits waited waiting every within>(?: for)?)
-ROMAN = «(?=[IVXLC])C{0,3}(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})»(?<=[IVXLC])
+ROMAN = «@ROMAN»(?<=[IVXLC])
 DAY = (?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun|MON|TUES?|WED|THU(?:RS?)?|FRI|SAT|SUN)\b
 AFTER_DAY = \.?(?:[,;:!?)]|$| ?[-–/] ?[A-Z]| (?:\d|after|and|at|before|between|for|from|if|in|morning|afternoon|evening
     |night|or|the|through|to|until|we|when|with|you)(?!\w))
@@ -50,4 +51,4 @@ LISTED = (?:<options rooms items numbers steps questions pages chapters days lev
 ZONE = (?:[ECMP][SD]?T|UTC|GMT|BST|CET|CEST|IST|JST|AEST)\b
 """
 
-GRAMMAR = Grammar(TABLES, _DEFINITIONS)
+GRAMMAR = Grammar(TABLES, _DEFINITIONS.replace("@ROMAN", roman.PATTERN))

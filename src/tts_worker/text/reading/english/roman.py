@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, ordinal
+from tts_worker.text.reading.roman import value
 from tts_worker.text.reading.rules import reads_part
 
 _ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
-_DIGITS = {"C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9, "V": 5, "IV": 4, "I": 1}
-
-
 NUMERALS = [f"{ten}{one}" for ten in ("", "X", "XX", "XXX", "XL", "L") for one in _ONES if len(ten + one) > 1]
 """Roman numerals that are no letters."""
-
-
-def _value(written: str) -> int:
-    return sum(_DIGITS[digit] for digit in re.findall("XC|XL|IX|IV|[CLXVI]", written))
 
 
 RULES = GRAMMAR.rules(
@@ -37,7 +29,7 @@ RULES = GRAMMAR.rules(
     (?!['’.]\w)
 """,
     {
-        "number": reads_part(lambda written: cardinal(str(_value(written)))),
-        "ruler": reads_part(lambda written: f"the {ordinal(_value(written))}"),
+        "number": reads_part(lambda written: cardinal(str(value(written)))),
+        "ruler": reads_part(lambda written: f"the {ordinal(value(written))}"),
     },
 )
