@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import spell, year
 from tts_worker.text.span_rewriting import Rewrite
@@ -52,7 +51,7 @@ def word(part: str) -> str:
     return TABLES["WORDS"].get(letters, letters)
 
 
-def _address(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_address(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "joe@acme.io" as "joe at acme dot io"; the scheme and the query of a URL are not read."""
     groups = match.groupdict("")
     host, dot, domain = (groups.get("email") or groups["host"]).rpartition(".")
@@ -60,24 +59,5 @@ def _address(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), _words(host + dot + (domain if known else domain.upper()) + groups["path"].rstrip("/"))
 
 
-def _file(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_file(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), _words(match.group())
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@address  @  (?<![\w.+-])(?P<email>[\w.+-]{1,64}@<HOSTS>[A-Za-z]{2,12})(?![\w@-])(?P<path>(?:/[\w.~%-]*\w)*)
-@address  <TOP_LEVEL>  (?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host><HOSTS><TOP_LEVEL>)(?![\w@-]|\.\w)
-    (?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?
-@address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)
-    (?:\?[\w=&%.+-]*[\w=])?
-@file  /  \b(?:file|ftp|ssh|git|ws|wss|s3|gs):/{2,3}[\w.~/-]{1,100}\w
-@file  ~ / \ .  (?<![\w/.])(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/(?=[a-z]{2,12}/))[\w.~\\/-]{0,100}\w
-@file  <FILE>  (?<![\w./@-])[\w-]{1,40}(?:\.[\w-]{1,20}){0,3}\.(?i:<FILE>)\b(?!\.\w|[@/])
-dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)|(?<=[a-z]{2})\.(?=[a-z]{2,20}(?:\b|_))
-""",
-    {
-        "address": _address,
-        "file": _file,
-    },
-)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, number, split_number
 from tts_worker.text.span_rewriting import Rewrite
@@ -54,7 +53,7 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
     return " and ".join(parts) or f"zero {plural(name)}"
 
 
-def _money(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_money(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "$5m" as "five million dollars", "$5-10" as "five to ten dollars", "-$5" as "minus five dollars"."""
     name = _name(match["currency"])
     first, last = match["first"], match["last"]
@@ -77,27 +76,12 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), sign + words
 
 
-def _money_behind(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_behind(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "20 EUR", "12,50 €" and "3 million CHF"; "$20 USD" has its currency twice."""
     symbol = match["symbol"]
     name = _name(symbol if symbol and match["code"][-1:] == "D" and "dollar" in _name(symbol) else match["code"])
     yield *match.span(), _amount(match["amount"], name, _magnitude(match["big"]))
 
 
-def _cents(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_cents(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), f"{number(match['amount'])} {'cent' if match['amount'] == '1' else 'cents'}"
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@behind  <CURRENCIES> <CURRENCY_CODES>  (?<![\w.,$€£¥₹])(?P<symbol>[$€£¥])?(?P<amount><AMOUNT>)(?P<big> ?[mbt]n|
-    <MAGNITUDE>)?
-    [ ]?(?P<code><CURRENCY_CODES>\b|[€£¥₹₩₽₺₪฿](?!\d)|zł\b|kr\b|\$(?![\d.]))
-@money  <CURRENCIES> <CURRENCY_CODES> rs us  (?<![\w$€£¥.])(?P<currency><CURRENCIES> ?|<CURRENCY_CODES> ?)
-    (?P<sign>[-−–])?
-    (?P<first><AMOUNT>)(?P<first_big><MAGNITUDE>(?= ?[-–—]))?
-    (?:(?: ?[-–—] ?)(?P<again>(?P=currency))?(?P<last><AMOUNT>))?(?P<big><MAGNITUDE>)?(?!\w|[.,]\d)
-@cents  ¢  (?<![\w.,$€£¥₹₩₽])(?P<amount><AMOUNT>) ?¢
-""",
-    {"money": _money, "behind": _money_behind, "cents": _cents},
-)
