@@ -19,9 +19,6 @@ from tts_worker.text.reading.tables import load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
-Read = Callable[[re.Match[str]], "str | None"]
-"""Returns what is spoken for a match; None if it is something else."""
-
 _COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
 _NARROW = str.maketrans(
@@ -34,6 +31,12 @@ _AFTER_ABBREVIATION = {
     "BEFORE_NAME": r"(?= ?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
 }
 """Tables of abbreviations and what follows these."""
+_START = (
+    r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
+    r"|<ABBREVIATION>|(?<![\w.-])[IVXLC]{1,7}(?=(?:<ROMAN_ENDING>)?(?!\w))"
+    r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
+)
+"""Where a token may begin."""
 _NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
@@ -41,20 +44,13 @@ _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
 _GERMAN_YEAR = re.compile(
     r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
 )
-_PHONES = (
-    r"\+\d{1,4}(?:[ /()-]{1,3}\d{1,12}){0,8}(?!\d)",
-    r"\(?\d{2,5}\) ?[/-]? ?\d{2,12}(?:[ -]\d{2,4}){0,4}(?!\d)",
-    r"(?<![\d.,])0\d{1,5}(?:(?: ?[/-] ?|[ .])\d{2,9}){1,5}(?!\d)",
-    r"(?<![\d.,])(?!\d{1,3}(?: \d{3})+(?!\d| \d))\d{2,4}(?:[ -]\d{2,4}){3,6}(?![\d.,]?\d)",
-)
-"""Telephone and card numbers of all countries."""
 _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
 
 
 @cache
 def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
     """Return what reads one of the eight languages; None if the libraries are missing, with one warning."""
-    return _Reader(language).rewrites if _is_installed() else None
+    return Reader(language).rewrites if _is_installed() else None
 
 
 @cache
@@ -69,65 +65,52 @@ def _one_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + ")"
 
 
-class _Reader:
+class Reader:
+    """Reads one language; a method ``read_x`` returns what is spoken for a match, or None if it is something else."""
+
     def __init__(self, language: str) -> None:
         self._language = language
         self._words = words = Words(language)
-        self._signs = words.signs
-        endings = words.tables.get("ORDINAL_ENDINGS", {})
-        self._endings = {end: form for form, ends in endings.items() for end in ends.split()}
+        self._signs, self._patterns = words.signs, words.patterns
+        self._endings = words.by_form("ORDINAL_ENDINGS")
+        self._rulers = words.by_form("RULERS") if language == "ru" else words.tables.get("RULERS", {})
+        self._ends = {word.replace(" ", "") for word in words.tables.get("ENDINGS", ())}
+        self._abbreviated, abbreviation = self._abbreviations()
         self._wide = language in ("ja", "ko")
         self._decimal_mark = "." if self._wide else ","
-        month, currency, unit = _one_of(words.months), _one_of(_COMMON["CURRENCIES"]), _one_of(words.units)
-        no_letter = "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])"
-        unit += r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"
-        magnitudes, patterns = words.tables["MAGNITUDES"], words.patterns
+        currency, magnitudes = _one_of(_COMMON["CURRENCIES"]), words.tables["MAGNITUDES"]
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
-        # "5 M" alone may be a code.
-        big = rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?"
-        self._abbreviated, abbreviations = self._abbreviations()
-        self._endings_of_sentences = {word.replace(" ", "") for word in words.tables.get("ENDINGS", ())}
-        rulers = words.tables.get("RULERS", {})
-        by_form = {name: form for form, names in rulers.items() for name in names.split()}
-        self._rulers = by_form if language == "ru" else rulers
-        word_start = "" if self._wide else r"(?<!\w)"
+        self._named = {
+            "ABBREVIATION": abbreviation,
+            "MONTH": _one_of(words.months),
+            "CURRENCY": currency,
+            "UNIT": _one_of(words.units) + (r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"),
+            "NO_LETTER": "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])",
+            "NUMBER": _NUMBER,
+            # "5 M" alone may be a code.
+            "BIG": rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?",
+            "TIME_MARK": self._patterns["time mark"],
+            "ROMAN_ENDING": self._patterns.get("roman ending", "[.]"),
+            "ORDINAL_ENDING": _one_of(self._endings),
+        }
+        links = "|".join(_COMMON["CODE_LINKS"])
         self._code_before = re.compile(
-            rf"{word_start}(?:{patterns['code words']})(?: ?(?:{'|'.join(_COMMON['CODE_LINKS'])})){{0,3}}"
+            ("" if self._wide else r"(?<!\w)") + rf"(?:{self._patterns['code words']})(?: ?(?:{links})){{0,3}}"
             r"[.:#]{0,2} ?[\"“«„]?\Z",
             re.IGNORECASE,
         )
-        self._start = re.compile(
-            r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
-            rf"|{abbreviations}|(?<![\w.-])[IVXLC]{{1,7}}(?=(?:{patterns.get('roman ending', '[.]')})?(?!\w))"
-            r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
-        )
+        self._start = self._compiled(_START)
+        own = words.tables.get("RULES", {})
         self._rules = [
-            (re.compile(pattern), read)
-            for read, pattern in (
-                (self._abbreviation, abbreviations),
-                *self._dates(month),
-                (self._time, self._time_pattern()),
-                (self._phone, "|".join([*_PHONES, *filter(None, [patterns.get("phones")])])),
-                (self._code, rf"\d{{3,20}}(?:[ -]\d{{2,6}}){{0,4}}(?!\d|[.,:/]\d| ?(?:{currency}{no_letter}|{unit}))"),
-                (lambda match: words.spell(match[0]), r"(?<![\d.,])0\d+(?![.,]?\d)"),
-                *self._ordinals(month),
-                (self._roman, rf"(?P<roman>[IVXLC]{{1,7}})(?P<end>{patterns.get('roman ending', '[.]')})?(?!\w)"),
-                (
-                    self._fraction,
-                    r"(?<![\d.,/])(?:(?P<whole>\d{1,4})(?: (?=\d/\d(?!\d))| ?(?=[½⅓⅔¼¾])))?"
-                    r"(?:(?P<top>\d{1,3})/(?P<bottom>\d{1,3})(?![\d/]|[.,]\d)|(?P<sign>[½⅓⅔¼¾]))",
-                ),
-                (self._digits, r"(?<=[A-Za-z])\d{1,2}(?P<mark>)(?![.,]?\d)"),
-                (self._amount, rf"(?P<pre>{currency}) ?(?P<minus>[-−]?)(?P<n>{_NUMBER}){big}(?P<post>(?!\w)|(?=\D))"),
-                (
-                    self._amount,
-                    rf"(?P<pre>)(?P<minus>)(?P<n>{_NUMBER}){big}"
-                    rf"(?: ?(?P<post>{currency}){no_letter}| ?(?P<unit>{unit}))?",
-                ),
-                (self._digits, r"\d+(?P<mark>[.,](?=\d))?"),
-                (self._sign, rf"/ ?(?P<unit>{unit})|[nN]\.?[º°]|{currency}|[\s\S]"),
-            )
+            (self._compiled(pattern), getattr(self, f"read_{name}"))
+            for common, reading in _COMMON["RULES"].items()
+            for pattern, name in (
+                words.tables.get("RULES", {}) if common == "<LANGUAGE>" else {common: reading}
+            ).items()
         ]
+
+    def _compiled(self, pattern: str) -> re.Pattern[str]:
+        return re.compile(re.sub("(?<!P)<([A-Z_]+)>", lambda name: self._named[name[1]], pattern))
 
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""
@@ -180,17 +163,17 @@ class _Reader:
         longest = sorted(patterns.values(), key=len, reverse=True)
         return spoken, f"(?:{'|'.join(longest)})" if longest else "(?!)"
 
-    def _abbreviation(self, match: re.Match[str]) -> str:
+    def read_abbreviation(self, match: re.Match[str]) -> str:
         key = match[0].replace(" ", "").lower()
         words = self._abbreviated[key]
         if re.search(r"(?:^|[.!?…]\s+)\Z", match.string[: match.start()]):
             words = words[0].upper() + words[1:]
         is_last = re.fullmatch(r"[\s\"”»)]*", match.string[match.end() :])
-        return words + "." * bool(is_last and match[0].replace(" ", "").lower() in self._endings_of_sentences)
+        return words + "." * bool(is_last and match[0].replace(" ", "").lower() in self._ends)
 
-    def _roman(self, match: re.Match[str]) -> str | None:
+    def read_roman(self, match: re.Match[str]) -> str | None:
         """Read the numeral of a ruler, a century, a chapter, or what stands before its noun."""
-        words, patterns, end = self._words, self._words.patterns, match["end"] or ""
+        words, patterns, end = self._words, self._patterns, match["end"] or ""
         number = roman.value(match["roman"])
         before = match.string[max(0, match.start() - 40) : match.start()]
         if not number or (end.isalpha() and not set(match["roman"]) <= set("IVX")):  # "Le" is a word
@@ -226,27 +209,12 @@ class _Reader:
             if before.endswith("s ") and before.rstrip() not in self._rulers:
                 return f"des {ordinal}n"
             return f"{'die' if form else 'der'} {ordinal}"
-        is_ordinal = number <= int(words.patterns.get("ordinal up to", 0))
+        is_ordinal = number <= int(self._patterns.get("ordinal up to", 0))
         return (words.ordinal(number, "a" if form else "") if is_ordinal else words.cardinal(str(number))) + end
 
     # -- dates and times ----------------------------------------------------------------------------------------------
 
-    def _dates(self, month: str) -> list[tuple[Read, str]]:
-        rules: list[tuple[Read, str]] = [
-            (self._date, r"(?<![\d.,/-])(?P<y>[12]\d{3})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?)(?![./-]?\d)"),
-        ]
-        if not self._wide:
-            year = r"(?P<y>\d{4}|(?<=\d\d.\d\d.)\d\d)"
-            rules.append((self._date, rf"(?<![\d.,/-])(?P<d>\d\d?)(?P<s>[./-])(?P<m>\d\d?)(?P=s){year}(?![./-]?\d)"))
-        if self._language == "de":
-            rules.append((self._date, r"(?<![\d.,])(?P<d>\d\d?)\.(?P<m>\d\d?)\.(?! ?\d)"))
-            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?)\. ?(?P<name>{month})(?: (?P<y>\d{{4}}))?(?!\w)"))
-        elif self._language == "ru":
-            year = r"(?: (?P<y>\d{4})(?: ?(?:года|г\.?))?)?"
-            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?) (?P<name>{month}){year}(?!\w)"))
-        return rules
-
-    def _date(self, match: re.Match[str]) -> str | None:
+    def read_date(self, match: re.Match[str]) -> str | None:
         groups = match.groupdict()
         day, name, year = int(match["d"]), groups.get("name"), groups.get("y")
         month = self._words.months.index(name) + 1 if name else int(match["m"])
@@ -273,12 +241,7 @@ class _Reader:
         of = " de " if self._language in ("es", "pt") else " "
         return of.join(filter(None, (first, name, year and words.cardinal(year))))
 
-    def _time_pattern(self) -> str:
-        mark = {"it": ":|h", "de": r":|\.(?=\d\d Uhr)", "ja": ":", "ko": ":", "ru": ":"}.get(self._language, ":| ?h ?")
-        after = r"(?: Uhr(?!\w)| ?h(?:rs?|oras|s)?(?!\w))?"
-        return rf"(?<![\d:.,])(?P<h>[01]?\d|2[0-4])(?:{mark})(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?{after}(?![:\d])"
-
-    def _time(self, match: re.Match[str]) -> str:
+    def read_time(self, match: re.Match[str]) -> str:
         words, language = self._words, self._language
         hour, minute, second = (part and str(int(part)) for part in (match["h"], match["m"], match["s"]))
         noun = {"es": "hora", "pt": "hora", "fr": "heure", "it": "ora", "de": "Uhr", "ko": "시"}.get(language, "")
@@ -291,7 +254,7 @@ class _Reader:
                 zeros["00"] if minute == "0" else "ноль " * (int(minute) < 10) + spoken_minute,
             ]
         else:
-            pattern = words.patterns["full hour" if minute == "0" else "time"]
+            pattern = self._patterns["full hour" if minute == "0" else "time"]
             plural = "s" * (int(hour) > 1)
             parts = [pattern.format(h=spoken_hour, m=spoken_minute.strip(), s=plural)]
         if second:
@@ -300,41 +263,22 @@ class _Reader:
 
     # -- telephone numbers and codes ----------------------------------------------------------------------------------
 
-    def _phone(self, match: re.Match[str]) -> str | None:
+    def read_phone(self, match: re.Match[str]) -> str | None:
         if not 7 <= sum(map(str.isdecimal, match[0])) <= 19:
             return None
         return (f"{self._signs['+']} " if match[0][0] == "+" else "") + self._words.spell(match[0])
 
-    def _code(self, match: re.Match[str]) -> str | None:
+    def read_code(self, match: re.Match[str]) -> str | None:
         before = match.string[max(0, match.start() - 60) : match.start()]
         is_part = before[-1:].isascii() and (before[-1:].isalpha() or re.search(r"[A-Z]-\Z", before))
         return self._words.spell(match[0]) if is_part or self._code_before.search(before) else None
 
+    def read_spelled(self, match: re.Match[str]) -> str:
+        return self._words.spell(match[0])
+
     # -- ordinals -----------------------------------------------------------------------------------------------------
 
-    def _ordinals(self, month: str) -> list[tuple[Read, str]]:
-        if self._language == "de":
-            return [
-                (
-                    lambda match: self._german_ordinal(int(match["n"]), match),
-                    r"(?<![\d.,])(?P<n>\d{1,3})\.(?= [^\W\d_]|\Z)",
-                ),
-                (self._german_year, r"(?<![\d.,])1[1-9]\d\d(?![.,]?\d)"),
-            ]
-        if self._language == "ru":
-            return [
-                (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.?)(?!\w)"),
-                (self._russian_year, r"(?<![\w.,])(?P<y>\d{1,2}|[IVX]{1,5}) (?P<name>век(?:а|у|ом|е)?)(?!\w)"),
-                (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(self._endings)})(?!\w)"),
-            ]
-        if "ordinals" not in self._words.patterns:
-            return []
-        return [
-            (self._ordinal, rf"(?P<n>1)(?P<end>er|°|º)?(?=(?: de)? {month}(?!\w))"),
-            (self._ordinal, rf"(?<![\d.,])(?P<n>\d{{1,4}})\.?(?P<end>[ºª]|{self._words.patterns['ordinals']})(?!\w)"),
-        ]
-
-    def _ordinal(self, match: re.Match[str]) -> str | None:
+    def read_ordinal(self, match: re.Match[str]) -> str | None:
         number, end = int(match["n"]), match["end"] or ""
         if number == 0:
             return None
@@ -345,6 +289,9 @@ class _Reader:
         if self._language == "es" and is_short and words.endswith(("primero", "tercero")):
             words = words[:-1]
         return words
+
+    def read_german_ordinal(self, match: re.Match[str]) -> str | None:
+        return self._german_ordinal(int(match["n"]), match)
 
     def _german_ordinal(self, number: int, match: re.Match[str], bare: str = "") -> str | None:
         """Read "3." as "dritte", "am 3." as "dritten"; without such a word before it is an ordinal only in a date."""
@@ -360,18 +307,18 @@ class _Reader:
         article = before[2].lower() if before else ""
         noun = _AFTER.match(match.string, match.end())
         if before and article == "der":
-            is_oblique = re.fullmatch(self._words.patterns["prepositions"], before[1] or "", re.IGNORECASE)
+            is_oblique = re.fullmatch(self._patterns["prepositions"], before[1] or "", re.IGNORECASE)
             return "n" if is_oblique or (noun and self._words.is_feminine(noun[1])) else ""
-        patterns = self._words.patterns
+        patterns = self._patterns
         endings = {"n": "ordinal n", "": "ordinal e", "r": "ordinal r"}
         return next((ending for ending, name in endings.items() if re.fullmatch(patterns[name], article)), None)
 
-    def _german_year(self, match: re.Match[str]) -> str | None:
+    def read_german_year(self, match: re.Match[str]) -> str | None:
         if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
             return self._words.library(int(match[0]), "year")
         return None
 
-    def _russian_year(self, match: re.Match[str]) -> str | None:
+    def read_russian_year(self, match: re.Match[str]) -> str | None:
         name = match["name"]
         at_end = "." * (name == "г." and match.end() == len(match.string))
         if name.rstrip(".") == "г":
@@ -387,7 +334,7 @@ class _Reader:
         number = int(match["y"]) if match["y"].isdecimal() else roman.value(match["y"])
         return f"{self._words.library(number, 'ordinal', case=case)} {name}{at_end}" if case and number else None
 
-    def _russian_ordinal(self, match: re.Match[str]) -> str:
+    def read_russian_ordinal(self, match: re.Match[str]) -> str:
         case, gender = self._endings[match["end"]].split("/")
         form: dict[str, str | bool] = {"plural": True} if gender == "p" else {"gender": gender}
         return self._words.library(int(match["n"]), "ordinal", case=case, **form)
@@ -411,7 +358,7 @@ class _Reader:
             return "".join(groups[:-1]), self._decimal_mark, groups[-1]
         return None
 
-    def _amount(self, match: re.Match[str]) -> str | None:
+    def read_amount(self, match: re.Match[str]) -> str | None:
         parsed = self._parse(match["n"])
         if parsed is None:
             return None
@@ -428,14 +375,14 @@ class _Reader:
         noun = _AFTER.match(text, match.end())
         return words.number(*parsed, noun=noun[1] if noun else "", before=before)
 
-    def _digits(self, match: re.Match[str]) -> str:
+    def read_digits(self, match: re.Match[str]) -> str:
         """Read the digits of a version, a list, or another form that is no number."""
         digits = match[0].rstrip(".,")
         mark = match["mark"]
         after = f" {self._signs['.']}" if mark == "." else ", " if mark else ""
         return (self._words.spell(digits) if digits[0] == "0" else self._words.cardinal(digits)) + after
 
-    def _fraction(self, match: re.Match[str]) -> str:
+    def read_fraction(self, match: re.Match[str]) -> str:
         words, signs = self._words, self._signs
         top, bottom, whole = match["top"], match["bottom"], match["whole"]
         sign = match["sign"] or _SIMPLE_FRACTIONS.get(f"{top}/{bottom}")
@@ -449,7 +396,7 @@ class _Reader:
 
     # -- signs --------------------------------------------------------------------------------------------------------
 
-    def _sign(self, match: re.Match[str]) -> str | None:
+    def read_sign(self, match: re.Match[str]) -> str | None:
         """Read what stands alone: "/km", "€", "°", and the signs."""
         sign, words = match[0], self._words
         if match["unit"]:

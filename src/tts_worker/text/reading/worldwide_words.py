@@ -61,6 +61,10 @@ class Words:
                         symbols.setdefault(alias, name)
         return symbols
 
+    def by_form(self, table: str) -> dict[str, str]:
+        """Return a table of forms the other way round: the form of each of its words."""
+        return {word: form for form, words in self.tables.get(table, {}).items() for word in words.split()}
+
     def is_feminine(self, noun: str) -> bool:
         """Return whether the form of a noun tells that it is feminine."""
         return self._feminine_nouns.fullmatch(noun) is not None
