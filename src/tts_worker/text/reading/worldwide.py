@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from tts_worker.text.reading import roman, russian
-from tts_worker.text.reading.tables import load
+from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -80,7 +80,7 @@ class Reader:
         self._decimal_mark = "." if self._wide else ","
         currency, magnitudes = _one_of(_COMMON["CURRENCIES"]), words.tables["MAGNITUDES"]
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
-        self._named = {
+        named = {
             "ABBREVIATION": abbreviation,
             "MONTH": _one_of(words.months),
             "CURRENCY": currency,
@@ -99,18 +99,13 @@ class Reader:
             r"[.:#]{0,2} ?[\"“«„]?\Z",
             re.IGNORECASE,
         )
-        self._start = self._compiled(_START)
+        self._start = compiled(_START, named)
         own = words.tables.get("RULES", {})
         self._rules = [
-            (self._compiled(pattern), getattr(self, f"read_{name}"))
+            (compiled(pattern, named), getattr(self, f"read_{name[1:]}"))
             for common, reading in _COMMON["RULES"].items()
-            for pattern, name in (
-                words.tables.get("RULES", {}) if common == "<LANGUAGE>" else {common: reading}
-            ).items()
+            for pattern, name in (own if common == "<LANGUAGE>" else {common: reading}).items()
         ]
-
-    def _compiled(self, pattern: str) -> re.Pattern[str]:
-        return re.compile(re.sub("(?<!P)<([A-Z_]+)>", lambda name: self._named[name[1]], pattern))
 
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+_NAME = re.compile("(?<!P)<([A-Z_]+)>")
 _HEADING = re.compile(r"\[([A-Z_]+)\]")
 
 
@@ -25,3 +26,10 @@ def load(name: str) -> Mapping[str, dict[str, str]]:
             written, _, spoken = line.partition("\t")
             table[written] = spoken
     return tables
+
+
+def compiled(pattern: str, named: Mapping[str, str]) -> re.Pattern[str]:
+    """Compile a pattern in which ``<UNIT>`` stands for what ``named`` has, and that for itself."""
+    while _NAME.search(pattern):
+        pattern = _NAME.sub(lambda name: named[name[1]], pattern)
+    return re.compile(pattern)
