@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -63,6 +64,18 @@ def _is_installed() -> bool:
 
 def _one_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + ")"
+
+
+def _branches(beginnings: Mapping[str, dict[str, str]]) -> str:
+    """Return a pattern of what begins with one of some letters: few branches are tried at each letter of a text.
+
+    Args:
+        beginnings: First letters, rest of what is written, its pattern. The longest is tried first.
+    """
+    longest_first = {
+        first: [rests[rest] for rest in sorted(rests, key=len, reverse=True)] for first, rests in beginnings.items()
+    }
+    return "|".join(f"[{first}](?:{'|'.join(rests)})" for first, rests in longest_first.items()) or "(?!)"
 
 
 class Reader:
@@ -146,17 +159,15 @@ class Reader:
     def _abbreviations(self) -> tuple[dict[str, str], str]:
         """Return what abbreviations stand for, in small letters without spaces, and the pattern of all of them."""
         spoken: dict[str, str] = {}
-        patterns: dict[str, str] = {}
+        words, suffixes = defaultdict[str, dict[str, str]](dict), defaultdict[str, dict[str, str]](dict)
         for table, after in _AFTER_ABBREVIATION.items():
-            for written, words in self._words.tables.get(table, {}).items():
-                spoken[written.replace(" ", "").lstrip("-").lower()] = words
-                is_suffix, is_word = written[0] == "-", table == "BEFORE_NAME" and written[-1] != "."
-                first, rest = written.lstrip("-")[0], re.escape(written.lstrip("-")[1:]).replace(r"\ ", " ?")
-                start = r"(?<=[^\W\d_])" if is_suffix else r"(?<![\w.])"
-                letters = first.upper() if is_word else f"[{first.upper()}{first.lower()}]"
-                patterns[f"{table} {written}"] = start + letters + rest + after
-        longest = sorted(patterns.values(), key=len, reverse=True)
-        return spoken, f"(?:{'|'.join(longest)})" if longest else "(?!)"
+            for written, meant in self._words.tables.get(table, {}).items():
+                name = written.lstrip("-")
+                spoken[name.replace(" ", "").lower()] = meant
+                small = "" if table == "BEFORE_NAME" and name[-1] != "." else name[0].lower()
+                rests = (words if name == written else suffixes)[name[0].upper() + small]
+                rests[f"{name[1:]}\t{table}"] = re.escape(name[1:]).replace(r"\ ", " ?") + after
+        return spoken, rf"(?:(?<![\w.])(?:{_branches(words)})|(?<=[^\W\d_])(?:{_branches(suffixes)}))"
 
     def read_abbreviation(self, match: re.Match[str]) -> str:
         key = match[0].replace(" ", "").lower()
