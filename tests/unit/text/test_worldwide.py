@@ -211,6 +211,17 @@ def words(text: str) -> str:
             "До двадцати одного километра, без одной минуты.",
         ),
         ("ru", "С 21 другом, в 3 городах, 5 рублям.", "С двадцатью одним другом, в трёх городах, пяти рублям."),
+        (
+            "ru",
+            "С 1 по 15 мая, более 1 млн рублей, до 5 тыс. человек.",
+            "С первого по пятнадцатое мая, более одного миллиона рублей, до пяти тысяч человек.",
+        ),
+        ("ru", "В 1 классе.", "В одном классе."),
+        ("de", "Am 1. und 2. Mai, in den 90er Jahren.", "Am ersten und zweiten Mai, in den neunziger Jahren."),
+        ("fr", "M. et Mme Dupont.", "Monsieur et Madame Dupont."),
+        ("es", "Son 1/2 kg, 2 1/2 kg y 3 dl.", "Son medio kilogramo, dos y medio kilogramos y tres decilitros."),
+        ("ja", "1/2kgです。", "二分の一キログラムです。"),
+        ("pt", "Tenho 1 irmã e 2 maçãs.", "Tenho uma irmã e duas maçãs."),
         ("ru", "Не больше 500 ₽ и 11 минут.", "Не больше пятисот рублей и одиннадцать минут."),
     ],
 )

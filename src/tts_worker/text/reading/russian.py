@@ -30,7 +30,7 @@ def case_of_number(number: int, before: str, noun: str = "") -> str:
         return "i"
     if word in _CASES:
         return _CASES[word]
-    if noun.endswith(("ах", "ях")):
+    if noun.endswith(("ах", "ях")) or (word in ("в", "на", "о", "об", "при") and is_one and noun.endswith("е")):
         return "p"
     if noun.endswith(("ам", "ям")) and len(noun) > 4:
         return "d"

@@ -29,7 +29,7 @@ _AFTER_ABBREVIATION = {
     "ABBREVIATIONS": r"(?!\w)",
     "ENDINGS": r"(?!\w)",
     "BEFORE_NUMBER": r"(?= ?(?:\d|[IVXLC]+\b)|(?<=\w\w\.)\Z)",
-    "BEFORE_NAME": r"(?= ?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
+    "BEFORE_NAME": r"(?= ?(?:(?:e|et|und|y|и) )?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
 }
 """Tables of abbreviations and what follows these."""
 _START = (
@@ -42,6 +42,7 @@ _NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
 _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
+_GERMAN_LIST = re.compile(r"(?:\d{1,2}\. ?(?:und|oder|bis|,) )+\Z")  # am 1. und 2.
 _GERMAN_YEAR = re.compile(
     r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
 )
@@ -309,7 +310,7 @@ class Reader:
 
     def _german_ending(self, match: re.Match[str]) -> str | None:
         """Return the ending of an ordinal by the article before it: "am" n, "die" none, "ein" r; None without one."""
-        before = _WORD_BEFORE.search(match.string, max(0, match.start() - 40), match.start())
+        before = _WORD_BEFORE.search(_GERMAN_LIST.sub("", match.string[max(0, match.start() - 40) : match.start()]))
         article = before[2].lower() if before else ""
         noun = _AFTER.match(match.string, match.end())
         if before and article == "der":
@@ -319,10 +320,17 @@ class Reader:
         endings = {"n": "ordinal n", "": "ordinal e", "r": "ordinal r"}
         return next((ending for ending, name in endings.items() if re.fullmatch(patterns[name], article)), None)
 
+    def read_german_decade(self, match: re.Match[str]) -> str:
+        return self._words.cardinal(match["n"]) + "er"
+
     def read_german_year(self, match: re.Match[str]) -> str | None:
         if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
             return self._words.library(int(match[0]), "year")
         return None
+
+    def read_russian_day(self, match: re.Match[str]) -> str:
+        case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
+        return self._words.library(int(match["d"]), "ordinal", case=case, gender="n")
 
     def read_russian_year(self, match: re.Match[str]) -> str | None:
         name = match["name"]
@@ -375,7 +383,7 @@ class Reader:
         if symbol:
             return minus + words.money(symbol, *parsed, big=match["big"] or "", before=before)
         if match["big"]:
-            return words.magnitude(match["big"], *parsed)
+            return words.magnitude(match["big"], *parsed, before=before)
         if groups["unit"]:
             return words.measure(groups["unit"], *parsed, before=before)
         noun = _AFTER.match(text, match.end())
@@ -398,7 +406,10 @@ class Reader:
             spoken = f"{words.cardinal(bottom)}{signs['⁄']}{words.gap}{words.cardinal(top)}"
         else:
             spoken = f"{words.cardinal(top)} {signs['⁄']} {words.cardinal(bottom)}"
-        return words.gap.join((words.cardinal(whole), signs["_"], spoken)) if whole else spoken
+        parts = [words.cardinal(whole), signs["_"], spoken] if whole else [spoken]
+        if match["unit"]:
+            parts.append(words.unit_name(match["unit"], Decimal(whole or 1)))
+        return words.gap.join(parts)
 
     # -- signs --------------------------------------------------------------------------------------------------------
 

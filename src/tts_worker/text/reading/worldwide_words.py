@@ -181,8 +181,9 @@ class Words:
             return _decimal(digits, decimals)
         return Decimal(2 if int(digits) % 10 == 1 and int(digits) % 100 != 11 else 5)
 
-    def unit_name(self, symbol: str) -> str:
-        return _FORMATTED.sub("", self._formatted(symbol, Decimal(1)), count=1)
+    def unit_name(self, symbol: str, count: Decimal = Decimal(1)) -> str:
+        """Return the name of a unit as it stands with a number, without that."""
+        return _FORMATTED.sub("", self._formatted(symbol, count), count=1)
 
     def _formatted(self, symbol: str, value: Decimal) -> str:
         from babel.units import format_unit
@@ -198,7 +199,7 @@ class Words:
         """Return an amount of money, with its minor unit if that has two decimals."""
         code = _COMMON["CURRENCIES"][symbol]
         if big:
-            return self.join(self.magnitude(big, digits, mark, decimals), self.currency(symbol, Decimal(5)))
+            return self.join(self.magnitude(big, digits, mark, decimals, before), self.currency(symbol, Decimal(5)))
         link, minor = self.patterns.get("link", ""), self.tables["MINOR_UNITS"]
         if len(decimals) != 2 or code not in minor:
             name = self.currency(symbol, self._count(digits, decimals, before))
@@ -207,31 +208,26 @@ class Words:
         whole = self.join(self.cardinal(digits, name.split()[0], before), name)
         if decimals == "00":
             return whole
-        minor_name = self._plural(minor[code].split(), decimals, "")
+        minor_name = self._plural(minor[code].split(), Decimal(decimals))
         cents = self.cardinal(decimals, minor_name).strip()
         if decimals[0] == "0" or int(digits) == 0 or self.language not in (*_OF, "de"):
             cents += self.gap + minor_name
         return cents if int(digits) == 0 else self.gap.join(filter(None, (whole, link, cents)))
 
-    def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "") -> str:
+    def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
         """Return a number of thousands, millions or the like, as they are abbreviated or written."""
         names = self.tables["MAGNITUDES"]
         forms = names.get(big) or names.get(f"{big}.")
-        name = self._plural(forms.split(), digits, decimals) if forms else big
-        return self.number(digits, mark, decimals, name) + self.gap * (self.language != "ko") + name
+        name = self._plural(forms.split(), self._count(digits, decimals, before)) if forms else big
+        return self.number(digits, mark, decimals, name, before) + self.gap * (self.language != "ko") + name
 
-    def _plural(self, forms: list[str], digits: str, decimals: str) -> str:
-        """Return the form for a value of: one, (few,) other."""
+    def _plural(self, forms: list[str], count: Decimal) -> str:
+        """Return the form for a number of: one, (few,) other."""
         from babel import Locale
 
-        category = Locale(self.language).plural_form(_decimal(digits, decimals))
-        return (
-            forms[0]
-            if category == "one"
-            else forms[1]
-            if category in ("few", "other") and len(forms) > 2
-            else forms[-1]
-        )
+        category = Locale(self.language).plural_form(count)
+        is_few = category in ("few", "other") and len(forms) > 2
+        return forms[0] if category == "one" else forms[1] if is_few else forms[-1]
 
     def currency(self, symbol: str, count: Decimal) -> str:
         """Return the name of a currency in the plural for ``count``; without its country if a sign stands for it."""
