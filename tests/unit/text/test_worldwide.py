@@ -216,6 +216,7 @@ def words(text: str) -> str:
             "С 1 по 15 мая, более 1 млн рублей, до 5 тыс. человек.",
             "С первого по пятнадцатое мая, более одного миллиона рублей, до пяти тысяч человек.",
         ),
+        ("ru", "До 100,41 ₽.", "До ста рублей сорока одной копейки."),
         ("ru", "В 1 классе.", "В одном классе."),
         ("de", "Am 1. und 2. Mai, in den 90er Jahren.", "Am ersten und zweiten Mai, in den neunziger Jahren."),
         ("fr", "M. et Mme Dupont.", "Monsieur et Madame Dupont."),

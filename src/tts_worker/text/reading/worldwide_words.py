@@ -208,8 +208,8 @@ class Words:
         whole = self.join(self.cardinal(digits, name.split()[0], before), name)
         if decimals == "00":
             return whole
-        minor_name = self._plural(minor[code].split(), Decimal(decimals))
-        cents = self.cardinal(decimals, minor_name).strip()
+        minor_name = self._plural(minor[code].split(), self._count(decimals, "", before))
+        cents = self.cardinal(decimals, minor_name, before).strip()
         if decimals[0] == "0" or int(digits) == 0 or self.language not in (*_OF, "de"):
             cents += self.gap + minor_name
         return cents if int(digits) == 0 else self.gap.join(filter(None, (whole, link, cents)))
