@@ -1,4 +1,4 @@
-"""The tables and rules of reading: files that anybody may add a line to."""
+"""The tables and rules of reading: files to which lines are added."""
 
 from __future__ import annotations
 
