@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tts_worker.errors import ErrorInfo
 
@@ -216,6 +216,10 @@ class UrlMode(str, Enum):
     DROP = "drop"
     HOST = "host"  # "https://www.example.com/a?b" is read as "example.com"
     KEEP = "keep"
+
+
+DropReasoning = bool | Literal["from_start"]
+"""Whether reasoning and tool text is dropped; "from_start": a text begins within reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

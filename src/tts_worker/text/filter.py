@@ -18,7 +18,7 @@ from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
 from tts_worker.text.readable import ReadableText
-from tts_worker.types import Span, UrlMode
+from tts_worker.types import DropReasoning, Span, UrlMode
 
 _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
@@ -49,6 +49,7 @@ class TextFilter:
         control_tags: Tags that the engine acts on, passed on as units; also without Markdown, but not in code.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows.
         drop_reasoning: Drop reasoning and tool text of language models; also without Markdown, but not in code.
+            "from_start": the text begins within reasoning.
         language: BCP-47 tag; formulas are read in words if it is English or None.
     """
 
@@ -61,7 +62,7 @@ class TextFilter:
         pauses: dict[int, int] | None = None,
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
-        drop_reasoning: bool = True,
+        drop_reasoning: DropReasoning = True,
         language: str | None = None,
     ) -> None:
         self._source = MappedText()
@@ -76,7 +77,7 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
-        self._drop_reasoning = drop_reasoning
+        self._drop_reasoning = bool(drop_reasoning)
         self._in_english = language is None or primary_tag(language) == "en"
         self._opaque_modes: tuple[Callable[[int], int], ...] = (
             *(self._spelled, self._fenced, self._fenced_line, self._skip_block),
@@ -92,6 +93,9 @@ class TextFilter:
         self._fence = ""  # the marks that opened fenced code
         self._skipped: reasoning.Block | reasoning.JsonValue | None = None  # with the mode ``_skip_block``
         self._skipped_at = 0  # its original offset
+        if drop_reasoning == "from_start":
+            self._skipped = reasoning.from_start()
+            self._mode = self._skip_block
         # within the line
         self._code = 0  # backticks that opened the current code span
         self._open: set[str] = set()  # open emphasis marks

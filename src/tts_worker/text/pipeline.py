@@ -22,7 +22,7 @@ from tts_worker.text.readable import ReadableText
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
 from tts_worker.text.skipping import skip_foreign
-from tts_worker.types import Boundary, Segment, UrlMode
+from tts_worker.types import Boundary, DropReasoning, Segment, UrlMode
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class TextOptions(SegmenterOptions):
     Attributes:
         markdown: Whether Markdown and tags are removed.
         urls: How bare URLs are read.
-        drop_reasoning: Whether reasoning and tool text of language models is removed.
+        drop_reasoning: Whether reasoning and tool text of language models is removed; "from_start": also what precedes
+            the first closing tag of reasoning, of a model whose template has the opening one.
         language: BCP-47 tag, for abbreviations and formulas; None means English rules.
         languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
         control_tags: Tags that the engine acts on.
@@ -73,7 +74,7 @@ class TextOptions(SegmenterOptions):
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    drop_reasoning: bool = True
+    drop_reasoning: DropReasoning = True
     language: str | None = None
     languages: tuple[str, ...] = ()
     control_tags: ControlTags | None = None
@@ -209,7 +210,7 @@ class TextPipeline:
         self._ended = True
         self._fitting = -1
         self._filter.settle()
-        if (start := self._filter.unclosed_at) is not None:
+        if (start := self._filter.unclosed_at) is not None and start < self._length:
             log.warning(
                 "the text ends in reasoning or a tool call that is not closed; %d characters are not spoken",
                 self._length - start,

@@ -16,9 +16,12 @@ from functools import cache
 UNDECIDED = -1
 
 _PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
-_NAMES = (
+_REASONING = (
     r"think(?:ing)?|thoughts?|reasoning|reflection|(?:reasoning_)?scratch_?pad|analysis|chain_of_thought|cot"
-    r"|inner_monologue|antthinking|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
+    r"|inner_monologue|antthinking"
+)
+_NAMES = (
+    rf"{_REASONING}|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
     r"|function_(?:response|result)s?"
 )
 _BRACKETED = "THINK|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS"
@@ -46,6 +49,7 @@ _STRAY = re.compile(
 """A closing without an opening, as of a model whose template has the opening; or another special token."""
 
 _ENDS = {
+    "from_start": rf"(?i:</{_PREFIX}(?:{_REASONING})[ ]{{0,8}}>)|\[/THINK\]|<\|END_THINKING\|>",
     "tag": rf"(?i:(?<!`)<(?P<open>){_PREFIX}NAME(?:[ ][^<>/]{{0,16}})?>|</{_PREFIX}NAME[ ]{{0,8}}>)",
     "function": r"(?i:</function[ ]{0,8}>)",
     "details": r"(?i:<(?P<open>)details\b|</details[ ]{0,8}>)",
@@ -101,6 +105,11 @@ class Block:
             self._is_spoken = mark["name"] == "final" or mark["role"] == "assistant"
             return False
         return self._is_spoken if mark["message"] else True
+
+
+def from_start() -> Block:
+    """Return the reasoning that a text begins with whose opening is in the template of the model."""
+    return Block("from_start", "")
 
 
 class JsonValue:
