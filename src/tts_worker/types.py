@@ -78,7 +78,8 @@ class Span(NamedTuple):
 class Skipped:
     """Original characters ``[start, end)`` that the voice does not speak.
 
-    ``reason`` is ``script`` for letters of a script that it cannot read; others may follow.
+    ``reason`` is ``script`` for letters of a script that it cannot read, ``pronunciation`` for a word that its
+    phonemizer has no phonemes for; others may follow.
     """
 
     start: int
@@ -411,13 +412,14 @@ class Audio:
     """One chunk of an utterance, in order.
 
     ``words`` are new word timestamps at or after the chunk's first sample; a word is announced at the latest with the
-    chunk it begins in.
+    chunk it begins in. ``skipped`` are words that the engine does not speak, at the latest with the word after them.
     """
 
     key: UtteranceKey
     pcm: bytes
     meta: ChunkMeta
     words: tuple[WordTiming, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -426,10 +428,16 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All audio was emitted. ``truncated`` is the reason if the audio ends before the text, else None."""
+    """All audio was emitted.
+
+    Attributes:
+        truncated: The reason if the audio ends before the text, else None.
+        skipped: Words that the engine does not speak, after those of the last audio.
+    """
 
     key: UtteranceKey
     truncated: str | None = None
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

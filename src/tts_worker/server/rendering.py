@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, MutableMapping
 from contextlib import aclosing
 
 from tts_worker.audio.encoders import Encoder
@@ -13,13 +13,26 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
 from tts_worker.voices.routing import INSTRUCT
 
+SKIPPED_CHARACTERS = "x-skipped-characters"
+"""Header with the number of characters that the voice does not speak. Without it, none are known."""
+
 
 async def synthesize(
-    hub: SessionHub, options: SessionOptions, text: str, on_ended: Callable[[Ended], None] = lambda ended: None
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    on_ended: Callable[[Ended], None] = lambda ended: None,
+    headers: MutableMapping[str, str] | None = None,
 ) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
 
-    ``on_ended`` is called with the end of an utterance that was spoken.
+    Args:
+        hub: Opens the session.
+        options: Its options.
+        text: The text.
+        on_ended: Called with the end of an utterance that was spoken.
+        headers: Gets ``SKIPPED_CHARACTERS`` before the first item. For that a text that is not ASCII is read to its
+            end; words that the engine finds later to be without pronunciation do not count.
 
     Yields:
         Frames, and words before the frame in which they start.
@@ -32,23 +45,43 @@ async def synthesize(
     try:
         session.speak(text)
         session.end_text()
+        held: list[PcmFrame | Words] = []  # until the headers are known
+        holds = headers is not None and not text.isascii()
         async for item in session:
             if isinstance(item, PcmFrame | Words):
-                yield item
+                held.append(item)
+                if holds and session.skipped_chars is None:
+                    continue
+                holds = False
+                _note_skipped(headers, session.skipped_chars or 0)
             elif isinstance(item, Ended):
                 session.close(item.receipt.reason)
                 check_spoken(item)
+                _note_skipped(headers, sum(run.end - run.start for run in item.receipt.skipped))
+            for each in held:
+                yield each
+            held.clear()
+            if isinstance(item, Ended):
                 on_ended(item)
                 break
     finally:
         session.close("disconnected")
 
 
+def _note_skipped(headers: MutableMapping[str, str] | None, chars: int) -> None:
+    if headers is not None and chars:
+        headers[SKIPPED_CHARACTERS] = str(chars)
+
+
 async def download(
-    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    encoder: Encoder,
+    headers: MutableMapping[str, str] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the encoded audio of a whole text, at the rate of ``options``. Closes and raises like ``synthesize``."""
-    async with aclosing(synthesize(hub, options, text)) as items:
+    """Yield the encoded audio of a whole text, at the rate of ``options``. The rest is as with ``synthesize``."""
+    async with aclosing(synthesize(hub, options, text, headers=headers)) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data

@@ -257,9 +257,10 @@ def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceReques
     # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
     as_wav = audio_format == "wav" and not stream
     encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(audio_format))
-    audio = download(hub, options, fields.text, encoder)
+    headers: dict[str, str] = {}
+    audio = download(hub, options, fields.text, encoder, headers)
     body = audio if stream else _collect(audio, as_wav=as_wav)
-    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ)
+    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ, headers=headers)
 
 
 async def _collect(audio: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:

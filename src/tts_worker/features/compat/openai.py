@@ -99,13 +99,16 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         encoder = open_encoder(speech_request.response_format, rate_hz)
         checksums = wants_checksums(request.query_params)
-        audio = download(hub, replace(_options(speech_request, rate_hz), instruct=instruct), text, encoder)
+        headers: dict[str, str] = {}
+        options = replace(_options(speech_request, rate_hz), instruct=instruct)
+        audio = download(hub, options, text, encoder, headers)
         use_sse = speech_request.stream_format == "sse"
         return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
             limits,
             rate_hz=rate_hz,
+            headers=headers,
         )
 
     return routes
