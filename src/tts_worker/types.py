@@ -653,7 +653,7 @@ class EngineInfo:
         max_utterances: Utterances it can hold at the same time.
         sample_rate_hz: Rate of its audio.
         text_by_word: It wants segments word by word, while the text is being written.
-        front_end: Its text follows the rules of CosyVoice's front end (``text.front_end``), in whole segments.
+        front_end: Its text follows the rules of CosyVoice's front end (``front_end``), in whole segments.
         speed_range: Supported ``SynthesisParams.speed``.
         device: Device it runs on.
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.

@@ -146,6 +146,21 @@ def ends_unspaced(text: str) -> bool:
     return is_unspaced(next((char for char in reversed(text) if not is_closer(char)), text[-1]))
 
 
+def breaks_before(before: str, char: str) -> bool:
+    """Return whether a new word begins at ``char`` without a space before it."""
+    if extends(char) or is_opener(before):
+        return False
+    if is_unspaced(char):
+        return True
+    # After ideographs, letters, digits and opening brackets begin a word; other punctuation is attached.
+    return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
+
+
+def _tail_is_unspaced(char: str) -> bool:
+    # Ideographic punctuation ends a word, as an ideograph does.
+    return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
+
+
 def is_spoken(char: str) -> bool:
     """Return whether ``char`` is pronounced: letters, digits and symbols are, punctuation and spaces are not."""
     if char.isalnum():
@@ -171,3 +186,8 @@ def spoken_weight(char: str) -> int:
         return 3
     category = unicodedata.category(char)[0]
     return 3 if category in "NS" else 1 if category in "L" else 0
+
+
+def word_weight(word: str) -> int:
+    """Return the spoken weight of ``word`` plus one for the space after it."""
+    return 1 + sum(map(spoken_weight, word))

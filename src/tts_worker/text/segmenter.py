@@ -18,9 +18,16 @@ from functools import lru_cache
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import TIME_CHARS, Period, PeriodRules
 from tts_worker.text.character_filter import BREAK
-from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
+from tts_worker.text.characters import (
+    FIRST_IDEOGRAPH,
+    breaks_before,
+    extends,
+    is_closer,
+    is_spoken,
+    is_unspaced,
+    spoken_weight,
+)
 from tts_worker.text.mapped_text import UNIT, MappedText
-from tts_worker.text.rewrite_alignment import breaks_before
 from tts_worker.types import Boundary, Segment, Span
 
 _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
