@@ -17,11 +17,8 @@ from tts_worker.text.characters import UNSPACED_CLASS
 ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 SPACES = frozenset(" \n")
 BREAKING_TAGS = frozenset(
-    (
-        *("address", "article", "aside", "blockquote", "br", "break", "dd", "details", "div", "dl", "dt"),
-        *("figcaption", "footer", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav"),
-        *("ol", "p", "pre", "section", "summary", "table", "tr", "ul"),
-    )
+    "address article aside blockquote br break dd details div dl dt figcaption footer h1 h2 h3 h4 h5 h6 header hr li main "
+    "nav ol p pre section summary table tr ul".split()
 )
 SPACED_TAGS = frozenset(("s", "td", "th"))
 CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
