@@ -1,8 +1,8 @@
 """Decides whether a period ends a sentence: titles, abbreviations, initials, ordinals.
 
 The word lists are in ``data/abbreviations.tsv``. The decision uses the words before the period and the first character
-of the next word; after "a.m.", a day or "Art." as much of that word as tells a time zone, a date or a Roman numeral from
-others.
+of the next word; after "a.m.", a day or "Art." as much of that word as tells a time zone, a date or a Roman numeral
+from others.
 
 Before a small letter a sentence goes on after any short word that is not a common one: "Your appt. with Dr. Lee". A
 wrong decision costs a later first segment there, and a pause within a sentence otherwise.

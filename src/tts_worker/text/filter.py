@@ -30,8 +30,18 @@ _ENDED_BLOCKS = ("heading", "row")
 """Blocks that end with their line."""
 
 
+Patience = tuple[int, re.Pattern[str]]
+"""How many characters decide nothing if the pattern is not found in them."""
+_MAX_PATIENCE = 1024
+_NO_PATIENCE: Patience = 0, _CODE_LINE
+
+
 class _UndecidedError(Exception):
     """The text that decides must arrive first."""
+
+    def __init__(self, patience: Patience = _NO_PATIENCE) -> None:
+        super().__init__()
+        self.patience = patience
 
 
 class TextFilter:
@@ -77,6 +87,7 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
+        self._patience = _NO_PATIENCE  # of what is undecided
         self._drop_reasoning = bool(drop_reasoning)
         self._in_english = language is None or primary_tag(language) == "en"
         self._opaque_modes: tuple[Callable[[int], int], ...] = (
@@ -132,24 +143,20 @@ class TextFilter:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     @property
-    def skips_to(self) -> re.Pattern[str] | None:
-        """The characters up to which the text is not read; None if it is."""
+    def patience(self) -> Patience | None:
+        """Which text changes nothing that is pending; None if nothing is."""
         if self._mode == self._fenced_line:
-            return _CODE_LINE
-        return reasoning.MARKS if self._mode == self._skip_block else None
+            return _MAX_PATIENCE, _CODE_LINE
+        if self._mode == self._skip_block:
+            return _MAX_PATIENCE, reasoning.MARKS
+        if len(self._text) > 1 or self._mode in self._opaque_modes:
+            return self._patience
+        return _NO_PATIENCE if self._out.is_undecided else None
 
     @property
     def unclosed_at(self) -> int | None:
         """Original offset of the reasoning or tool text that is open; None if there is none."""
         return self._skipped_at if self._mode == self._skip_block else None
-
-    @property
-    def undecided(self) -> str | None:
-        """Text that waits for a decision; None if any character may decide it."""
-        blank = self._out.undecided
-        if blank is None or self._mode in self._opaque_modes:
-            return None
-        return blank + self._text[1:] + self._characters.held
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
@@ -208,14 +215,15 @@ class TextFilter:
                     at = self._keep(at, place)
                 if mark:
                     at = handlers[text[at]](at)
-        except _UndecidedError:
-            pass
+        except _UndecidedError as error:
+            self._patience = error.patience
         return at
 
-    def _wait_for(self, place: int) -> None:
-        """Go on only if the character at ``place`` has arrived, or never will."""
-        if place >= len(self._text) and not self._is_final:
-            raise _UndecidedError
+    def _wait_for(self, place: int, until: re.Pattern[str] | None = None) -> None:
+        """Go on only if the character at ``place`` has arrived, or never will; ``until`` may tell before."""
+        missing = place + 1 - len(self._text)
+        if missing > 0 and not self._is_final:
+            raise _UndecidedError((missing - 1, until) if until else _NO_PATIENCE)
 
     def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
         """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
@@ -635,7 +643,7 @@ class TextFilter:
         bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         if bracket is None or not bracket["end"]:
             if "\n" not in text[at:]:
-                self._wait_for(at + markup.BRACKET_LIMIT - 1)
+                self._wait_for(at + markup.BRACKET_LIMIT - 1, markup.BRACKET_END)
             return self._keep(at, begin)
         close = bracket.end()
         self._wait_for(close)
@@ -663,7 +671,7 @@ class TextFilter:
                 self._mode = self._long_target
                 return end
             if depth:
-                self._wait_for(end)
+                self._wait_for(at + markup.TARGET_LIMIT, markup.TARGET_END)
             return at if depth or end < 0 else end
         if following == "[" and not is_footnote and (label := markup.REFERENCE.match(self._text, at)):
             if label["end"]:

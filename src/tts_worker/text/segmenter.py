@@ -142,22 +142,15 @@ class Segmenter:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    def size_left(self) -> tuple[bool, int, int]:
-        """Return what may be added to pending text without completing a segment.
-
-        Returns:
-            Whether pending text is spoken, the spoken size that may be added, and that with a comma after it.
-        """
+    def size_left(self) -> tuple[int, int]:
+        """Return the spoken size that may be added without completing a segment, and that with a clause mark."""
         text = self.source.text
         length = len(text)
-        if not length:
-            return False, self._limit, self._clause_minimum
-        has_speech = self._has_speech_before(length)
-        if self._waiting is not None or (self._by_word and not text[-1].isascii()):
-            return has_speech, 0, 0  # any character may complete one
+        if self._waiting is not None or (self._by_word and text and not text[-1].isascii()):
+            return 0, 0  # any character may complete one
         if length > self._sized:
             self._set_size(self._size + self._size_of(self._sized, length), length)
-        return has_speech, self._limit - self._size, self._clause_minimum - self._size
+        return self._limit - self._size, self._clause_minimum - self._size
 
     def run(self) -> None:
         """Emit the segments that are complete."""
