@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.control_tags import UNDECIDED
+from tts_worker.text.patience import UndecidedError
 from tts_worker.text.reading.english.fraction import fraction
 from tts_worker.text.reading.english.words import cardinal, number
 from tts_worker.text.tables import rows
@@ -239,23 +239,26 @@ _BRACES = re.compile(r"[{}\n]")
 
 
 def extent(text: str, at: int, *, is_final: bool) -> tuple[int, int]:
-    """Return the end of the formula that begins at ``at``, and the length of its delimiters.
+    """Return the end of the formula that begins at ``at``, and the length of its delimiters; the end is 0 for none.
 
-    The end is 0 if there is none, ``UNDECIDED`` if its rest may follow.
+    Raises:
+        UndecidedError: Its rest may follow.
     """
-    if len(text) <= at + 1:
-        return (0 if is_final else UNDECIDED), 0
-    if text[at + 1].isalpha() and text[at] == "\\":
-        end = _command_end(text, at, is_final=is_final)
-        width = 0
-    elif text[at] == "\\":
-        end = _closed(text, at, "\\)" if text[at + 1] == "(" else "\\]", _DISPLAY) if text[at + 1] in "([" else 0
-        width = 2
-    elif text[at + 1] == "$":
-        end, width = _closed(text, at, "$$", _DISPLAY), 2
-    else:
-        end, width = _dollar_end(text, at, is_final=is_final), 1
-    return (0 if end == UNDECIDED and is_final else end), width
+    try:
+        if len(text) <= at + 1:
+            raise UndecidedError
+        if text[at + 1].isalpha() and text[at] == "\\":
+            return _command_end(text, at, is_final=is_final), 0
+        if text[at] == "\\":
+            closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
+            return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
+        if text[at + 1] == "$":
+            return _closed(text, at, "$$", _DISPLAY), 2
+        return _dollar_end(text, at, is_final=is_final), 1
+    except UndecidedError:
+        if not is_final:
+            raise
+        return 0, 0
 
 
 def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
@@ -263,11 +266,18 @@ def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
     if _WORD.match(text, at - 1) or text[at + 1] in " \n":
         return 0
     if text[at + 1].isdigit() and not _NUMBER_FIRST.match(text, at + 1):
-        return UNDECIDED if _CUT_PRICE.match(text, at + 1) else 0
-    end = _closed(text, at, "$", _INLINE)
-    if end > 0 and (text[end - 2] == " " or _WORD.match(text, end)):
+        _decide(not _CUT_PRICE.match(text, at + 1))
         return 0
-    return UNDECIDED if end == len(text) and not is_final else end
+    end = _closed(text, at, "$", _INLINE)
+    if end and (text[end - 2] == " " or _WORD.match(text, end)):
+        return 0
+    _decide(end < len(text) or is_final)
+    return end
+
+
+def _decide(is_decided: object) -> None:
+    if not is_decided:
+        raise UndecidedError
 
 
 def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
@@ -276,8 +286,8 @@ def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
     end = match.end() if match else at
     if text.startswith(closing, end):
         return end + len(closing) if end > at + len(closing) else 0
-    is_cut = len(text) < at + _LIMIT and closing.startswith(text[end:])
-    return UNDECIDED if is_cut else 0
+    _decide(len(text) >= at + _LIMIT or not closing.startswith(text[end:]))
+    return 0
 
 
 def _command_end(text: str, at: int, *, is_final: bool) -> int:
@@ -286,8 +296,7 @@ def _command_end(text: str, at: int, *, is_final: bool) -> int:
     if command is None:
         return 0
     end, name = command.end(), command[1]
-    if end == len(text) and not is_final:
-        return UNDECIDED
+    _decide(end < len(text) or is_final)
     if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
         return 0  # a path
     if name not in _KNOWN and text[end : end + 1] != "{":
@@ -296,20 +305,21 @@ def _command_end(text: str, at: int, *, is_final: bool) -> int:
         if text[end] in "^_" and text[end + 1 : end + 2] != "{":
             script = _COMMAND.match(text, end + 1)
             end = script.end() if script else min(end + 2, len(text))
-        else:
-            end = _group_end(text, end + (text[end] in "^_"), at + _LIMIT)
-            if end <= 0:
-                return end
-    return end if end < len(text) or is_final else UNDECIDED
+        elif not (end := _group_end(text, end + (text[end] in "^_"), at + _LIMIT)):
+            return 0
+    _decide(end < len(text) or is_final)
+    return end
 
 
 def _group_end(text: str, at: int, limit: int) -> int:
     if text[at] == "[":
         end = text.find("]", at, min(at + 10, limit)) + 1
-        return end or (UNDECIDED if len(text) < at + 10 else 0)
+        _decide(end or len(text) >= at + 10)
+        return end
     depth = 0
     for match in _BRACES.finditer(text, at, limit):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
         if match.group() == "\n" or depth == 0:
             return match.end() if depth == 0 else 0
-    return UNDECIDED if len(text) < limit else 0
+    _decide(len(text) >= limit)
+    return 0

@@ -13,7 +13,7 @@ from importlib.resources import files
 @cache
 def rows(name: str) -> tuple[tuple[str, ...], ...]:
     """Return the fields of the lines of a table."""
-    lines = files(__package__).joinpath("data", f"{name}.tsv").read_text("utf-8").splitlines()
+    lines = (files(__package__) / "data" / f"{name}.tsv").read_text("utf-8").splitlines()
     return tuple(tuple(line.split("\t")) for line in lines if line and not line.startswith("# "))
 
 
