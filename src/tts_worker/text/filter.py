@@ -47,8 +47,10 @@ class _Mode(Enum):
     URL = "a URL"
     TARGET = "the target of a link, too long to be kept"
 
+    __hash__ = object.__hash__  # by identity, which is faster
 
-_OPAQUE = frozenset((_Mode.SPELLED, _Mode.FENCE, _Mode.CODE, _Mode.HIDDEN))
+
+_OPAQUE = (_Mode.SPELLED, _Mode.FENCE, _Mode.CODE, _Mode.HIDDEN)
 """Modes that read plain text otherwise."""
 
 
