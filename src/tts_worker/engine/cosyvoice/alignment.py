@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tts_worker.text.rewrite_alignment import word_weight
+from tts_worker.text.characters import word_weight
 from tts_worker.text.spoken_words import SpokenWord
 
 DEFAULT_TOKENS_PER_WEIGHT = 25 / 15

@@ -30,8 +30,8 @@ from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.transcript import normalize
 from tts_worker.engine.cosyvoice.whisper_tokenizer import WhisperTokenizer
 from tts_worker.errors import BundleError, InvalidRequest, MissingExtra, TextTooLong
+from tts_worker.front_end.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.text.instruction import END_OF_PROMPT, SYSTEM_PROMPT
-from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting
 from tts_worker.voices.files import Voice
 
 MAX_TRANSCRIPT_CHARS = 1000

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from itertools import groupby
 
-from tts_worker.text.front_end import spell_out_number
+from tts_worker.front_end.rules import spell_out_number
 from tts_worker.text.language import contains_chinese
 
 _DROPPED = str.maketrans({**dict.fromkeys("（）【】`"), "\n": None})
