@@ -21,14 +21,14 @@ from tests.unit.streaming.engines import voice
 from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference as relative_difference_of
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
-from tts_worker.engine.cosyvoice.execution import Backend
-from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.execution.plan import Backend
+from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, StreamingConfig
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine, load_networks
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import slot_attention
 

@@ -34,10 +34,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.shell",
         "engine.output_buffer",
         "engine.phases",
-        "engine.cosyvoice.chunks",
+        "engine.cosyvoice.audio.chunks",
         "engine.cosyvoice.phases",
-        "engine.cosyvoice.render_progress",
-        "engine.cosyvoice.silence",
+        "engine.cosyvoice.audio.render_progress",
+        "engine.cosyvoice.tokens.silence",
         "engine.cosyvoice.timings",
     ),
     ("engine",),
@@ -185,7 +185,7 @@ def test_records_of_features_are_cheap_to_read() -> None:
 
 
 def test_acceleration_is_imported_only_by_name() -> None:
-    """The plain path must work without the folder: ``engine.cosyvoice.execution`` looks for it."""
+    """The plain path must work without the folder: ``engine.cosyvoice.execution.plan`` looks for it."""
     folder = "engine.cosyvoice.acceleration"
     about_it = (folder, "commands.doctor_acceleration", "commands.export")
     wrong = [
@@ -328,7 +328,7 @@ BASE_MODULES = (
     "server.http",
     "client",
     "session.hub",
-    "engine.hibari.engine",
+    "engine.cpu.hibari.engine",
     "engine.tone",
     "commands.say",
     "commands.serve",

@@ -48,14 +48,14 @@ from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.compiling import BUDGET_S
 from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V1, V2, V3
-from tts_worker.engine.cosyvoice.engine_config import CompileMode
-from tts_worker.engine.cosyvoice.graph_runner import captured_rows
+from tts_worker.engine.cosyvoice.bundle.config import V1, V2, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import captured_rows
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, cuda_utterances
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.errors import DeviceLost
 from tts_worker.types import Segment, UtteranceKey
 

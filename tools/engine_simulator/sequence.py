@@ -6,16 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from tools.engine_simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
-from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk, GridPlan
+from tts_worker.engine.cosyvoice.audio.chunks import AHEAD_CHUNKS, Chunk, GridPlan
+from tts_worker.engine.cosyvoice.audio.render_progress import CLOSING_BOUNDARIES, RenderProgress, SegmentPhase
 from tts_worker.engine.cosyvoice.phases import (
-    CLOSING_BOUNDARIES,
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
-    SegmentPhase,
     SequencePhase,
     TokenPass,
 )
-from tts_worker.engine.cosyvoice.render_progress import RenderProgress
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence

@@ -8,14 +8,14 @@ from torch import Tensor
 from tools.parity.compare import FEATURES, MEL, NETWORK, PITCH_HZ, SCORES, CheckList, Golden
 from tools.reference.algorithms import FadeState, reference_fade
 from tools.reference.v1_pipeline import V1Decoder, V1Pipeline
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
+from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.voices.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.voices.request import Request
 
 HOP_TOKENS = 30  # of the recorded stream; the model's own would make long files
 SAMPLE_STRIDE = 5  # of the recorded utterances

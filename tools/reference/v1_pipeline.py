@@ -22,13 +22,13 @@ from tools.reference.pipeline import (
     chunks_of,
     render_chunks,
 )
-from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
-from tts_worker.engine.cosyvoice.lm_inputs import Item
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, start_items
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item
+from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, start_items
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
+from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.voices.request import Request
 
 
 class V1Decoder(TokenDecoder):

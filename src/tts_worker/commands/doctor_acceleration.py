@@ -107,7 +107,7 @@ def _flashinfer(torch: Any) -> Finding:
     if torch is None:
         return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
     from tts_worker.engine.cosyvoice.acceleration.attention import check_flashinfer, find_flashinfer
-    from tts_worker.engine.cosyvoice.kv_cache import PageShape
+    from tts_worker.engine.cosyvoice.networks.kv_cache import PageShape
 
     try:
         module = find_flashinfer()

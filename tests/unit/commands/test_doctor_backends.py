@@ -22,9 +22,10 @@ from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_
 from tts_worker.commands import doctor_acceleration, doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice import onnx_providers, ops
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, TENSORRT, load_problem
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, load_problem
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 
 INSTALL = 'pip install "."'

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.networks import FAMILIES, apart, noise
 from tests.unit.cosyvoice.test_flow import LIMIT, Speech, advance, pool_of
-from tts_worker.engine.cosyvoice.models import attention as attention_module
-from tts_worker.engine.cosyvoice.models import linear as linear_module
-from tts_worker.engine.cosyvoice.models.attention import attention
-from tts_worker.engine.cosyvoice.models.linear import Linear, linear, onednn_product, pointwise, store_by_columns
+from tts_worker.engine.cosyvoice.networks import attention as attention_module
+from tts_worker.engine.cosyvoice.networks import linear as linear_module
+from tts_worker.engine.cosyvoice.networks.attention import attention
+from tts_worker.engine.cosyvoice.networks.linear import Linear, linear, onednn_product, pointwise, store_by_columns
 
 EPSILON = torch.finfo(torch.float32).eps
 

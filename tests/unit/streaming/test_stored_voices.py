@@ -22,10 +22,10 @@ from tests.unit.streaming.engines import (
     voice,
 )
 from tests.unit.streaming.test_engine import ResourceUsage
-from tts_worker.engine.cosyvoice import voice_loader
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
+from tts_worker.engine.cosyvoice.voices import loader as voice_loader
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import BundleError, ErrorCode
 from tts_worker.types import (

@@ -11,14 +11,14 @@ import pytest
 from tests.unit.cosyvoice.networks import load_shallow
 from tools.random_bundle import v1
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.bundle.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
 from tts_worker.voices.files import Voice

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.config import V1
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
-from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import (
+from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
+from tts_worker.engine.cosyvoice.execution.settings import (
     GRAPHS_DIR,
     OLDEST_TORCH,
     AttentionMode,
@@ -25,15 +28,12 @@ from tts_worker.engine.cosyvoice.engine_config import (
     StreamingConfig,
     TextMode,
 )
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
-from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.streams import flow_threads
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import flow_threads
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.enrol import bundled_voices
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import ConfigError
 from tts_worker.voices.files import VOICES_DIR, Voice
 

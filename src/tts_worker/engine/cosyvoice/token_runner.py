@@ -10,13 +10,13 @@ from time import perf_counter
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.execution.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import TokenPass
-from tts_worker.engine.cosyvoice.runs import InterleavedRun, LmRun, RunPhase
 from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
-from tts_worker.engine.cosyvoice.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.timings import StageTimings
+from tts_worker.engine.cosyvoice.tokens.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.tokens.runs import InterleavedRun, LmRun, RunPhase
 
 
 @dataclass(frozen=True)

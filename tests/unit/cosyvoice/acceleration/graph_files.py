@@ -24,8 +24,8 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     export_onnx,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
 GRAPHS = {
     "cosyvoice2": {ENCODER, ESTIMATOR, VOCODER, LM_STEP},

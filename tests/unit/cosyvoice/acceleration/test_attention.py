@@ -22,12 +22,12 @@ from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
 from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, PagePlan, check_flashinfer
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
-from tts_worker.engine.cosyvoice.models.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, StreamingConfig
+from tts_worker.engine.cosyvoice.networks.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 

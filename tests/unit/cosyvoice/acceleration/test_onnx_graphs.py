@@ -45,12 +45,12 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     open_graph,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.engine_config import GRAPHS_DIR
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU
+from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import CPU
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.voices.request import Request
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 

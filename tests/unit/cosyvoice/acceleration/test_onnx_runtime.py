@@ -14,7 +14,6 @@ import torch
 from tests.unit.cosyvoice.acceleration import graph_files
 from tests.unit.cosyvoice.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
@@ -28,10 +27,11 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
 )
 from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import default_cache
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan
+from tts_worker.engine.cosyvoice.voices import audio_frontend
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 from tts_worker.errors import BundleError, ConfigError
 
 GPU = torch.device("cuda", 1)

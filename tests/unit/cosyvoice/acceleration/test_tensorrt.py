@@ -29,7 +29,6 @@ from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_
 from tests.unit.cosyvoice.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tests.unit.cosyvoice.networks import load_thin
-from tts_worker.engine.cosyvoice import onnx_providers
 from tts_worker.engine.cosyvoice.acceleration import tensorrt
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
@@ -43,10 +42,11 @@ from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
     TensorRtLibrary,
 )
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
-from tts_worker.engine.cosyvoice.execution import Backend, BackendState, ChunkPlan
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendState, ChunkPlan
+from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 

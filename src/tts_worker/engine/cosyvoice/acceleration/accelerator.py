@@ -15,17 +15,17 @@ from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, gra
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
-from tts_worker.engine.cosyvoice.config import V1
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
-from tts_worker.engine.cosyvoice.execution import Accelerator, Execution, timed
-from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
-from tts_worker.engine.cosyvoice.models.blocks import Estimator
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.config import V1
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.plan import Accelerator, Execution, timed
+from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
+from tts_worker.engine.cosyvoice.networks.blocks import Estimator
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.ops import audio, disable, language_model
-from tts_worker.engine.cosyvoice.streams import CudaStream, ExecutionStreams
 from tts_worker.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
-from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
+from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention, rotate_first_heads
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.flow_encoder import Layer
-from tts_worker.engine.cosyvoice.models.hift import Hift
-from tts_worker.engine.cosyvoice.models.qwen2 import Layer as DecoderLayer
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow_encoder import Layer
+from tts_worker.engine.cosyvoice.networks.hift import Hift
+from tts_worker.engine.cosyvoice.networks.qwen2 import Layer as DecoderLayer
+from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
 from tts_worker.errors import BundleError, MissingExtra
 from tts_worker.models.bundles.onnx_file import check_onnx, read_metadata
 
@@ -231,7 +231,7 @@ def _attend(
 ) -> Tensor:
     """Run layers of relative attention with explicit positions of the keys.
 
-    The layers are written out: those of ``models/flow_encoder.py`` slice a table of a fixed length.
+    The layers are written out: those of ``networks/flow_encoder.py`` slice a table of a fixed length.
     """
     span = x.shape[1]
     context = positions.shape[1]
@@ -279,7 +279,7 @@ class VocoderGraph(nn.Module):
 class LmStepGraph(nn.Module):
     """The language model with its past as plain tensors: input vectors to scores of the next speech token.
 
-    The layers are written out with elementary operations: those of ``models/qwen2.py`` write into shared buffers.
+    The layers are written out with elementary operations: those of ``networks/qwen2.py`` write into shared buffers.
     """
 
     def __init__(self, lm: SpeechLM) -> None:

@@ -33,12 +33,12 @@ from tts_worker.engine.cosyvoice.acceleration.plain_past import (
     store_contexts,
     store_pages,
 )
-from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast, PagedView
-from tts_worker.engine.cosyvoice.models.blocks import Sites
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast
-from tts_worker.engine.cosyvoice.models.hift import Hift, StreamEnds
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.blocks import Sites
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow_encoder import EncoderPast
+from tts_worker.engine.cosyvoice.networks.hift import Hift, StreamEnds
+from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, NoPast, PagedView
 from tts_worker.errors import BundleError
 
 FAR = 1 << 24  # a position beyond every utterance

@@ -26,9 +26,14 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     tolerance_of,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, create_session, import_onnxruntime, select_providers
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import (
+    CPU,
+    create_session,
+    import_onnxruntime,
+    select_providers,
+)
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BundleError, ConfigError
 
 log = logging.getLogger(__name__)

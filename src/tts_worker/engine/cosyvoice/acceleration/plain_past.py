@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.kv_cache import PagedView
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedView
 
 
 @dataclass(frozen=True)

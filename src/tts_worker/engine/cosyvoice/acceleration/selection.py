@@ -6,8 +6,8 @@ import logging
 
 from tts_worker.engine.cosyvoice.acceleration import tensorrt
 from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import run_on_onnxruntime
-from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, BackendState
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, BackendState
 from tts_worker.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)

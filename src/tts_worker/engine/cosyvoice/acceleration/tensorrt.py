@@ -32,9 +32,9 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import import_tensorrt
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 log = logging.getLogger(__name__)

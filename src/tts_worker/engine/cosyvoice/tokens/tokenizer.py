@@ -1,0 +1,176 @@
+"""Text tokenizer: Qwen2's byte-level BPE and the special tokens of CosyVoice 2 and 3.
+
+The order of the special tokens defines their ids. User text is plain text: ``<|endofprompt|>`` in it is encoded as
+characters unless the caller allows special tokens. Text is not normalized here, but a
+bundle may have a respelling.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens import respelling
+from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
+from tts_worker.errors import BundleError, MissingExtra
+from tts_worker.text.instruction import END_OF_PROMPT
+
+# Qwen2's pre-tokenization pattern: https://huggingface.co/docs/transformers/model_doc/qwen2
+WORD_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BASE = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_EVENTS = f"""
+{END_OF_PROMPT} [breath] <strong> </strong> [noise] [laughter] [cough] [clucking] [accent] [quick_breath] <laughter>
+</laughter> [hissing] [sigh] [vocalized-noise] [lipsmack] [mn]
+"""
+CONTROL_TAGS = tuple(token for token in _EVENTS.split() if token != END_OF_PROMPT)
+"""Special tokens that text may contain: events and marks, such as ``[breath]`` and ``<strong>``."""
+_PHONEMES = """
+AA AA0 AA1 AA2 AE AE0 AE1 AE2 AH AH0 AH1 AH2 AO AO0 AO1 AO2 AW AW0 AW1 AW2 AY AY0 AY1 AY2 B CH D DH EH EH0 EH1 EH2
+ER ER0 ER1 ER2 EY EY0 EY1 EY2 F G HH IH IH0 IH1 IH2 IY IY0 IY1 IY2 JH K L M N NG OW OW0 OW1 OW2 OY OY0 OY1 OY2 P R S
+SH T TH UH UH0 UH1 UH2 UW UW0 UW1 UW2 V W Y Z ZH a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn
+iàng iào iá ián iáng iáo iè ié iòng ióng iù iú iā iān iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong
+ou p q r s sh t u uang ue un uo uà uài uàn uàng uá uái uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi
+uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu
+ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu
+ǔ ǔn ǘ ǚ ǜ
+"""
+TAG_PATTERN = re.compile(r"\[[^\[\]\s]*\]|<[^<>\s]*>|[^\s\[\]<>]+|[\[\]<>]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def special_tokens(version: str) -> tuple[str, ...]:
+    """Special tokens of ``version`` (``cosyvoice2`` or ``cosyvoice3``) beyond the text vocabulary, in id order."""
+    extra = ("<|endofsystem|>", *(f"[{phoneme}]" for phoneme in _PHONEMES.split())) if version == V3 else ()
+    return (*_BASE, *_EVENTS.split(), *extra)
+
+
+def phonemes(version: str) -> tuple[str, ...]:
+    """Phonemes with a token, without brackets: CMU's and parts of pinyin syllables; none for CosyVoice2."""
+    return tuple(_PHONEMES.split()) if version == V3 else ()
+
+
+class TextTokenizer:
+    """Two encoders over one vocabulary: with and without special tokens in the text. Thread-safe."""
+
+    def __init__(self, directory: Path, version: str, text_rows: int) -> None:
+        """Load the vocabulary.
+
+        Args:
+            directory: Contains vocab.json, merges.txt and optionally tokenizer_config.json.
+            version: Selects the special tokens.
+            text_rows: Rows of the text embedding; every id must be below.
+
+        Raises:
+            BundleError: A file is missing or inconsistent.
+            MissingExtra: The tokenizers library is not installed.
+        """
+        try:
+            from tokenizers import AddedToken
+        except ImportError:
+            raise MissingExtra("CosyVoice's text tokenizer", "cosyvoice") from None
+        for name in ("vocab.json", "merges.txt"):
+            if not (directory / name).is_file():
+                raise BundleError(f"{directory / name}: is missing")
+        self._plain, self._special = _encoders(directory)
+        spellings = directory / respelling.FILE
+        self._respell = Respelling.load(spellings) if spellings.is_file() else None
+        named = _named_in_config(directory / "tokenizer_config.json")
+        tokens = list(dict.fromkeys([*named.values(), *special_tokens(version)]))
+        self._special.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
+        self.special_ids = {token: self._special.token_to_id(token) for token in tokens}
+        tags = (*CONTROL_TAGS, *(f"[{phoneme}]" for phoneme in phonemes(version)))
+        self._control_ids = {tag: self.special_ids[tag] for tag in tags}
+        wrong = [token for number, token in named.items() if self.special_ids[token] != number]
+        if wrong:
+            raise BundleError(
+                f"{directory}: tokenizer_config.json gives {wrong[0]!r} an id that does not follow vocab.json"
+            )
+        if len(self) > text_rows:
+            raise BundleError(f"{directory}: has {len(self)} tokens, but the model has {text_rows} embedding rows")
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle) -> TextTokenizer:
+        """Load the tokenizer of a model directory. Raises as the constructors."""
+        from tts_worker.engine.cosyvoice.tokens.whisper_tokenizer import WhisperTokenizer
+
+        config = bundle.config
+        if config.family == V1:
+            return WhisperTokenizer(bundle.whisper_vocabulary, config.tokenizer_version, config.lm.text_vocab)
+        return cls(bundle.text_model_dir, config.tokenizer_version, config.lm.text_vocab)
+
+    def __len__(self) -> int:
+        return int(self._special.get_vocab_size())
+
+    @property
+    def end_of_prompt_id(self) -> int:
+        """The id that separates an instruction from the text."""
+        return int(self.special_ids[END_OF_PROMPT])
+
+    def spell(self, text: str) -> str:
+        """Return ``text`` as the model reads it: respelled if the bundle says so."""
+        return text if self._respell is None else self._respell(text)
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Ids of ``text``, respelled if the bundle says so, without added tokens. Lone surrogates become U+FFFD."""
+        encoder = self._special if allow_special else self._plain
+        plain = _SURROGATE.sub("\ufffd", text)
+        spelled = plain if allow_special else self.spell(plain)
+        return list(encoder.encode(spelled, add_special_tokens=False).ids)
+
+    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of plain ``text`` that is spelled as the model reads it, and the character after each of them."""
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return list(encoding.ids), [end for _, end in encoding.offsets]
+
+    def control_ids(self, pronunciation: str) -> list[int] | None:
+        """Ids of control tags and phonemes: ``[laughter]``, ``[j][ǐ]``, or ``T AH0`` for ``[T][AH0]``.
+
+        Returns:
+            The ids; None if ``pronunciation`` has anything that is no such token, for example IPA.
+        """
+        tags = [part if part[0] in "[<" else f"[{part}]" for part in TAG_PATTERN.findall(pronunciation)]
+        if not tags or any(tag not in self._control_ids for tag in tags):
+            return None
+        return [int(self._control_ids[tag]) for tag in tags]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        return str(self._special.decode(list(ids), skip_special_tokens=True))
+
+
+def _encoders(directory: Path) -> tuple[Any, Any]:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+
+    try:
+        model = BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    except Exception as error:  # the library raises nothing more precise
+        raise BundleError(f"{directory}: vocab.json and merges.txt are not a valid BPE vocabulary ({error})") from None
+    encoders = []
+    for _ in range(2):
+        encoder = Tokenizer(model)
+        encoder.normalizer = normalizers.NFC()
+        split = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
+        encoder.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+        encoder.decoder = decoders.ByteLevel()
+        encoders.append(encoder)
+    return encoders[0], encoders[1]
+
+
+def _named_in_config(file: Path) -> dict[int, str]:
+    """Special tokens with ids from tokenizer_config.json, in id order."""
+    if not file.is_file():
+        return {}
+    try:
+        table = json.loads(file.read_text("utf-8")).get("added_tokens_decoder", {})
+        return {int(number): str(table[number]["content"]) for number in sorted(table, key=int)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise BundleError(f"{file}: is not a tokenizer configuration") from None
