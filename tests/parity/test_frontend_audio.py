@@ -21,8 +21,8 @@ from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.voices.features import KaldiFbank, MelSpectrogram, WhisperMel, slaney_filters
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import BundleError, InvalidRequest
 
 LIMIT = 1e-4

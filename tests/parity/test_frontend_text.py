@@ -15,8 +15,7 @@ from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 from tools.reference.text import is_only_punctuation, normalize_and_split, wetext_rewriter
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, special_tokens
-from tts_worker.engine.cosyvoice.voices.enrol import spoken_transcript
-from tts_worker.engine.cosyvoice.voices.transcript import normalize, spell_out_numbers
+from tts_worker.engine.cosyvoice.voices.enrol import normalize, spell_out_numbers, spoken_transcript
 from tts_worker.errors import BundleError
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese

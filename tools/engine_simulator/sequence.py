@@ -6,8 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from tools.engine_simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
-from tts_worker.engine.cosyvoice.audio.chunks import AHEAD_CHUNKS, Chunk, GridPlan
-from tts_worker.engine.cosyvoice.audio.render_progress import CLOSING_BOUNDARIES, RenderProgress, SegmentPhase
+from tts_worker.engine.cosyvoice.audio.chunks import (
+    AHEAD_CHUNKS,
+    CLOSING_BOUNDARIES,
+    Chunk,
+    GridPlan,
+    RenderProgress,
+    SegmentPhase,
+)
 from tts_worker.engine.cosyvoice.phases import (
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,

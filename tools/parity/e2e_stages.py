@@ -18,7 +18,7 @@ from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.networks.hift import Noise
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.text.instruction import END_OF_PROMPT
 
 

@@ -16,10 +16,10 @@ from tools.reference.compat import Compat
 from tools.reference.pipeline import OfflinePipeline, TokenDecoder
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.guard import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokens.interleave import Draw
 from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO
-from tts_worker.engine.cosyvoice.tokens.silence import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import SynthesisFailed
 
 EXACT = 1e-6  # copied rows

@@ -15,7 +15,7 @@ from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
 from tts_worker.engine.cosyvoice.voices.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 
 HOP_TOKENS = 30  # of the recorded stream; the model's own would make long files
 SAMPLE_STRIDE = 5  # of the recorded utterances

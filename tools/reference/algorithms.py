@@ -24,8 +24,7 @@ from tts_worker.engine.cosyvoice.networks.hift import HELD_FRAMES, F0Predictor, 
 from tts_worker.engine.cosyvoice.ops.sampler import SampleRule
 from tts_worker.engine.cosyvoice.tokens.interleave import Interleave, InterleavePhase, InterleaveRule
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFeatures, PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.instruction import END_OF_PROMPT
 

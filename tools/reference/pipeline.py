@@ -31,10 +31,10 @@ from tts_worker.engine.cosyvoice.networks.hift import HashedNoise, Noise
 from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.ops.sampler import DrawState, draw
+from tts_worker.engine.cosyvoice.tokens.guard import SILENT_TOKENS, SilenceFilter
 from tts_worker.engine.cosyvoice.tokens.interleave import Draw, Interleave, InterleaveRule
 from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO, RUN_PHASES, RunPhase
-from tts_worker.engine.cosyvoice.tokens.silence import SILENT_TOKENS, SilenceFilter
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import InvalidRequest
 
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together

@@ -20,8 +20,7 @@ from tts_worker.audio.decode import Recording
 from tts_worker.engine.cosyvoice.bundle.config import V1, V3
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
 

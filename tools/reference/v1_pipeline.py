@@ -28,7 +28,7 @@ from tts_worker.engine.cosyvoice.networks.lm_inputs import Item
 from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, start_items
 from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
 from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 
 
 class V1Decoder(TokenDecoder):

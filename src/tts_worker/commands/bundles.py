@@ -69,7 +69,7 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
 def _unreadable(bundle: Bundle) -> list[Problem]:
     """Read the vocabulary and the speakers as loading does. What ``Bundle.validate`` reports as missing is left out."""
     from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
-    from tts_worker.engine.cosyvoice.voices.enrol import bundled_voices
+    from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 
     problems = []
     if not any(bundle.missing_text_files()):
@@ -200,7 +200,7 @@ def add_voice(
 def import_speakers(bundle_path: Path, root: Path, file: Path | None = None, *, replace: bool = False) -> list[str]:
     """Store the speakers of a ``spk2info.pt`` (the bundle's own by default) as voices; returns their names."""
     bundle = open_bundle(bundle_path)
-    from tts_worker.engine.cosyvoice.voices.enrol import bundled_voices
+    from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 
     voices = bundled_voices(file or bundle.speaker_info, bundle.config)
     for name, voice in voices.items():

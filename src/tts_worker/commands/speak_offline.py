@@ -38,7 +38,7 @@ from tts_worker.voices.installed import installed_voice
 
 if TYPE_CHECKING:
     from tts_worker.engine.cosyvoice.bundle.directory import Bundle
-    from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def _speaker(args: argparse.Namespace, bundle: Bundle, root: Path) -> tuple[str,
     """Load the voice, of those stored in ``root`` or of the model, and check that it supports the mode."""
     from tts_worker.engine.cosyvoice.loader import bundle_voices
     from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
-    from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 
     tokenizer = TextTokenizer.from_bundle(bundle)
     stored = stored_voices(root)
@@ -194,7 +194,7 @@ def _speaker(args: argparse.Namespace, bundle: Bundle, root: Path) -> tuple[str,
 
 def mode_of(args: argparse.Namespace) -> Mode | None:
     """Return the mode that is asked for; None: the voice's default."""
-    from tts_worker.engine.cosyvoice.voices.enrol import Mode
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode
 
     return Mode(MODES[args.mode]) if args.mode in MODES else None
 

@@ -22,15 +22,8 @@ from tts_worker.engine.cosyvoice.bundle.config import V3
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import (
-    Mode,
-    Speaker,
-    bundled_voices,
-    enrol,
-    instruct_ids,
-    plain_transcript,
-    prompt_ids,
-)
+from tts_worker.engine.cosyvoice.voices.enrol import enrol, plain_transcript
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices, instruct_ids, prompt_ids
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.voices.files import Voice, load_voice, save_voice

@@ -15,16 +15,15 @@ from tests.unit.cosyvoice.test_v1_flow import config
 from tools.reference.algorithms import V1Draws
 from tools.reference.v1_pipeline import V1Pipeline
 from tts_worker.engine.cosyvoice.audio.chunks import Chunk
-from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPrompt
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPrompt, UnpagedPool
 from tts_worker.engine.cosyvoice.audio.renderer import RenderRequest, RenderState
-from tts_worker.engine.cosyvoice.audio.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.audio.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.execution.streams import streams_for
 from tts_worker.engine.cosyvoice.v1.flow import V1Flow
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import InvalidRequest
 
 

@@ -32,8 +32,7 @@ from tts_worker.engine.chunk_log import log_chunk
 from tts_worker.engine.cosyvoice.audio.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.settings import TextMode
-from tts_worker.engine.cosyvoice.voices.enrol import Speaker
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request, Speaker
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,

@@ -17,8 +17,8 @@ from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
 from tts_worker.voices.files import Voice

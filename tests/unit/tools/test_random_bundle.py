@@ -27,7 +27,8 @@ from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
 from tts_worker.engine.cosyvoice.execution.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import Mode, Speaker, bundled_voices, enrol
+from tts_worker.engine.cosyvoice.voices.enrol import enrol
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 
 

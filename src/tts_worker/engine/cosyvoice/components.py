@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
-from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, UnpagedPool
 from tts_worker.engine.cosyvoice.audio.renderer import Renderer
-from tts_worker.engine.cosyvoice.audio.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.audio.v1_renderer import V1Renderer
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.networks import Networks

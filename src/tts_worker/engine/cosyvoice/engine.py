@@ -25,10 +25,9 @@ from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
-from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
-from tts_worker.engine.cosyvoice.tokens.whisper_tokenizer import V1_CONTROL_TAGS
+from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, V1_CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voices.cache import VoiceState
-from tts_worker.engine.cosyvoice.voices.enrol import Speaker
+from tts_worker.engine.cosyvoice.voices.speaker import Speaker
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import StreamFuture

@@ -32,8 +32,8 @@ from tts_worker.engine.cosyvoice.execution.streams import flow_threads
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.voices.enrol import bundled_voices
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import ConfigError
 from tts_worker.voices.files import VOICES_DIR, Voice
 

@@ -50,7 +50,7 @@ from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU
 from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.voices.request import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 

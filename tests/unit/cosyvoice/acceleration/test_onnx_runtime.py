@@ -15,6 +15,7 @@ from tests.unit.cosyvoice.acceleration import graph_files
 from tests.unit.cosyvoice.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
+from tts_worker.engine.cosyvoice.acceleration.accelerator import select_backend
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import chunk_profiles
@@ -25,7 +26,6 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     ordered,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import default_cache
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers

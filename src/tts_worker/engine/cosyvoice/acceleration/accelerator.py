@@ -1,4 +1,4 @@
-"""The record by which ``execution`` finds this package: the checks of a start, and what they allow."""
+"""The record by which ``execution.plan`` finds this package: the checks of a start, and what they allow."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from functools import partial
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.engine.cosyvoice.acceleration import kernels, tensorrt
 from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, check_flashinfer, find_flashinfer
 from tts_worker.engine.cosyvoice.acceleration.compiling import compiler_for
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
-from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
+from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import run_on_onnxruntime
 from tts_worker.engine.cosyvoice.bundle.config import V1
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.execution.plan import Accelerator, Execution, timed
+from tts_worker.engine.cosyvoice.execution.plan import (
+    Accelerator,
+    Backend,
+    BackendOptions,
+    BackendState,
+    Execution,
+    timed,
+)
 from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
 from tts_worker.engine.cosyvoice.networks.blocks import Estimator
@@ -37,7 +44,7 @@ def plan_execution(
     settings: StreamingConfig,
     runners: tuple[GraphRunner, GraphRunner] | None = None,
 ) -> Execution:
-    """As ``execution.plan_execution``: kernels, CUDA graphs, the compiler and a library, each after its check."""
+    """As ``plan.plan_execution``: kernels, CUDA graphs, the compiler and a library, each after its check."""
     device = networks.device
     start_s: dict[str, float] = {}
     kernel_faults: dict[str, str] = {}
@@ -127,6 +134,38 @@ def _check_kernels(networks: Networks, device: torch.device, settings: Streaming
         **kernels.check(flow_cases(model.chunked_flow, flow_dtype, device, settings.stride_chunks)),
         **kernels.check(vocoder_cases(model.hift, device)),
     }
+
+
+def select_backend(networks: Networks, options: BackendOptions) -> BackendState:
+    """As ``plan.select_backend``."""
+    if options.backend is Backend.ONNXRUNTIME:
+        providers = run_on_onnxruntime(
+            networks,
+            options.graphs,
+            threads=options.threads,
+            plan=options.plan,
+            allow_tf32=options.allow_tf32,
+            cache=options.plan_cache or tensorrt.default_cache(),
+        )
+        state = BackendState(options.backend, options.backend, ", ".join(providers))
+    else:
+        try:
+            state = BackendState(options.backend, options.backend, _use_tensorrt(networks, options))
+        except BackendUnavailable as error:
+            log.warning("backend: tensorrt cannot be used, running on PyTorch: %s", error.message)
+            return BackendState(options.backend, Backend.TORCH, error.message)
+    log.info("flow and vocoder run on %s (%s)", state.active.value, state.detail)
+    return state
+
+
+def _use_tensorrt(networks: Networks, options: BackendOptions) -> str:
+    """Run on TensorRT and describe it. Raises BackendUnavailable."""
+    device = networks.device
+    library, gpu = tensorrt.find_tensorrt(device)
+    cache = tensorrt.PlanCache(options.plan_cache or tensorrt.default_cache())
+    engines = tensorrt.TensorRtEngines(library, gpu, cache, device)
+    tensorrt.run_on_tensorrt(networks, options.graphs, engines, options.plan, allow_tf32=options.allow_tf32)
+    return f"TensorRT {library.version} on {gpu.name}"
 
 
 ACCELERATOR = Accelerator(select_backend, plan_execution)

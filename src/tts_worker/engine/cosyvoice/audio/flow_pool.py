@@ -40,6 +40,7 @@ from tts_worker.engine.cosyvoice.networks.kv_cache import (
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import OutOfMemory
 
+UNPAGED = 1 << 30  # pages that are never taken
 FLOW_TOLERANCE = 3e-5
 """Largest difference of a compiled solver step in float32: two dozen layers in another order of operations."""
 
@@ -420,3 +421,27 @@ def chunk_inputs(
     cond = prompt_mel[first : first + frames]
     cond = F.pad(cond, (0, 0, 0, frames - cond.shape[0]))[None]
     return [*ids, *[0] * (span - len(ids))], len(ids), cond
+
+
+class UnpagedPool:
+    """Stands in for ``FlowPool`` where the flow computes whole sequences: there are slots of a stream, and no pages.
+
+    Args:
+        chunk_tokens: Tokens of a chunk.
+        device: Device of the flow.
+    """
+
+    def __init__(self, chunk_tokens: int, device: torch.device) -> None:
+        self.chunk_tokens = chunk_tokens
+        self.device = device
+
+    @property
+    def free_pages(self) -> int:
+        return UNPAGED
+
+    def open(self, voice: FlowState | None = None) -> FlowState:
+        """Return the state of an utterance, of ``voice`` if there is one, or of a voice."""
+        return FlowState(0)
+
+    def close(self, state: FlowState) -> None:
+        """Return a state."""

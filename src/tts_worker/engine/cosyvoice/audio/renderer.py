@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.audio.chunks import Chunk
-from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt, FlowState, chunk_inputs
-from tts_worker.engine.cosyvoice.audio.unpaged import UnpagedPool
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt, FlowState, UnpagedPool, chunk_inputs
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import (
     VocoderWindows,
     WindowInput,

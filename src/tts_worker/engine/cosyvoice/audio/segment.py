@@ -11,12 +11,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from tts_worker.audio.resampler import Resampler
-from tts_worker.engine.cosyvoice.audio.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.audio.render_progress import RenderProgress
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, GridPlan, RenderProgress
 from tts_worker.engine.cosyvoice.audio.renderer import MelResampler, RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.tokens.alignment import WordAligner
-from tts_worker.engine.cosyvoice.tokens.silence import SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.tokens.guard import SILENT_TOKENS, SilenceFilter
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tts_worker.engine.cosyvoice.audio.flow_pool import UnpagedPool
 from tts_worker.engine.cosyvoice.audio.renderer import PartState, Renderer, RenderRequest, RenderState
-from tts_worker.engine.cosyvoice.audio.unpaged import UnpagedPool
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import GraphRunner
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from functools import cache
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.networks.attention import attention
 from tts_worker.engine.cosyvoice.networks.dims import LookaheadDims
 from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, PagedView
-from tts_worker.engine.cosyvoice.networks.linear import Linear, by_columns, fuse_linear, linear
+from tts_worker.engine.cosyvoice.networks.linear import (
+    Linear,
+    Product,
+    by_columns,
+    fuse_linear,
+    is_plain_product,
+    linear,
+    onednn_product,
+)
 from tts_worker.engine.cosyvoice.ops.audio import causal_conv, pack_conv
 
 MISH_LINEAR = 20.0  # from here on Mish is the identity in float32
+_MIN_SCORES = 30_000
+"""Scores of a head from which oneDNN is faster. Measured: 15,000 no, 30,000 by a tenth, 85,000 by a third."""
 
 
 def embedding(rows: int, dim: int) -> nn.Embedding:
@@ -59,6 +70,47 @@ def mish(x: Tensor) -> Tensor:
     e = x.clamp(max=MISH_LINEAR).exp_()
     half = torch.addcmul(e, e, e, value=0.5)  # tanh(ln(1 + e)) == (e^2 + 2e) / (e^2 + 2e + 2)
     return torch.div(half, half + 1).mul_(x)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend with ``q [N, H, T, d]`` to ``k, v [N, H, L, d]``: ``[N, T, H*d]``.
+
+    ``mask [N or 1, 1, T, L]`` is True where a query sees a key, or is added to the scores; None hides nothing.
+    """
+    if is_plain_product(q) and q.shape[2] * k.shape[2] >= _MIN_SCORES:
+        product = _product()
+        if product is not None:
+            return _by_heads(product, q, k, v, mask)
+    return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+
+
+@cache
+def _product() -> Product | None:
+    return onednn_product() if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else None
+
+
+def _by_heads(product: Product, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend head by head with products of oneDNN, with all scores of a head, which fit into its cache, in memory.
+
+    PyTorch's attention leaves its products to MKL (see ``linear``). With AVX-512 on a processor of AMD, oneDNN's take
+    so much less time that this is up to a third faster.
+    """
+    count, heads, span, width = q.shape
+    out = q.new_empty(count, span, heads, width)
+    q = q * width**-0.5
+    if mask is not None and mask.dtype == torch.bool:
+        mask = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    masks = [None] if mask is None else mask[:, 0].unbind()
+    # With gaps between its rows, oneDNN takes a thousand times as long for a matrix of weights.
+    k, v = (part if part.stride()[2:] == (width, 1) else part.contiguous() for part in (k, v))
+    rows = zip(q.unbind(), k.unbind(), v.transpose(2, 3).unbind(), out.transpose(1, 2).unbind(), strict=True)
+    for row, bias in zip(rows, cycle(masks)):
+        for query, key, values, result in zip(*(part.unbind() for part in row), strict=True):
+            scores = product(query, key, None, "none", [], "")  # [T, L]
+            if bias is not None:
+                scores.add_(bias)
+            result.copy_(product(scores.softmax(-1), values, None, "none", [], ""))
+    return out.flatten(2)
 
 
 def attend(qkv: Tensor, mask: Tensor | None, site: int, memory: Memory) -> Tensor:

@@ -1,12 +1,36 @@
-"""Detects invalid output of the language model: token loops and endless silence.
+"""Silent speech tokens, and invalid output of the language model: token loops and endless silence.
 
-The caller decides what follows (another draw, a truncation) from the number of valid tokens. Pure: ids in, violations
-out.
+The caller of ``TokenGuard`` decides what follows (another draw, a truncation) from the number of valid tokens. Pure:
+ids in, violations out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+SILENT_TOKENS = {
+    "cosyvoice1": frozenset[int](),
+    "cosyvoice2": frozenset[int](),
+    "cosyvoice3": frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),
+}
+"""Speech ids of silence or breath, by family."""
+
+SILENCE_LIMIT_TOKENS = 5
+"""Longest run of silent tokens that is rendered, as in the reference."""
+
+
+class SilenceFilter:
+    """Drops silent tokens beyond ``limit`` in a row (they stay in the language model's context)."""
+
+    def __init__(self, silent: frozenset[int], limit: int = SILENCE_LIMIT_TOKENS) -> None:
+        self._silent = silent
+        self._limit = limit
+        self._run = 0
+
+    def accepts(self, token: int) -> bool:
+        """Whether to render ``token``."""
+        self._run = self._run + 1 if token in self._silent else 0
+        return self._run <= self._limit
 
 
 @dataclass(frozen=True, slots=True)

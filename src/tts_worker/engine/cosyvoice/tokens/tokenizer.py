@@ -1,20 +1,27 @@
-"""Text tokenizer: Qwen2's byte-level BPE and the special tokens of CosyVoice 2 and 3.
+"""Text tokenizers: Qwen2's byte-level BPE of CosyVoice 2 and 3, and that of OpenAI's Whisper of CosyVoice-300M.
 
 The order of the special tokens defines their ids. User text is plain text: ``<|endofprompt|>`` in it is encoded as
-characters unless the caller allows special tokens. Text is not normalized here, but a
-bundle may have a respelling.
+characters unless the caller allows special tokens. Text is not normalized here, but a bundle may have a respelling.
+
+Whisper's vocabulary is a ``.tiktoken`` file. A line of it is a token in base64 and its rank, which is its id. Any two
+neighbors whose concatenation is a token may be joined, the lowest rank first; there is no list of merges, so it is
+derived here. Its special tokens follow in a fixed order: https://github.com/openai/whisper, and those of CosyVoice's
+own vocabulary at 25 Hz.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tts_worker.engine.cosyvoice.bundle.config import V1, V3
-from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3, WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle, vocabulary_source
 from tts_worker.engine.cosyvoice.tokens import respelling
 from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
 from tts_worker.errors import BundleError, MissingExtra
@@ -72,20 +79,20 @@ class TextTokenizer:
             BundleError: A file is missing or inconsistent.
             MissingExtra: The tokenizers library is not installed.
         """
-        try:
-            from tokenizers import AddedToken
-        except ImportError:
-            raise MissingExtra("CosyVoice's text tokenizer", "cosyvoice") from None
+        library = _tokenizers()
         for name in ("vocab.json", "merges.txt"):
             if not (directory / name).is_file():
                 raise BundleError(f"{directory / name}: is missing")
-        self._plain, self._special = _encoders(directory)
+        try:
+            model = library.models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
+        except Exception as error:  # the library raises nothing more precise
+            problem = f"vocab.json and merges.txt are not a valid BPE vocabulary ({error})"
+            raise BundleError(f"{directory}: {problem}") from None
         spellings = directory / respelling.FILE
         self._respell = Respelling.load(spellings) if spellings.is_file() else None
         named = _named_in_config(directory / "tokenizer_config.json")
         tokens = list(dict.fromkeys([*named.values(), *special_tokens(version)]))
-        self._special.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
-        self.special_ids = {token: self._special.token_to_id(token) for token in tokens}
+        self._set_encoders(model, WORD_PATTERN, tokens, library.normalizers.NFC())
         tags = (*CONTROL_TAGS, *(f"[{phoneme}]" for phoneme in phonemes(version)))
         self._control_ids = {tag: self.special_ids[tag] for tag in tags}
         wrong = [token for number, token in named.items() if self.special_ids[token] != number]
@@ -96,11 +103,27 @@ class TextTokenizer:
         if len(self) > text_rows:
             raise BundleError(f"{directory}: has {len(self)} tokens, but the model has {text_rows} embedding rows")
 
+    def _set_encoders(self, model: Any, words: str, special: Iterable[str], normalizer: Any = None) -> None:
+        """Make both encoders of a BPE ``model`` over words that match ``words``; only one of them knows ``special``."""
+        library = _tokenizers()
+        encoders = []
+        for _ in range(2):
+            encoder = library.Tokenizer(model)
+            if normalizer is not None:
+                encoder.normalizer = normalizer
+            split = library.pre_tokenizers.Split(library.Regex(words), behavior="isolated")
+            byte_level = library.pre_tokenizers.ByteLevel(False, use_regex=False)
+            encoder.pre_tokenizer = library.pre_tokenizers.Sequence([split, byte_level])
+            encoder.decoder = library.decoders.ByteLevel()
+            encoders.append(encoder)
+        self._plain, self._special = encoders
+        tokens = [library.AddedToken(token, normalized=False, special=True) for token in special]
+        self._special.add_special_tokens(tokens)
+        self.special_ids = {token: self._special.token_to_id(token) for token in special}
+
     @classmethod
     def from_bundle(cls, bundle: Bundle) -> TextTokenizer:
         """Load the tokenizer of a model directory. Raises as the constructors."""
-        from tts_worker.engine.cosyvoice.tokens.whisper_tokenizer import WhisperTokenizer
-
         config = bundle.config
         if config.family == V1:
             return WhisperTokenizer(bundle.whisper_vocabulary, config.tokenizer_version, config.lm.text_vocab)
@@ -146,23 +169,13 @@ class TextTokenizer:
         return str(self._special.decode(list(ids), skip_special_tokens=True))
 
 
-def _encoders(directory: Path) -> tuple[Any, Any]:
-    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-    from tokenizers.models import BPE
-
+def _tokenizers() -> Any:
+    """Import the tokenizers library. Raises MissingExtra."""
     try:
-        model = BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
-    except Exception as error:  # the library raises nothing more precise
-        raise BundleError(f"{directory}: vocab.json and merges.txt are not a valid BPE vocabulary ({error})") from None
-    encoders = []
-    for _ in range(2):
-        encoder = Tokenizer(model)
-        encoder.normalizer = normalizers.NFC()
-        split = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated")
-        encoder.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-        encoder.decoder = decoders.ByteLevel()
-        encoders.append(encoder)
-    return encoders[0], encoders[1]
+        import tokenizers
+    except ImportError:
+        raise MissingExtra("CosyVoice's text tokenizer", "cosyvoice") from None
+    return tokenizers
 
 
 def _named_in_config(file: Path) -> dict[int, str]:
@@ -174,3 +187,136 @@ def _named_in_config(file: Path) -> dict[int, str]:
         return {int(number): str(table[number]["content"]) for number in sorted(table, key=int)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise BundleError(f"{file}: is not a tokenizer configuration") from None
+
+
+V1_CONTROL_TAGS = ("[breath]", "[laughter]", "<strong>", "</strong>", "<laughter>", "</laughter>")
+"""Marks that CosyVoice-300M-Instruct was trained with, as text."""
+
+WHISPER_WORD_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""Whisper's pre-tokenization, which is that of GPT-2."""
+
+MAX_VOCABULARY_BYTES = 8 << 20
+_WHISPER_LANGUAGES = """
+en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml cy sk
+te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo
+ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue
+"""
+_WHISPER_EVENTS = "ASR AED SER Speech /Speech BGM /BGM Laughter /Laughter Applause /Applause HAPPY SAD ANGRY NEUTRAL"
+_TASKS = "translate transcribe startoflm startofprev nospeech notimestamps"
+_VOCAL = "TTS/B TTS/O TTS/Q TTS/A TTS/CO TTS/CL TTS/H"
+_TIMESTAMPS = 1501  # 0.00 to 30.00 s
+
+
+def whisper_special_tokens(kind: str) -> tuple[str, ...]:
+    """Special tokens of ``WHISPER`` or ``WHISPER_CHARACTERS`` beyond the vocabulary, in id order."""
+    own = kind == WHISPER_CHARACTERS
+    names = chain(
+        ("endoftext", "startoftranscript"),
+        _WHISPER_LANGUAGES.split(),
+        _WHISPER_EVENTS.split() if own else (),
+        _TASKS.split(),
+        (f"SPECIAL_TOKEN_{number}" for number in range(1, 31)) if own else (),
+        (*_VOCAL.split(), *(f"TTS/SP{number:02d}" for number in range(1, 14))) if own else (),
+        (f"{number * 0.02:.2f}" for number in range(_TIMESTAMPS)),
+    )
+    return tuple(f"<|{name}|>" for name in names)
+
+
+class WhisperTokenizer(TextTokenizer):
+    """The tokenizer of a CosyVoice-300M directory. Thread-safe.
+
+    ``<|endofprompt|>`` and tags such as ``[laughter]`` are no special tokens of this family: the model was trained with
+    their characters.
+    """
+
+    def __init__(self, file: Path, kind: str, text_rows: int) -> None:
+        """Load the vocabulary.
+
+        Args:
+            file: The vocabulary.
+            kind: ``WHISPER`` or ``WHISPER_CHARACTERS``; selects the special tokens.
+            text_rows: Rows of the text embedding; every id must be below.
+
+        Raises:
+            BundleError: The file is missing or damaged.
+            MissingExtra: The tokenizers library is not installed.
+        """
+        library = _tokenizers()
+        ranks = read_ranks(file)
+        special = whisper_special_tokens(kind)
+        if len(ranks) + len(special) > text_rows:
+            raise BundleError(
+                f"{file}: has {len(ranks) + len(special)} tokens, but the model has {text_rows} embedding rows"
+            )
+        vocab = {_symbols(token): rank for token, rank in ranks.items()}
+        # A word that is a token is not split, whichever merges lead to it.
+        model = library.models.BPE(vocab, _merges(ranks), ignore_merges=True)
+        self._set_encoders(model, WHISPER_WORD_PATTERN, special)
+        self._respell = None
+
+    def language_ids(self, language: str) -> list[int]:
+        """The token of ``language``, as the reference's users write it before a text in another language; or none."""
+        token = f"<|{language}|>"
+        return [int(self.special_ids[token])] if language in _WHISPER_LANGUAGES.split() else []
+
+    def control_ids(self, pronunciation: str) -> list[int] | None:
+        """Ids of control tags, spelled as the model reads them; None if there is anything else, such as phonemes."""
+        tags = TAG_PATTERN.findall(pronunciation)
+        if not tags or any(tag not in V1_CONTROL_TAGS for tag in tags):
+            return None
+        return self.encode("".join(tags))
+
+
+def read_ranks(file: Path) -> dict[bytes, int]:
+    """Read a ``.tiktoken`` file: ranks by token, from 0 without gaps.
+
+    Raises:
+        BundleError: The file is missing, or is not such a vocabulary.
+    """
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_VOCABULARY_BYTES + 1)
+    except FileNotFoundError:
+        raise BundleError(
+            f"{file}: is missing: no text can be read. It is no part of the official model directory: get it "
+            f"{vocabulary_source(file)}"
+        ) from None
+    except OSError:
+        raise BundleError(f"{file}: is not readable") from None
+    ranks: dict[bytes, int] = {}
+    try:
+        for line in raw.splitlines():
+            if line:
+                token, rank = line.split()
+                ranks[base64.b64decode(token)] = int(rank)
+    except (ValueError, binascii.Error):
+        raise BundleError(f"{file}: is not a .tiktoken vocabulary") from None
+    every_byte = all(bytes([byte]) in ranks for byte in range(256))
+    if len(raw) > MAX_VOCABULARY_BYTES or not every_byte or sorted(ranks.values()) != list(range(len(ranks))):
+        raise BundleError(f"{file}: is not a complete .tiktoken vocabulary; get it again")
+    return ranks
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
+    """Every pair of tokens whose concatenation is a token, by rank of the concatenation."""
+    found = []
+    for token, rank in ranks.items():
+        for place in range(1, len(token)):
+            left, right = token[:place], token[place:]
+            if left in ranks and right in ranks:
+                found.append((rank, ranks[left], ranks[right], _symbols(left), _symbols(right)))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _byte_symbols() -> tuple[str, ...]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte) if byte in plain else chr(next(others)) for byte in range(256))
+
+
+_SYMBOLS = _byte_symbols()
+
+
+def _symbols(token: bytes) -> str:
+    return "".join(_SYMBOLS[byte] for byte in token)

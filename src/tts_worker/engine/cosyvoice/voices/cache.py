@@ -2,12 +2,13 @@
 
 A voice has a trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow cache, and the
 keys and values of the prompt text. Voices come from the model directory, from enrolment, and from a directory of stored
-voices that another thread (loader.py) reads again for every request.
+voices that another thread reads again for every request, so that a slow disk does not stop the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.audio.chunks import trimmed_prompt
-from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt, chunk_inputs
-from tts_worker.engine.cosyvoice.audio.unpaged import UnpagedPool
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt, UnpagedPool, chunk_inputs
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.networks.flow import Flow
@@ -27,17 +27,70 @@ from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, Prefix
 from tts_worker.engine.cosyvoice.tokens.runs import start_items
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.v1.flow import V1Flow
-from tts_worker.engine.cosyvoice.voices.enrol import Speaker
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
-from tts_worker.engine.cosyvoice.voices.loader import VoiceLoader, unknown_voice
-from tts_worker.engine.cosyvoice.voices.request import Request
-from tts_worker.engine.worker_thread import StreamFuture
-from tts_worker.errors import UnknownVoice
-from tts_worker.voices.files import Voice, stored_voices
+from tts_worker.engine.cosyvoice.voices.speaker import Request, Speaker
+from tts_worker.engine.worker_thread import StreamFuture, WorkerThread
+from tts_worker.errors import BundleError, InvalidRequest, UnknownVoice
+from tts_worker.voices.files import Voice, load_voice, stored_hash, stored_voices
 
 _MAX_PREFIXES = 4  # per voice
 _MADE_UP_TOKENS = 75
 _SILENT_MEL = -11.5  # the logarithm of the smallest magnitude in a mel spectrogram
+
+
+class VoiceLoader:
+    """Reads voices from a directory on a separate thread.
+
+    Args:
+        folder: Directory of stored voices.
+        config: Configuration of the model.
+        tokenizer: Text tokenizer of the model.
+    """
+
+    def __init__(self, folder: Path, config: CosyVoiceConfig, tokenizer: TextTokenizer) -> None:
+        self._folder = folder
+        self._config = config
+        self._tokenizer = tokenizer
+        self._thread = WorkerThread("tts-voices")
+
+    def load(self, name: str, cached: Speaker | None, done: Callable[[], None]) -> StreamFuture[Speaker]:
+        """Start to read the voice ``name``, or only to check that it is still the one that is ``cached``.
+
+        A deleted voice is read as long as its files remain: for utterances that were accepted before.
+
+        ``done`` is called on the loader's thread at the end. The result raises ``UnknownVoice`` if there is no such
+        voice, and ``BundleError`` if it is damaged.
+        """
+        folder = self._folder
+        config = self._config
+        tokenizer = self._tokenizer
+
+        def read_files(deleted: bool) -> Speaker:
+            if cached is not None and cached.content_hash == stored_hash(folder, name, deleted=deleted):
+                return cached
+            speaker = Speaker(load_voice(folder, name, deleted=deleted), config, tokenizer)
+            assert speaker.content_hash  # computed here, not on the engine thread
+            return speaker
+
+        def read() -> Speaker:
+            with suppress(UnknownVoice, InvalidRequest):  # InvalidRequest: no voice can have that name
+                return read_files(deleted=False)
+            with suppress(UnknownVoice, InvalidRequest, BundleError, OSError):  # the files may just be removed
+                return read_files(deleted=True)
+            raise UnknownVoice(unknown_voice(name, stored_voices(folder)))
+
+        future = self._thread.submit(read)
+        self._thread.call(done)
+        return future
+
+    def close(self) -> None:
+        """End the thread, without waiting for the disk."""
+        self._thread.end()
+
+
+def unknown_voice(name: str, known: list[str]) -> str:
+    """Return the message of the error for an unknown voice."""
+    return f'unknown voice "{name[:64]}"; available: {", ".join(known[:20]) or "none"}'
 
 
 @dataclass(kw_only=True)
@@ -176,7 +229,7 @@ class VoiceCache:
         """Return the voice of ``speaker``, which counts as used until ``release``."""
         state = self._states.get(name)
         if state is not None and state.speaker is not speaker and state.speaker.content_hash != speaker.content_hash:
-            self._set_aside(state)
+            self._retire_replaced(state)
             state = None
         if state is None:
             state = self._states[name] = self._build(name, speaker)
@@ -197,7 +250,7 @@ class VoiceCache:
         if state is not None and not state.users:
             state.last_used = 0
 
-    def _set_aside(self, state: VoiceState) -> None:
+    def _retire_replaced(self, state: VoiceState) -> None:
         """Rename a voice that was deleted and stored again with other content, until its utterances have ended."""
         del self._states[state.name]
         if state.users or state.flow is not None:
