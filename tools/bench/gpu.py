@@ -36,6 +36,7 @@ from tools.bench.engine import VOICE, Bench, forced_tokens
 from tools.bench.gpu_attention import Sizes, measure_attention
 from tools.bench.gpu_convolutions import measure_convolutions
 from tools.bench.gpu_counts import EngineCounts, computations_of, fallbacks_of, stage_times_of
+from tools.bench.gpu_flashinfer import flashinfer_library
 from tools.bench.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
 from tools.bench.gpu_machine import describe_machine
 from tools.bench.gpu_outputs import Outputs, compare_outputs, draw_ids, scores_after
@@ -235,9 +236,9 @@ def _variant_sections(plan: Plan) -> list[Section]:
     switches: dict[str, tuple[Figures, dict[str, bool]]] = {
         "compiled": ({"kernels": False, "compile": "on"}, cuda),
         "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
-        "gather": ({"attention": "gather"}, cuda | not_v1),
+        "gather": ({"gathers": True}, cuda | not_v1),
         "no_graphs": ({"graphs": False}, cuda),
-        "flashinfer": ({"attention": "flashinfer"}, cuda | not_v1),
+        "flashinfer": ({"library": flashinfer_library}, cuda | not_v1),
         "stride_2": ({"stride_chunks": 2}, not_v1),
         "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
         "float32": ({"half": False}, {}),

@@ -34,7 +34,7 @@ def backend_findings() -> Iterator[Finding]:
         return
     from tts_worker.commands import doctor_acceleration
 
-    yield from doctor_acceleration.library_findings(torch)
+    yield doctor_acceleration.tensorrt_finding(torch)
 
 
 def has_nvidia_driver() -> bool:

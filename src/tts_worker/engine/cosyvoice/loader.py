@@ -22,9 +22,9 @@ from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, 
 from tts_worker.engine.cosyvoice.execution.settings import (
     GRAPHS_DIR,
     OLDEST_TORCH,
-    AttentionMode,
     CompileMode,
     EngineOptions,
+    LibraryChoice,
     StreamingConfig,
     TextMode,
 )
@@ -40,7 +40,7 @@ from tts_worker.voices.files import VOICES_DIR, Voice
 log = logging.getLogger(__name__)
 
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
-_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
+_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class LoadOptions(EngineOptions):
     acceleration: str = "auto"
     graphs: bool = True
     compile: str = "auto"
-    attention: str = "auto"
+    gathers: bool = False
+    library: LibraryChoice | None = None
     max_utterances: int | None = None
     text_mode: str = "clause"
     stride_chunks: int | None = None
@@ -181,7 +182,8 @@ def _load_engine(
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and accelerated and cuda,
         compile=CompileMode(options.compile),
-        attention=AttentionMode(options.attention),
+        gathers=options.gathers,
+        library=options.library,
         audio_graphs=has_graphs,
     )
     stored = options.voices or options.bundle / VOICES_DIR

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from tts_worker.engine.cosyvoice.acceleration import kernels, tensorrt
-from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, check_flashinfer, find_flashinfer
 from tts_worker.engine.cosyvoice.acceleration.compiling import compiler_for
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
@@ -27,11 +25,9 @@ from tts_worker.engine.cosyvoice.execution.plan import (
     Execution,
     timed,
 )
-from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
-from tts_worker.engine.cosyvoice.networks.blocks import Estimator
 from tts_worker.engine.cosyvoice.networks.flow import Flow
-from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.ops import audio, disable, language_model
 from tts_worker.errors import BackendUnavailable
 
@@ -56,9 +52,9 @@ def plan_execution(
         runners, uncaptured = _runners(streams, settings)
         missing += uncaptured
     library = None
-    if isinstance(networks.flow, Flow):
+    if settings.library is not None and isinstance(networks.flow, Flow):
         with timed(start_s, "attention"):
-            library, unattended = attention_library(networks.flow, settings.attention, captures=runners[1].fixed_shapes)
+            library, unattended = settings.library(networks.flow, runners[1].fixed_shapes)
         missing += unattended
     compiler = compiler_for(settings.compile, device) if settings.graphs else None
     return Execution(runners, compiler, library, kernel_faults, missing, start_s)
@@ -78,28 +74,6 @@ def _runners(
     return (CudaGraphRunner(tokens.cuda_stream), audio_runner), ()
 
 
-def attention_library(
-    flow: Flow, mode: AttentionMode, *, captures: bool
-) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
-    """Return what builds the library that computes attention, after a check on the device, and why there is none."""
-    if mode is not AttentionMode.FLASHINFER:
-        return None, ()
-    dims = flow.dims.unet or flow.dims.dit
-    assert dims is not None
-    device: torch.device = flow.noise.device
-    try:
-        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
-            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
-        if flow.dtype == torch.float32:
-            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
-        module = find_flashinfer()
-        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
-    except BackendUnavailable as error:
-        log.warning("%s", error.message)
-        return None, (error.message,)
-    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
-
-
 def missing_packages(family: str, device: torch.device, settings: StreamingConfig) -> tuple[str, ...]:
     """Say what an engine computes more slowly because a package is missing, or what it needs."""
     has_use = (settings.kernels and family != V1) or (settings.graphs and settings.compile is not CompileMode.OFF)
@@ -116,7 +90,7 @@ def use_kernels(networks: Networks, device: torch.device, settings: StreamingCon
     """
     faults: dict[str, str] = {}
     for operator in (language_model.slot_attention, audio.paged_attention):
-        operator.is_excluded = settings.attention is AttentionMode.GATHER
+        operator.is_excluded = settings.gathers
     if not settings.kernels:
         disable()
     elif networks.config.family != V1 and kernels.enable():

@@ -20,7 +20,6 @@ from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compiler, EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.execution.settings import (
     ACCELERATION,
-    AttentionMode,
     StreamingConfig,
     has_acceleration,
 )
@@ -200,7 +199,7 @@ def plan_execution(
         DeviceLost: The device no longer responds after a check.
     """
     plain = Execution() if runners is None else Execution(runners)
-    if networks.device.type != "cuda" and settings.attention is not AttentionMode.FLASHINFER:
+    if networks.device.type != "cuda" and settings.library is None:
         return plain
     accelerator = find_accelerator() if settings.acceleration else None
     if accelerator is not None:

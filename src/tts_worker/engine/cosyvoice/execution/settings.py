@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
+from typing import Any
 
 from tts_worker.errors import ConfigError
 
@@ -40,12 +42,8 @@ class CompileMode(str, Enum):
     OFF = "off"
 
 
-class AttentionMode(str, Enum):
-    """What computes attention on CUDA."""
-
-    AUTO = "auto"  # the fused kernels, where they are used
-    FLASHINFER = "flashinfer"  # FlashInfer for the flow, if it gives the same numbers; for measurements
-    GATHER = "gather"  # PyTorch's attention, over copies of keys and values
+LibraryChoice = Callable[[Any, bool], tuple[Callable[..., Any] | None, tuple[str, ...]]]
+"""From a flow, and whether its passes are captured: what builds the library of its attention, and why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class StreamingConfig(EngineOptions):
         max_utterances: Slots of the language model.
         text_mode: How text that is still being written becomes speech tokens.
         acceleration: On CUDA, take the accelerated paths that pass their check on the device. Without, the options
-            ``kernels``, ``graphs``, ``compile`` and ``attention`` have no effect.
+            ``kernels``, ``graphs``, ``compile``, ``gathers`` and ``library`` have no effect.
         overlap: On a CPU, run the flow on its own thread, beside the language model and the vocoder. On CUDA, tokens
             and audio always have separate streams.
         stride_chunks: Chunks of the mask computed and sent as one, once the playout lead allows it.
@@ -94,7 +92,9 @@ class StreamingConfig(EngineOptions):
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
         compile: Compile computations before they are captured (``acceleration.compiling``).
-        attention: What computes attention on CUDA. ``gather`` applies to all engines of the process.
+        gathers: Compute attention on CUDA by PyTorch over copies of keys and values, in all engines of the process; for
+            measurements.
+        library: Chooses what computes the flow's attention in place of the kernel; for measurements.
         audio_graphs: Capture them for flow and vocoder, too. Other back ends than PyTorch cannot be captured.
         checked: Fill memory with NaN to detect reads of unwritten memory, for tests.
 
@@ -114,7 +114,8 @@ class StreamingConfig(EngineOptions):
     retries: int = 2
     graphs: bool = False
     compile: CompileMode = CompileMode.AUTO
-    attention: AttentionMode = AttentionMode.AUTO
+    gathers: bool = False
+    library: LibraryChoice | None = None
     audio_graphs: bool = True
     checked: bool = False
 

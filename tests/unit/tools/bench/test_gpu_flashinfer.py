@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice.acceleration import fake_flashinfer
 from tests.unit.cosyvoice.acceleration.test_fused_audio import claimed_cuda, fused_networks
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
+from tests.unit.tools.bench import fake_flashinfer
+from tools.bench.gpu_flashinfer import FlashInfer, PagePlan, check_flashinfer, flashinfer_library
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
-from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, PagePlan, check_flashinfer
+from tts_worker.engine.cosyvoice.acceleration.accelerator import use_kernels
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.execution.settings import AttentionMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.networks.blocks import chunk_mask
 from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
@@ -159,7 +159,7 @@ def test_library_that_cannot_be_used_is_told(
     monkeypatch.setitem(sys.modules, "flashinfer", installed)
     monkeypatch.setattr(Tensor, "is_cuda", is_cuda)
 
-    build, missing = attention_library(flow_of(dtype), AttentionMode.FLASHINFER, captures=True)
+    build, missing = flashinfer_library(flow_of(dtype), True)
 
     assert (build is None) is (reason is not None)
     assert [*missing] == [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -168,7 +168,7 @@ def test_library_that_cannot_be_used_is_told(
 
 
 def test_engine_without_the_library_is_degraded() -> None:
-    config = StreamingConfig(pages=12, lm_tokens=128, attention=AttentionMode.FLASHINFER)
+    config = StreamingConfig(pages=12, lm_tokens=128, library=flashinfer_library)
     part = Components.build(networks("cosyvoice3"), None, {}, config)  # type: ignore[arg-type]
     assert any("FlashInfer" in reason for reason in part.degraded)
 
@@ -176,8 +176,8 @@ def test_engine_without_the_library_is_degraded() -> None:
 def test_gathering_excludes_the_kernels_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "is_cuda", True)
     both = {"slot_attention", "paged_attention"}
-    for mode, names in ((AttentionMode.GATHER, both), (AttentionMode.AUTO, set())):
-        use_kernels(networks("cosyvoice3"), CPU, StreamingConfig(kernels=False, attention=mode))
+    for gathers, names in ((True, both), (False, set())):
+        use_kernels(networks("cosyvoice3"), CPU, StreamingConfig(kernels=False, gathers=gathers))
         assert {name for name, operator in ops.OPERATORS.items() if operator.is_excluded} == names
         with monkeypatch.context() as patch:
             patch.setattr(ops.kernel_switch, "is_on", True)

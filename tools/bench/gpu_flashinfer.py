@@ -1,4 +1,4 @@
-"""Attention of the flow to its pages by FlashInfer, in place of the Triton kernel of this project.
+"""Attention of the flow to its pages by FlashInfer, in place of the Triton kernel of this project, to measure it.
 
 FlashInfer (https://docs.flashinfer.ai) reads keys and values where they are, as ``ops.audio.paged_attention`` does.
 It plans a pass on the host: ``FlowPool`` calls ``plan`` with the lengths and pages of all utterances before it runs or
@@ -11,8 +11,10 @@ The language model has no use for it: its decode steps follow each other without
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +22,13 @@ from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
-from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
+from tts_worker.engine.cosyvoice.networks.blocks import Estimator
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention, rotate_first_heads
 from tts_worker.errors import BackendMismatch, BackendUnavailable
+
+log = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 128 << 20  # as its documentation recommends
 BRANCHES = (1, 2)  # of a solver step: the first one may have a tabulated branch
@@ -146,6 +152,26 @@ class FlashInfer:
                 self._workspace, "HND", use_cuda_graph=self._captures, **buffers
             )
         return self._wrappers[key]
+
+
+def flashinfer_library(
+    flow: Flow, captures: bool
+) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
+    """Choose FlashInfer as an engine's ``library``, after a check on the device."""
+    dims = flow.dims.unet or flow.dims.dit
+    assert dims is not None
+    device: torch.device = flow.noise.device
+    try:
+        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
+            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
+        if flow.dtype == torch.float32:
+            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
+        module = find_flashinfer()
+        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
+    except BackendUnavailable as error:
+        log.warning("%s", error.message)
+        return None, (error.message,)
+    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
 
 
 def find_flashinfer() -> Any:
