@@ -10,7 +10,7 @@ from tts_worker.commands.progress import Bar
 from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR, has_acceleration
 from tts_worker.errors import ConfigError, MissingExtra
 
-PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}
+PARTS = {"flow": "encoder and estimator", "hift": "vocoder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part",
         action="append",
         choices=list(PARTS),
-        help=f"only this part; can be repeated: {names}. The worker runs flow and hift (default: all)",
+        help=f"only this part; can be repeated: {names} (default: all)",
     )
 
 

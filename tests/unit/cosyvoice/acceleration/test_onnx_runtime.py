@@ -17,7 +17,6 @@ from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
 from tts_worker.engine.cosyvoice.acceleration.accelerator import select_backend
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     OnnxRuntimeGraph,
@@ -170,7 +169,7 @@ def opened(
         return error
 
     of = networks("cosyvoice3")
-    specs = replaceable_specs(of)
+    specs = graph_specs(of)
     monkeypatch.setattr(onnx_runtime, "import_onnxruntime", lambda: runtime)
     monkeypatch.setattr(onnx_runtime, "parity_error", parity_error)
     profile = chunk_profiles(of, specs, ChunkPlan(1, 1, 4))[ENCODER]

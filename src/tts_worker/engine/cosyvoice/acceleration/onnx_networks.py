@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
-    LM_STEP,
     VOCODER,
     VOCODER_CHUNK,
     GraphSpec,
@@ -56,11 +55,6 @@ class Executor(Protocol):
             outputs: Contiguous tensors that receive the results.
         """
         ...
-
-
-def replaceable_specs(networks: Networks) -> dict[str, GraphSpec]:
-    """Return the graphs that a back end runs, by file name. The language model stays on PyTorch."""
-    return {file: spec for file, spec in graph_specs(networks).items() if file != LM_STEP}
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def install_graphs(networks: Networks, executors: Mapping[str, Executor]) -> Non
 
     A call whose sizes the executor does not admit is computed by PyTorch.
     """
-    specs = replaceable_specs(networks)
+    specs = graph_specs(networks)
     graphs = {file: BoundGraph(specs[file], executor) for file, executor in executors.items()}
     flow = networks.chunked_flow
     hift = networks.hift

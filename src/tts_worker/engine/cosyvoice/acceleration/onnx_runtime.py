@@ -22,7 +22,6 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     install_graphs,
     largest_difference,
     parity_error,
-    replaceable_specs,
     tolerance_of,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
@@ -211,7 +210,7 @@ def run_on_onnxruntime(
         The providers in use, most preferred first.
     """
     device = networks.device
-    specs = replaceable_specs(networks)
+    specs = graph_specs(networks)
     profiles = chunk_profiles(networks, specs, plan) if plan is not None else {}
     graphs = {}
     for file, spec in specs.items():

@@ -26,7 +26,7 @@ from tts_worker.engine.cosyvoice.networks.blocks import (
     embedding,
     use_product_dtype,
 )
-from tts_worker.engine.cosyvoice.networks.dims import FlowDims, UnetDims
+from tts_worker.engine.cosyvoice.networks.dims import AnyFlowDims, FlowDims, UnetDims
 from tts_worker.engine.cosyvoice.networks.dit import Dit
 from tts_worker.engine.cosyvoice.networks.flow_encoder import Encoder, EncoderPast
 from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, NoPast
@@ -79,7 +79,7 @@ class ChunkPast:
     velocity: Velocity | None = None
 
 
-class _Decoder(nn.Module):
+class EstimatorOwner(nn.Module):
     """Namespace that matches the official key names."""
 
     def __init__(self, estimator: nn.Module) -> None:
@@ -87,14 +87,34 @@ class _Decoder(nn.Module):
         self.estimator = estimator
 
 
-class Flow(nn.Module):
+class FlowBase(nn.Module):
+    """What the flows of all families share: embeddings, the estimator's dtype, and what ``prepare`` tabulates."""
+
+    decoder: EstimatorOwner
+
+    def __init__(self, dims: AnyFlowDims) -> None:
+        super().__init__()
+        self.input_embedding = embedding(dims.vocab, dims.input_size)
+        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.mel)
+        self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
+        self.dtype = torch.float32  # of the estimator's products
+
+    def use_dtype(self, dtype: torch.dtype) -> None:
+        """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
+        use_product_dtype(self.decoder.estimator, dtype)
+        self.dtype = dtype
+
+    def speaker(self, embedding: Tensor) -> Tensor:
+        """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""
+        return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
+
+
+class Flow(FlowBase):
     """The flow of CosyVoice2 (encoder and UNet) or CosyVoice3 (look-ahead layer and DiT)."""
 
     def __init__(self, dims: FlowDims) -> None:
-        super().__init__()
+        super().__init__(dims)
         self.dims = dims
-        self.input_embedding = embedding(dims.vocab, dims.input_size)
-        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.mel)
         self.front_sites = Sites()
         if dims.encoder is not None:
             self.encoder = Encoder(dims.encoder)
@@ -103,10 +123,11 @@ class Flow(nn.Module):
             self.pre_lookahead_layer = Lookahead(dims.lookahead, self.front_sites)
         estimator_dims = dims.unet or dims.dit
         assert estimator_dims is not None
-        self.decoder = _Decoder(Unet(estimator_dims) if isinstance(estimator_dims, UnetDims) else Dit(estimator_dims))
+        self.decoder = EstimatorOwner(
+            Unet(estimator_dims) if isinstance(estimator_dims, UnetDims) else Dit(estimator_dims)
+        )
         self.chunk_frames = estimator_dims.chunk_frames
-        self.times = self.weights = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
-        self.dtype = torch.float32  # of the estimator's products
+        self.weights = torch.zeros(0)  # set by ``prepare``
 
     @property
     def estimator(self) -> Unet | Dit:
@@ -139,15 +160,6 @@ class Flow(nn.Module):
         for module in list(self.estimator.modules()):
             if isinstance(module, CausalConv):
                 module.pack()
-
-    def use_dtype(self, dtype: torch.dtype) -> None:
-        """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
-        use_product_dtype(self.estimator, dtype)
-        self.dtype = dtype
-
-    def speaker(self, embedding: Tensor) -> Tensor:
-        """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""
-        return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(
         self,

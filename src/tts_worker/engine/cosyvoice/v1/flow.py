@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.networks.blocks import FusedAttention, embedding, use_product_dtype
+from tts_worker.engine.cosyvoice.networks.blocks import FusedAttention
 from tts_worker.engine.cosyvoice.networks.dims import ConformerDims, V1FlowDims
-from tts_worker.engine.cosyvoice.networks.flow import initial_noise, solver_times
+from tts_worker.engine.cosyvoice.networks.flow import EstimatorOwner, FlowBase, initial_noise, solver_times
 from tts_worker.engine.cosyvoice.networks.flow_encoder import Embed, Layer, prepare_layers
 from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast
 from tts_worker.engine.cosyvoice.networks.linear import Linear
@@ -74,28 +74,16 @@ class LengthRegulator(nn.Module):
         return self.model(torch.cat(pieces, dim=2)).transpose(1, 2)
 
 
-class _Decoder(nn.Module):
-    """Namespace that matches the official key names."""
-
-    def __init__(self, estimator: nn.Module) -> None:
-        super().__init__()
-        self.estimator = estimator
-
-
-class V1Flow(nn.Module):
+class V1Flow(FlowBase):
     """The flow of CosyVoice-300M. Rows of a batch have equal lengths. Call ``prepare`` after loading the weights."""
 
     def __init__(self, dims: V1FlowDims) -> None:
-        super().__init__()
+        super().__init__(dims)
         self.dims = dims
-        self.input_embedding = embedding(dims.vocab, dims.input_size)
-        self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.mel)
         self.encoder = TokenEncoder(dims.encoder)
         self.encoder_proj = Linear(dims.encoder.output_size, dims.mel)
         self.length_regulator = LengthRegulator(dims.mel, dims.regulator_layers)
-        self.decoder = _Decoder(V1Unet(dims.unet))
-        self.times = self.noise = self.time_tables = torch.zeros(0)  # set by ``prepare``
-        self.dtype = torch.float32  # of the estimator's products
+        self.decoder = EstimatorOwner(V1Unet(dims.unet))
 
     @property
     def estimator(self) -> V1Unet:
@@ -118,15 +106,6 @@ class V1Flow(nn.Module):
         self.time_tables = self.estimator.tables(self.times[:, 0])  # [steps, stages, C]
         self.encoder.prepare(tokens)
         return self
-
-    def use_dtype(self, dtype: torch.dtype) -> None:
-        """Compute the products of the estimator in ``dtype``. Norms and the residual stream stay float32."""
-        use_product_dtype(self.estimator, dtype)
-        self.dtype = dtype
-
-    def speaker(self, embedding: Tensor) -> Tensor:
-        """Project speaker embeddings ``[B, spk_embed]`` to conditions ``[B, mel]``."""
-        return self.spk_embed_affine_layer(F.normalize(embedding.to(self.spk_embed_affine_layer.weight), dim=1))
 
     def mu(self, tokens: Tensor, prompt: Tensor, prompt_frames: int) -> Tensor:
         """Token condition of the estimator: ``[B, prompt_frames + frames(T), mel]``.

@@ -8,6 +8,7 @@ both share the slots of one KV cache, the text encoder in the layers behind thos
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -116,11 +117,13 @@ class ReluEmbed(Embed):
 
 
 class CausalStack(nn.Module):
-    """Layers over a sequence or, with a past, over its continuation."""
+    """Layers over a sequence or, with a past, over its continuation. They make vectors of ``dim`` of others."""
 
-    encoders: nn.ModuleList
-    embed: nn.Module
-    after_norm: nn.LayerNorm
+    def __init__(self, embed: Embed, layers: Iterable[TextLayer | SpeechLayer], dim: int) -> None:
+        super().__init__()
+        self.embed = embed
+        self.encoders = nn.ModuleList(layers)
+        self.after_norm = nn.LayerNorm(dim, eps=1e-5)
 
     def prepare(self, tokens: int) -> None:
         """Tabulate relative positions for sequences of up to ``tokens``."""
@@ -154,30 +157,6 @@ class CausalStack(nn.Module):
         return self.after_norm(x)
 
 
-class TextEncoder(CausalStack):
-    """Text vectors to vectors of the decoder's width."""
-
-    def __init__(self, dims: TransformerLmDims) -> None:
-        super().__init__()
-        self.embed = Embed(dims.text_size, dims.hidden_size)
-        self.encoders = nn.ModuleList(
-            TextLayer(dims.hidden_size, dims.heads, dims.intermediate_size, site) for site in range(dims.text_layers)
-        )
-        self.after_norm = nn.LayerNorm(dims.hidden_size, eps=1e-5)
-
-
-class SpeechDecoder(CausalStack):
-    """Input vectors to the vectors that the scores are computed from."""
-
-    def __init__(self, dims: TransformerLmDims) -> None:
-        super().__init__()
-        self.embed = ReluEmbed(dims.hidden_size, dims.hidden_size)
-        self.encoders = nn.ModuleList(
-            SpeechLayer(dims.hidden_size, dims.heads, dims.intermediate_size, site) for site in range(dims.layers)
-        )
-        self.after_norm = nn.LayerNorm(dims.hidden_size, eps=1e-5)
-
-
 class TransformerLm(nn.Module):
     """The whole language model. Names are those of the official weights. Call ``prepare`` after loading them."""
 
@@ -185,10 +164,13 @@ class TransformerLm(nn.Module):
         super().__init__()
         self.dims = dims
         self.text_embedding = embedding(dims.text_vocab, dims.text_size)
-        self.text_encoder = TextEncoder(dims)
+        sizes = dims.hidden_size, dims.heads, dims.intermediate_size
+        text_layers = (TextLayer(*sizes, site) for site in range(dims.text_layers))
+        self.text_encoder = CausalStack(Embed(dims.text_size, dims.hidden_size), text_layers, dims.hidden_size)
         self.text_encoder_affine_layer = Linear(dims.hidden_size, dims.hidden_size)
         self.llm_embedding = embedding(2, dims.hidden_size)  # start, task
-        self.llm = SpeechDecoder(dims)
+        layers = (SpeechLayer(*sizes, site) for site in range(dims.layers))
+        self.llm = CausalStack(ReluEmbed(dims.hidden_size, dims.hidden_size), layers, dims.hidden_size)
         self.llm_decoder = Linear(dims.hidden_size, dims.speech_tokens + 1)
         self.speech_embedding = embedding(dims.speech_tokens, dims.hidden_size)
         self.spk_embed_affine_layer = Linear(dims.spk_embed, dims.hidden_size)
