@@ -36,7 +36,7 @@ def _check_v1_mode(checks: CheckList, golden: Golden, networks: Networks, mode: 
         golden.ids(f"{mode}.text"),
         embedding[0] if len(embedding) else torch.zeros(lm.dims.spk_embed),
         lm_prompt=golden.ids(f"{mode}.speech"),
-        tells_speaker=len(embedding) > 0,
+        with_speaker=len(embedding) > 0,
     )
     decoder = V1Decoder(networks, request)
     device = lm.llm_decoder.weight.device
@@ -134,7 +134,7 @@ def check_v1_speech(checks: CheckList, golden: Golden, networks: Networks) -> No
             golden.ids("llm_prompt_speech_token"),
             flow_prompt,
             prompt_mel,
-            tells_speaker=True,
+            with_speaker=True,
         ),
         "instruct": Request(text, embedding, prompt_text, prompt_mel=silent),
         "conversion": Request((), embedding, flow_prompt=flow_prompt, prompt_mel=prompt_mel),

@@ -42,10 +42,10 @@ class V1Decoder(TokenDecoder):
         lm.prepare(capacity + 1)
         self._v1 = lm
         speaker = lm.speaker(request.embedding.reshape(1, -1).to(self._slot.device))
-        self._speakers = speaker if request.tells_speaker else torch.zeros_like(speaker)
+        self._speakers = speaker if request.with_speaker else torch.zeros_like(speaker)
 
     def start(self, request: Request) -> list[Item]:
-        return start_items((*request.prompt_text, *request.text), tells_speaker=request.tells_speaker)
+        return start_items((*request.prompt_text, *request.text), with_speaker=request.with_speaker)
 
     def feed(self, items: Sequence[Item]) -> Tensor:
         self._length += len(items)

@@ -141,22 +141,22 @@ def test_modes_tell_the_language_model_what_the_reference_tells(bundle: Bundle) 
     tokenizer = TextTokenizer.from_bundle(bundle)
     anna = Speaker(voice(bundle, "Hello."), bundle.config, tokenizer)
     zero_shot = anna.request("Hi.")
-    assert zero_shot.tells_speaker
+    assert zero_shot.with_speaker
     assert list(zero_shot.prompt_text) == tokenizer.encode("Hello.")
     assert len(zero_shot.lm_prompt) == len(zero_shot.flow_prompt) == 40
     cross = anna.request("Hi.", mode=Mode.CROSS_LINGUAL, language="en-GB")
-    assert cross.tells_speaker
+    assert cross.with_speaker
     assert [tokenizer.special_ids["<|en|>"]] == list(cross.prompt_text)
     assert not cross.lm_prompt
     assert len(cross.flow_prompt) == 40
     sft = anna.request("Hi.", mode=Mode.SFT)
-    assert sft.tells_speaker
+    assert sft.with_speaker
     assert not sft.prompt_text
     assert not sft.flow_prompt
     empty = np.zeros(0, np.int32)
     speaker = Voice("cosyvoice1", "", empty, empty, np.zeros((0, 80), np.float32), np.ones(192, np.float32), 0.0)
     instruct = Speaker(speaker, bundle.config, tokenizer).request("Hi.", instruction="A calm man.")
-    assert not instruct.tells_speaker
+    assert not instruct.with_speaker
     assert list(instruct.prompt_text) == tokenizer.encode("A calm man.<|endofprompt|>")
 
 

@@ -50,7 +50,12 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class MelChunk:
-    """The mel of a chunk is computed, and the vocoder will follow. It will have so many samples."""
+    """The mel of a chunk is computed, and the vocoder will follow.
+
+    Attributes:
+        job: The chunk.
+        samples: Length of the audio that it becomes.
+    """
 
     job: ChunkJob
     samples: int

@@ -398,7 +398,7 @@ class TokenGenerator:
             self._text_before(),
             text,
             self._speech_before(),
-            tells_speaker=self.request.tells_speaker,
+            with_speaker=self.request.with_speaker,
         )
         if len(run.pending_items) + MIN_RATIO * len(text) > self._spec.settings.lm_tokens:
             raise TextTooLong(

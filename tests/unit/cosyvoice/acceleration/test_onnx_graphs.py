@@ -261,8 +261,6 @@ def test_streaming_engine_runs_on_both_backends(
 
 
 def test_former_name_of_the_backend_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="backend: onnx is called onnxruntime now"):
-        load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", backend="onnx"))
     with pytest.raises(ConfigError, match="backend: must be one of: torch, onnxruntime, tensorrt"):
         load_engine(LoadOptions(tiny("cosyvoice3"), device="cpu", backend="jax"))
     bundle = str(tiny("cosyvoice3"))

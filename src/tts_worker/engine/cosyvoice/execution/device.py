@@ -61,6 +61,6 @@ def device_checked(responds: Callable[[], bool], advice: str = "") -> Iterator[N
 
 
 def _device_error(error: Exception) -> str:
-    """Describe ``error`` without values: errors of CUDA have none, and go on with advice."""
+    """Return ``error`` without user data: its type, or the first line of an error of CUDA; the rest is advice."""
     text = str(error)
     return text.splitlines()[0] if text.startswith("CUDA error") else type(error).__name__

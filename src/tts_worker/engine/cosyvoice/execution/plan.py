@@ -38,10 +38,6 @@ class Backend(str, Enum):
     TENSORRT = "tensorrt"
 
 
-RENAMED = {"onnx": Backend.ONNXRUNTIME}
-"""Former names of back ends."""
-
-
 @dataclass(frozen=True)
 class BackendState:
     """The back end in use.
@@ -150,8 +146,6 @@ def find_accelerator() -> Accelerator | None:
 
 def backend_named(name: str) -> Backend:
     """Return the back end called ``name``. Raises ConfigError."""
-    if name in RENAMED:
-        raise ConfigError(f"backend: {name} is called {RENAMED[name].value} now")
     try:
         return Backend(name)
     except ValueError:

@@ -12,6 +12,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -445,4 +446,5 @@ class PagedView:
 def _consecutive(pages: Tensor) -> tuple[int, int] | None:
     """First page and count if ``pages`` are consecutive, otherwise None."""
     numbers = pages.tolist()
-    return (numbers[0], len(numbers)) if numbers == [*range(numbers[0], numbers[0] + len(numbers))] else None
+    is_run = all(second == first + 1 for first, second in pairwise(numbers))
+    return (numbers[0], len(numbers)) if is_run else None

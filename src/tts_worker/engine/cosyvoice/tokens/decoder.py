@@ -64,6 +64,11 @@ class DecodeRow:
     budget: int
     forced: Sequence[int] = ()
 
+    def sent(self, steps: int) -> list[int]:
+        """Return slot, special id, its first draw and budget, then the forced id of each of ``steps`` draws, if any."""
+        forced = list(self.forced[:steps])
+        return [self.slot, self.special, self.special_from, self.budget, *forced, *[NOT_FORCED] * (steps - len(forced))]
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -89,13 +94,10 @@ class _PrefillRow:
 
     def sent(self, span: int) -> list[int]:
         """Return the plan, ``span`` ids and their kinds, padded."""
-        plan = self.plan
         padding = [0] * (span - len(self.items))
         ids = [i for _, i in self.items]
         kinds = [kind for kind, _ in self.items]
-        forced = plan.forced[0] if plan.forced else NOT_FORCED
-        head = [plan.slot, plan.special, plan.special_from, plan.budget, forced, len(self.items)]
-        return [*head, *ids, *padding, *kinds, *padding]
+        return [*self.plan.sent(1), len(self.items), *ids, *padding, *kinds, *padding]
 
 
 class Decoder:
@@ -204,7 +206,7 @@ class Decoder:
         slot = self._prefix_slot
         with self._stream:
             at = self._stream.to_device([slot])
-            self._tell_speaker(slot, speaker)
+            self._set_speaker_embedding(slot, speaker)
             self._pool.reset(at)
             self._erase(slot, 0)
             self._used_positions[slot] = len(items)
@@ -240,7 +242,7 @@ class Decoder:
         cached = _common_prefix_length(self._cached_items[slot], items)
         with self._stream:
             at = self._stream.to_device([slot])
-            self._tell_speaker(slot, speaker)
+            self._set_speaker_embedding(slot, speaker)
             prefix_length = 0 if prefix is None else _common_prefix_length(prefix.items, items)
             if prefix is not None and prefix_length == len(prefix.items) > cached:
                 cached = prefix_length
@@ -253,7 +255,7 @@ class Decoder:
         self._cached_items[slot] = list(items[:cached])
         return list(items[cached:])
 
-    def _tell_speaker(self, slot: int, speaker: Tensor | None) -> None:
+    def _set_speaker_embedding(self, slot: int, speaker: Tensor | None) -> None:
         if self._speakers is not None and isinstance(self._lm, TransformerLm):
             self._speakers[slot] = 0.0
             if speaker is not None:
@@ -499,10 +501,7 @@ class Decoder:
 
     def _plan_draws(self, rows: Sequence[DecodeRow], steps: int) -> Sequence[Tensor]:
         """Upload the plan of the next draws: for each step ``[4, B, 1]``, as ``plan_draws`` returns it."""
-        unforced = [NOT_FORCED] * steps
-        sent = self._stream.to_device(
-            [[row.slot, row.special, row.special_from, row.budget, *[*row.forced, *unforced][:steps]] for row in rows]
-        )
+        sent = self._stream.to_device([row.sent(steps) for row in rows])
         return plan_draws(sent, self._draws.keys, self._draws.steps, self._remaining).unbind()
 
     def _decode_context(self, longest: int) -> int:

@@ -134,9 +134,9 @@ class LmRun(ABC):
         return is_speech
 
 
-def start_items(text: Iterable[int], *, tells_speaker: bool) -> list[Item]:
+def start_items(text: Iterable[int], *, with_speaker: bool) -> list[Item]:
     """Return the inputs up to the end of the text."""
-    speaker: list[Item] = [(Kind.SPEAKER, 0)] if tells_speaker else []
+    speaker: list[Item] = [(Kind.SPEAKER, 0)] if with_speaker else []
     return [(Kind.SOS, 0), *speaker, *((Kind.TEXT, i) for i in text)]
 
 
@@ -150,7 +150,7 @@ class ClauseRun(LmRun):
         context_text: Text ids of the prompt and of earlier clauses.
         text: Text ids to speak.
         context_speech: Speech ids of the prompt and of earlier clauses.
-        tells_speaker: Whether the speaker is an input.
+        with_speaker: Whether the speaker is an input.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class ClauseRun(LmRun):
         text: Sequence[int],
         context_speech: Sequence[int],
         *,
-        tells_speaker: bool = False,
+        with_speaker: bool = False,
     ) -> None:
         super().__init__(dims, seed, script)
-        self.pending_items = start_items((*context_text, *text), tells_speaker=tells_speaker)
+        self.pending_items = start_items((*context_text, *text), with_speaker=with_speaker)
         self.pending_items += [(Kind.TASK, 0), *((Kind.SPEECH, i) for i in context_speech)]
         self._min_ids = MIN_RATIO * len(text)
         self._max_ids = len(self.script) or MAX_RATIO * len(text)

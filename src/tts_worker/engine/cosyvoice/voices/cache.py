@@ -337,12 +337,12 @@ class VoiceCache:
         """Return the keys and values of a sequence start with the prompt text, computed on first use."""
         if not request.prompt_text:
             return None
-        items = tuple(start_items(request.prompt_text, tells_speaker=request.tells_speaker))
+        items = tuple(start_items(request.prompt_text, with_speaker=request.with_speaker))
         prefix = state.prefixes.get(items)
         if prefix is None:
             if len(state.prefixes) >= _MAX_PREFIXES:  # instructions differ per request, so the cache is bounded
                 state.prefixes.pop(next(iter(state.prefixes)))
-            prefix = decoder.prefix(items, request.embedding if request.tells_speaker else None)
+            prefix = decoder.prefix(items, request.embedding if request.with_speaker else None)
             state.prefixes[items] = prefix
         return prefix
 

@@ -73,7 +73,7 @@ class Request:
     lm_prompt: tuple[int, ...] = ()  # speech tokens of the prompt, for the language model
     flow_prompt: tuple[int, ...] = ()  # speech tokens of the prompt, for the flow; belong to ``prompt_mel``
     prompt_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    tells_speaker: bool = False  # whether the language model gets the embedding, too (CosyVoice-300M)
+    with_speaker: bool = False  # whether the language model gets the embedding, too (CosyVoice-300M)
 
 
 def prompt_ids(tokenizer: TextTokenizer, config: CosyVoiceConfig, transcript: str) -> list[int]:
@@ -204,7 +204,7 @@ class Speaker:
             flow_prompt=tokens if has_prompt else (),
             prompt_mel=_tensor(voice.mel) if has_prompt else torch.zeros(0, self.config.mel.bins),
             # An instruction describes the speaker: the language model would rather follow the embedding.
-            tells_speaker=is_v1 and mode is not Mode.INSTRUCT,
+            with_speaker=is_v1 and mode is not Mode.INSTRUCT,
         )
 
 
