@@ -169,15 +169,6 @@ def test_what_the_family_cannot_do_is_refused(bundle: Bundle, option: dict[str, 
         load_engine(LoadOptions(bundle.path, device="cpu", **option))  # type: ignore[arg-type]
 
 
-def test_settings_without_effect_are_logged(
-    bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Networks, "load", lambda *args, **options: pytest.fail("loaded"))
-    with pytest.raises(pytest.fail.Exception, match="loaded"):
-        load_engine(LoadOptions(bundle.path, device="cpu", stride_chunks=2, first_tokens=4))
-    assert "stride_chunks, first_tokens: no effect on CosyVoice-300M" in caplog.text
-
-
 def test_directory_without_vocabulary_says_how_to_get_it(bundle: Bundle, tmp_path: Path) -> None:
     for file in bundle.path.iterdir():
         if file.suffix != ".tiktoken":

@@ -40,7 +40,6 @@ from tts_worker.voices.files import VOICES_DIR, Voice
 log = logging.getLogger(__name__)
 
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
-_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device")
 
 
 @dataclass(frozen=True)
@@ -208,10 +207,6 @@ def _check_v1(options: LoadOptions) -> None:
         raise ConfigError("text_mode: CosyVoice-300M reads whole clauses only, as it encodes a text before it speaks")
     if options.backend != Backend.TORCH.value:
         raise ConfigError("backend: CosyVoice-300M runs on torch only")
-    defaults = LoadOptions(options.bundle)
-    unused = [name for name in _UNUSED_BY_V1 if getattr(options, name) != getattr(defaults, name)]
-    if unused:
-        log.warning("%s: no effect on CosyVoice-300M, which renders overlapping parts of one size", ", ".join(unused))
 
 
 def check_torch(version: str) -> None:
