@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.english.words import ONES, TENS
 from tts_worker.text.reading.verbalizer import Verbalizer

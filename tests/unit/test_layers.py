@@ -48,10 +48,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "engine.shell",
         "engine.output_buffer",
         "engine.phases",
-        "engine.cosyvoice.chunks",
+        "engine.cosyvoice.audio.chunks",
         "engine.cosyvoice.phases",
-        "engine.cosyvoice.render_progress",
-        "engine.cosyvoice.silence",
+        "engine.cosyvoice.tokens.guard",
         "engine.cosyvoice.timings",
     ),
     ("engine",),
@@ -199,7 +198,7 @@ def test_records_of_features_are_cheap_to_read() -> None:
 
 
 def test_acceleration_is_imported_only_by_name() -> None:
-    """The plain path must work without the folder: ``engine.cosyvoice.execution`` looks for it."""
+    """The plain path must work without the folder: ``engine.cosyvoice.execution.plan`` looks for it."""
     folder = "engine.cosyvoice.acceleration"
     about_it = (folder, "commands.doctor_acceleration", "commands.export")
     wrong = [
@@ -342,7 +341,7 @@ BASE_MODULES = (
     "server.http",
     "client",
     "session.hub",
-    "engine.hibari.engine",
+    "engine.cpu.hibari.engine",
     "engine.tone",
     "commands.say",
     "commands.serve",

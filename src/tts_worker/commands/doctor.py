@@ -37,7 +37,6 @@ _EXTRAS: dict[str, Extra] = {
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
     "tensorrt": Extra(("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
-    "flashinfer": Extra(("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
     "export": Extra(("onnx",), "writing ONNX graphs"),
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),

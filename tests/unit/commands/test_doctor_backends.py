@@ -17,14 +17,14 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.unit.cosyvoice.acceleration import fake_flashinfer
 from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.commands import doctor_acceleration, doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice import onnx_providers, ops
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, TENSORRT, load_problem
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, load_problem
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 
 INSTALL = 'pip install "."'
@@ -287,11 +287,11 @@ def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    missing = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert missing.status is Status.OPTIONAL
     assert "[tensorrt]" in missing.advice
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="11.4"))
-    without_device = doctor_acceleration._tensorrt(fake_torch("13.0"))
+    without_device = doctor_acceleration.tensorrt_finding(fake_torch("13.0"))
     assert without_device.status is Status.OPTIONAL
     assert "runs on PyTorch instead" in without_device.detail
     cache = tmp_path / "tts-worker" / "tensorrt"
@@ -302,7 +302,7 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
         (cache / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
     (cache / "c.plan").write_bytes(b"not a plan")
     use_cpu_as_cuda(monkeypatch)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OK
     assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {cache}"
 
@@ -324,7 +324,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 ) -> None:
     use_cpu_as_cuda(monkeypatch)
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert finding.detail.startswith("10.9.0 does not work")
     assert reason in finding.detail
@@ -334,7 +334,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 
 def test_old_tensorrt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert (finding.status, finding.detail) == (Status.OPTIONAL, "8.6.1 is too old, needed: 10.3 or later")
 
 
@@ -343,7 +343,7 @@ def test_tensorrt_is_replaced_by_the_build_for_the_cuda_of_torch(site: Path, mon
     monkeypatch.setattr(doctor_acceleration, "install_command", lambda extra="": f'pip install ".[{extra}]"')
 
     def advice(cuda: str | None) -> str:
-        return doctor_acceleration._tensorrt(fake_torch(cuda)).advice
+        return doctor_acceleration.tensorrt_finding(fake_torch(cuda)).advice
 
     assert advice("12.8") == 'pip install ".[tensorrt]"', "not installed by pip"
     for name in ("tensorrt", "tensorrt_cu13_libs", "tensorrt_llm", "torch_tensorrt"):
@@ -360,27 +360,6 @@ def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch)
         raise OSError("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert "cannot be imported: libnvinfer.so.10" in finding.detail
-
-
-def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(torch: Any) -> Finding:
-        return doctor_acceleration._flashinfer(torch)
-
-    on_device = fake_torch("13.0", device=True)
-    on_device.bfloat16, on_device.device = torch.bfloat16, lambda name: torch.device("cpu")
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: None)
-    assert find(on_device).status is Status.OPTIONAL
-    assert "[flashinfer]" in find(on_device).advice
-
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    assert "sees no CUDA device" in find(fake_torch("13.0")).detail
-    assert find(on_device).status is Status.OK
-    assert "the numbers of PyTorch" in find(on_device).detail
-
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # an older version without the wrapper
-    assert find(on_device).status is Status.OPTIONAL
-    assert "BatchPrefillWithPagedKVCacheWrapper" in find(on_device).detail
