@@ -20,10 +20,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, cast
 
-from tts_worker import __version__
 from tts_worker.errors import DeviceLost, ErrorCode, MissingExtra, TTSWorkerError
 from tts_worker.feature import Command, feature_commands
 from tts_worker.logs import discard_output
+from tts_worker.version import __version__
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",

@@ -33,7 +33,8 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionTimeouts
+from tts_worker.session.session import LocalSession
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import plain_keys, read_key_file
 from tts_worker.text.normalizer import load_normalizer

@@ -99,7 +99,7 @@ def test_wheels_have_no_common_file_and_no_gap(wheels: Wheels) -> None:
     assert {"tts_worker/__init__.py", "tts_worker/py.typed", "tts_worker/client/grpc.py"} <= client
     assert {
         "tts_worker/cli.py",
-        "tts_worker/client/local.py",
+        "tts_worker/local.py",
         "tts_worker/voicepacks/hibari/heart/metadata.yaml",
     } <= server
 

@@ -26,9 +26,9 @@ from tools.worker_simulator.process import CHARACTERS_PER_MINUTE, KEYS, MAX_SESS
 from tools.worker_simulator.properties import SOMETIMES, Violation
 from tools.worker_simulator.redis import RedisMode, SimulatedRedis
 from tts_worker.callers import acting_as
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.fleet import FleetConnector
 from tts_worker.client.fleet import connector as fleet_connector
+from tts_worker.client.settings import ClientSettings
 from tts_worker.engine import factory
 from tts_worker.errors import TTSWorkerError
 from tts_worker.features.batch.request import BatchItem, BatchRequest

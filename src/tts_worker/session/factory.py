@@ -20,7 +20,8 @@ from tts_worker.session.machine import MachineConfig, SessionMachine
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionObserver, UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionHooks, SessionTimeouts
+from tts_worker.session.session import LocalSession, SessionHooks
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon

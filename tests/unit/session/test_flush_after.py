@@ -12,7 +12,8 @@ import pytest
 
 from tests.fakes.clock import run_in_virtual_time
 from tts_worker.session.machine import SessionMachine
-from tts_worker.session.session import LocalSession, SessionTimeouts
+from tts_worker.session.session import LocalSession
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, ChunkMeta, Command, Ended, EndText, Event, SynthesisParams, Text
 

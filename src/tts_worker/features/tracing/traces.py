@@ -12,11 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tts_worker import __version__
 from tts_worker.errors import MissingExtra
 from tts_worker.session.record import UtteranceTimeline
 from tts_worker.settings import TracingSettings
 from tts_worker.types import TRACEPARENT, Ended, Outcome
+from tts_worker.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
