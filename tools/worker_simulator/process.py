@@ -76,7 +76,8 @@ class SimulatedWorker:
         self.is_alive = True
         self.world.network.hosts[self.address] = self
         models = grpc_serving._models(self.worker)
-        self.registrar = registrar_of(self.hub, self.worker.settings, models, self.address)
+        settings = self.worker.settings
+        self.registrar = registrar_of(self.hub, settings, models, self.address, settings.registry.url)
         self.registrar.start()
         self.world.spawn(self._watch_device(), f"{self.name}-device")
 

@@ -26,11 +26,11 @@ def _quotas(settings: Settings) -> Quotas | None:
 
 
 def _registration(hub: SessionHub, settings: Settings, models: ModelCatalog, address: str) -> Registration | None:
-    if settings.registry.url is None:
+    if (url := settings.registry.url) is None:
         return None
     from tts_worker.features.fleet.registration import registrar_of
 
-    return registrar_of(hub, settings, models, address)
+    return registrar_of(hub, settings, models, address, url)
 
 
 def _serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def _open_traces(settings: Settings) -> UtteranceExporter | None:
-    if settings.tracing.endpoint is None:
+    if (endpoint := settings.tracing.endpoint) is None:
         return None
     from tts_worker.features.tracing.traces import open_traces
 
-    return open_traces(settings.tracing)
+    return open_traces(endpoint, settings.tracing.sample_ratio)
 
 
 FEATURE = Feature(
