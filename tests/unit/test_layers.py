@@ -20,7 +20,7 @@ from tts_worker.feature import SECTIONS
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "logs", "tracing", "gpus", "safe_yaml", "timeouts", "version"),
-    ("types", "callers", "models", "registry"),
+    ("types", "callers", "models"),
     ("protocol", "text", "metrics"),
     ("audio", "client"),
     ("voices", "integrations"),
@@ -318,7 +318,7 @@ def test_triton_is_imported_only_by_launches() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-WALL_CLOCK = ("registry", "features.fleet", "features.tracing")
+WALL_CLOCK = ("client.registry", "features.fleet", "features.tracing")
 
 
 def test_wall_clock_is_used_only_by_registry_and_traces() -> None:

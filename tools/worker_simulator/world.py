@@ -28,6 +28,9 @@ from tools.worker_simulator.redis import RedisMode, SimulatedRedis
 from tts_worker.callers import acting_as
 from tts_worker.client.fleet import FleetConnector
 from tts_worker.client.fleet import connector as fleet_connector
+from tts_worker.client.registry.entry import parse_entry
+from tts_worker.client.registry.signature import verify_entry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.client.settings import ClientSettings
 from tts_worker.engine import factory
 from tts_worker.errors import TTSWorkerError
@@ -35,9 +38,6 @@ from tts_worker.features.batch.request import BatchItem, BatchRequest
 from tts_worker.features.batch.runner import Batch
 from tts_worker.features.batch.store import BatchFolder
 from tts_worker.features.fleet.quotas import RedisQuotas
-from tts_worker.registry.entry import parse_entry
-from tts_worker.registry.signature import verify_entry
-from tts_worker.registry.store import RedisStore
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, UtteranceKey

@@ -18,10 +18,10 @@ from tests.fakes.redis import EMBEDDED_BINARY, REAL_REDIS, RedisProcess, eventua
 from tests.features.fleet.test_quotas import long_redis_timeout, sharing
 from tests.features.fleet.test_registry import entry
 from tts_worker.client import connect
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConfigError, ConnectionLost
 from tts_worker.features.fleet.registrar import Registrar
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.store import RedisStore
 from tts_worker.settings import load_settings
 
 __all__ = ["long_redis_timeout"]  # a fixture for every test of this module, too

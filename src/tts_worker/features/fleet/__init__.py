@@ -18,8 +18,8 @@ def _quotas(settings: Settings) -> Quotas | None:
     url = settings.registry.quotas_url or settings.registry.url
     if url is None:
         return None
+    from tts_worker.client.registry.store import RedisStore
     from tts_worker.features.fleet.quotas import RedisQuotas
-    from tts_worker.registry.store import RedisStore
 
     store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
     return RedisQuotas(store, settings.registry.prefix)

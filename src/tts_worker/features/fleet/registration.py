@@ -8,10 +8,10 @@ import re
 
 from pydantic import SecretStr
 
+from tts_worker.client.registry.entry import WorkerCapabilities, WorkerEntry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.features.fleet.registrar import Registrar
 from tts_worker.protocol.messages import PROTOCOL_VERSION
-from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
-from tts_worker.registry.store import RedisStore
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, load_metrics
 from tts_worker.session.hub import SessionHub
