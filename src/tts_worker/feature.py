@@ -38,6 +38,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "tracing": ("tracing",),
     "page": (),
     "agent": (),
+    "voicepack": (),
+    "bench": (),
+    "completion": (),
 }
 """The features, in the order in which they add to the worker and its server, and their sections of the settings."""
 

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import tts_worker
-from tts_worker.commands.completion import SHELLS
+from tts_worker.features.completion.command import SHELLS
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
 

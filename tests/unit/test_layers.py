@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("adapter", "server"),
     ("feature",),
     ("worker", "cli"),
-    ("local", "grpc_serving", "benchmarks", "__init__", "__main__"),
+    ("local", "grpc_serving", "__init__", "__main__"),
     ("serving",),
     ("commands",),
     ("features",),
@@ -388,6 +388,7 @@ BASE_MODULES = (
     "commands.serve",
     "features.agent.command",
     "commands.doctor",
+    "features.voicepack.command",
 )
 
 

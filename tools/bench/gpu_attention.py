@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.benchmarks.stats import percentile
 from tts_worker.engine.cosyvoice.acceleration.attention import (
     FlashInfer,
     check_flashinfer,
@@ -24,6 +23,7 @@ from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import attention_splits, slot_attention
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.bench.stats import percentile
 
 Figures = dict[str, Any]
 BATCHES = (1, 8)

@@ -19,7 +19,6 @@ from tools.random_bundle import command, writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
 from tts_worker.cli import run_command
-from tts_worker.commands import bundles as commands
 from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.bundle import Bundle
 from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
@@ -29,6 +28,7 @@ from tts_worker.engine.cosyvoice.onnx_providers import Providers, create_session
 from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
+from tts_worker.features.voicepack import directory as commands
 
 
 def random_bundle(*args: str) -> int:

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import show
 from tts_worker.settings import Settings
 
 _START_OVER_S = 2.0
