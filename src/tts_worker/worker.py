@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, check_sections, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
@@ -58,7 +58,6 @@ class Worker:
     """
 
     def __init__(self, settings: Settings) -> None:
-        check_sections(settings, features())
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.ceilings import PACKAGE, ceilings, code_lines, measured
-from tts_worker.feature import SECTIONS
+from tts_worker.feature_names import SECTIONS
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "logs", "tracing", "gpus", "safe_yaml", "timeouts", "version"),
+    ("errors", "feature_names", "gpus", "logs", "safe_yaml", "section", "timeouts", "tracing", "version"),
     ("types", "callers", "models"),
     ("protocol", "text", "metrics"),
     ("audio", "client"),

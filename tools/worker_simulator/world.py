@@ -38,6 +38,7 @@ from tts_worker.features.batch.request import BatchItem, BatchRequest
 from tts_worker.features.batch.runner import Batch
 from tts_worker.features.batch.store import BatchFolder
 from tts_worker.features.fleet.quotas import RedisQuotas
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, UtteranceKey
@@ -281,8 +282,9 @@ class World:
 
     def quotas(self, settings: Any) -> RedisQuotas:
         """Stands for ``worker._quotas``, with the clock of the simulation."""
-        store = RedisStore(settings.registry.url.get_secret_value(), "the Redis of the quotas")
-        return RedisQuotas(store, settings.registry.prefix, self._loop.time)
+        registry = settings.section(RegistrySettings)
+        store = RedisStore(registry.url.get_secret_value(), "the Redis of the quotas")
+        return RedisQuotas(store, registry.prefix, self._loop.time)
 
     async def run(self) -> None:
         """Run until all is over, or a property does not hold."""

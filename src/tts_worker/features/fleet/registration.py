@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from tts_worker.client.registry.entry import WorkerCapabilities, WorkerEntry
 from tts_worker.client.registry.store import RedisStore
 from tts_worker.features.fleet.registrar import Registrar
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, load_metrics
@@ -27,7 +28,7 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
         ConfigError: The URL of the registry is invalid.
         MissingExtra: The extra "redis" is not installed.
     """
-    registry = settings.registry
+    registry = settings.section(RegistrySettings)
     name = registry.name or _default_name(address)
     addr = f"grpc://{registry.address or address}"
 
