@@ -99,6 +99,7 @@ SLOW = (
     "unit/tools/test_reference.py",
     "features/voicepack/test_directory.py",
     "unit/commands/test_doctor_backends.py",
+    "features/acceleration/",
     "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
     "unit/engine/test_process.py",

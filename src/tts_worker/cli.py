@@ -32,7 +32,6 @@ COMMANDS: dict[str, str] = {
     "config init": "write a configuration with settings, their defaults and their meaning",
     "config check": "report everything that is invalid in a configuration, by line",
     "doctor": "report what is installed, what is missing and how to install it",
-    "export": "export ONNX graphs of a CosyVoice model directory",
 }
 """Command of the core -> summary. ``config init`` is the module ``config_init``. Features add further commands."""
 

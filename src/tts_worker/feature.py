@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tts_worker.feature_names import present
 
 if TYPE_CHECKING:
+    from tts_worker.finding import Finding
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
     from tts_worker.server.grpc.server import ExtraPort, GrpcExtension
@@ -112,6 +113,7 @@ class Feature:
             is disabled.
         deployments: Flag of ``serve``, without the dashes -> what runs then.
         commands: Its commands by name.
+        checks: Returns what ``doctor`` finds of its libraries.
         extras: The extras that only it needs, by name.
     """
 
@@ -128,6 +130,7 @@ class Feature:
     registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
+    checks: Callable[[], Iterable[Finding]] | None = None
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
 

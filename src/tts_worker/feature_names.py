@@ -17,6 +17,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "page": (),
     "agent": (),
     "voicepack": (),
+    "acceleration": (),
     "bench": (),
     "completion": (),
 }

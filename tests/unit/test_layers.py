@@ -19,7 +19,7 @@ from tests.unit.ceilings import PACKAGE, ceilings, code_lines, measured
 from tts_worker.feature_names import SECTIONS
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "feature_names", "gpus", "logs", "safe_yaml", "section", "timeouts", "tracing", "version"),
+    ("errors", "feature_names", "finding", "gpus", "logs", "safe_yaml", "section", "timeouts", "tracing", "version"),
     ("types", "callers", "models"),
     ("protocol", "text", "metrics"),
     ("audio", "client"),
@@ -236,7 +236,7 @@ def test_records_of_features_are_cheap_to_read() -> None:
 def test_acceleration_is_imported_only_by_name() -> None:
     """The plain path must work without the folder: ``engine.cosyvoice.execution`` looks for it."""
     folder = "engine.cosyvoice.acceleration"
-    about_it = (folder, "commands.doctor_acceleration", "commands.export")
+    about_it = (folder, "features.acceleration")
     wrong = [
         _describe(found)
         for found in _imports()
@@ -285,7 +285,7 @@ def test_torch_is_imported_only_by_engines_and_tools() -> None:
     allowed = (
         "engine",
         "commands.doctor",
-        "commands.export",
+        "features.acceleration",
     )
     wrong = [
         _describe(found)
