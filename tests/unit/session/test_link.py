@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.session.test_flush_after import RecordingEngine
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.session.link import EngineLink
-from tts_worker.types import Cancel, Credit, Done, Event, Failed, Hold, Open, SynthesisParams, UtteranceKey
+from tts_worker.types import (
+    Boundary,
+    Cancel,
+    Command,
+    Credit,
+    Done,
+    EndText,
+    Event,
+    Failed,
+    Hold,
+    Open,
+    Segment,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+)
 
 FIRST = UtteranceKey("s", 1)
 SECOND = UtteranceKey("s", 2)
+
+
+class Engine(RecordingEngine):
+    """An engine whose text has no time."""
+
+    def post(self, command: Command) -> None:
+        self.commands.append(command)
 
 
 class Engines:
@@ -51,3 +78,65 @@ def test_a_closed_session_gets_no_events_of_any_engine() -> None:
     assert [engine.is_subscribed for engine in two.engines.values()] == [False, False]
     two.link.post(Credit(SECOND, 5))
     assert len(two.engines["b"].commands) == 1
+
+
+class Loudness:
+    """Stands for ``VoiceLoudness``: every utterance waits for a measurement, which a test ends."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def is_known(self, engine: str, voice: str) -> bool:
+        return False
+
+    def measure(self, name: str, engine: object, params: SynthesisParams, on_known: Callable[[], None]) -> None:
+        self.waiting.append(on_known)
+
+
+STEPS = st.lists(st.sampled_from(("open", "text", "hold", "end", "stop", "done", "measured", "close")), max_size=30)
+
+
+@given(STEPS)
+def test_each_engine_gets_a_well_formed_utterance_whatever_waits(steps: list[str]) -> None:
+    """Open first, all text in order, nothing after the end, and no STOP for what the engine does not know."""
+    engine = Engine()
+    loudness: Any = Loudness()
+    link = EngineLink(lambda voice: ("e", engine), loudness)
+    link.subscribe("s", lambda event: None)
+    posted: dict[UtteranceKey, list[Command]] = {}
+    ended: set[UtteranceKey] = set()
+    key = UtteranceKey("s", 0)
+    for step in steps:
+        command: Command | None = None
+        if step == "open":
+            key = UtteranceKey("s", key.generation + 1)
+            posted[key] = []
+            command = Open(key, SynthesisParams("v"), 1)
+        elif step == "measured" and loudness.waiting:
+            loudness.waiting.pop(0)()
+        elif step == "close":
+            link.unsubscribe("s")
+            ended |= posted.keys()
+        elif step == "done" and any(known.key == key for known in engine.commands):
+            engine.send(Done(key))
+            ended.add(key)
+        elif step in ("text", "hold", "end", "stop") and key in posted:
+            segment = Segment(len(posted[key]), (), 0, 1, Boundary.FLUSH)
+            kinds: dict[str, Command] = {
+                "text": Text(key, segment),
+                "hold": Hold(key),
+                "end": EndText(key),
+                "stop": Cancel(key),
+            }
+            command = kinds[step]
+        if command is not None:
+            if command.key not in ended:
+                posted[command.key].append(command)
+            ended |= {command.key} if isinstance(command, Cancel) else set()
+            link.post(command)
+    while loudness.waiting:
+        loudness.waiting.pop(0)()
+    for each, commands in posted.items():
+        got = [command for command in engine.commands if command.key == each]
+        assert got == commands[: len(got)] if each in ended else got == commands
+        assert not got or isinstance(got[0], Open)
