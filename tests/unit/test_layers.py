@@ -19,7 +19,8 @@ from tests.unit.ceilings import PACKAGE, ceilings, code_lines, measured
 from tts_worker.feature_names import SECTIONS
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "feature_names", "finding", "gpus", "logs", "safe_yaml", "section", "timeouts", "tracing", "version"),
+    ("errors", "logs", "tracing", "gpus", "atomic_files", "safe_yaml", "timeouts"),
+    ("feature_names", "finding", "section", "version"),
     ("types", "callers", "models"),
     ("protocol", "text", "metrics"),
     ("audio", "client"),
