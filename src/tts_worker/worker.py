@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, check_sections, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter
 from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -35,7 +35,8 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionTimeouts
+from tts_worker.session.session import LocalSession
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
 from tts_worker.text.pipeline import TextOptions
@@ -58,7 +59,6 @@ class Worker:
     """
 
     def __init__(self, settings: Settings) -> None:
-        check_sections(settings, features())
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}

@@ -16,7 +16,6 @@ from tests.behaviour.transports import Setup, running
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, voice
 from tts_worker.client import Client
-from tts_worker.client.local import LocalConnector
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import bundle_voices
@@ -24,6 +23,7 @@ from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import SynthesisFailed
+from tts_worker.local import LocalConnector
 from tts_worker.settings import load_settings
 from tts_worker.types import UtteranceKey
 from tts_worker.worker import Worker

@@ -20,10 +20,10 @@ from tests.conftest import tone_settings
 from tests.fakes.redis import embedded_redis
 from tests.fakes.tone_factory import FaultAt, ToneFactory
 from tts_worker.client import Client, ClientSettings, connect
-from tts_worker.client.local import LocalConnector
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.tone import ToneEngine, ToneSettings
 from tts_worker.grpc_serving import running_grpc
+from tts_worker.local import LocalConnector
 from tts_worker.serving import create_application
 from tts_worker.worker import Worker
 

@@ -25,7 +25,7 @@ import soundfile
 
 from tts_worker.cli import all_commands, main
 from tts_worker.commands import doctor
-from tts_worker.commands.finding import Finding, Status
+from tts_worker.finding import Finding, Status
 
 PROGRAM = [sys.executable, "-m", "tts_worker"]
 TONE = ["--engine", "tone"]

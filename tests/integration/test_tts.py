@@ -27,10 +27,10 @@ from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
 from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
-from tts_worker.client.local import LocalConnector
 from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, Draining, InvalidRequest, UnknownVoice
+from tts_worker.local import LocalConnector
 from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"

@@ -35,9 +35,9 @@ from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_s
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions, connect
-from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.local import LocalConnector
 from tts_worker.types import UrlMode
 
 TEXT = "Hello there, my friend. How are you?"

@@ -20,7 +20,7 @@ from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
 from tts_worker.client import Client, SessionOptions
-from tts_worker.client.local import LocalConnector
+from tts_worker.local import LocalConnector
 
 REPLY = "One two three four five six seven."
 STORY = "This is the longest story that I know, and it goes on and on for quite a while."

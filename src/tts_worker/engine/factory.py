@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tts_worker import __version__
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import MissingExtra, OutOfMemory
@@ -19,6 +18,7 @@ from tts_worker.settings import (
     ToneEngineSettings,
 )
 from tts_worker.types import Alignment, EngineInfo
+from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 _SAMPLED_BYTES = 65_536

@@ -20,9 +20,10 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from tts_worker.callers import ALL_SCOPES, ApiScope
 from tts_worker.errors import ConfigError
+from tts_worker.section import Section
 from tts_worker.settings.load import read_yaml
 from tts_worker.settings.problems import invalid_settings
-from tts_worker.settings.sections import MIN_KEY_CHARS, Section
+from tts_worker.settings.sections import MIN_KEY_CHARS
 
 
 class ApiKey(Section):

@@ -17,8 +17,8 @@ import soundfile
 import tts_worker
 from tests.conftest import serving
 from tts_worker.cli import main
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.batches import BatchText, HttpBatches, UnknownBatch
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest
 from tts_worker.features.batch.command import parse_texts
 from tts_worker.timeouts import fail_after

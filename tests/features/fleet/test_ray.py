@@ -38,6 +38,7 @@ from tests.fakes.clock import measure_stalls
 from tests.fakes.late import LateModule
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
+from tts_worker.features.fleet.settings import RaySettings
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 from tts_worker.worker import Worker, running_worker
@@ -99,14 +100,14 @@ def _connect(settings: Settings) -> None:
 
     before = set(psutil.Process().children(recursive=True))
     try:
-        ray_transport.connect(settings.ray)
+        ray_transport.connect(settings.section(RaySettings))
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
         ray.shutdown()
         for process in set(psutil.Process().children(recursive=True)) - before:  # Ray would end them at exit
             process.kill()
-        ray_transport.connect(settings.ray)
+        ray_transport.connect(settings.section(RaySettings))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from tools.random_bundle import command, writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
 from tts_worker.cli import run_command
-from tts_worker.commands import bundles as commands
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -30,6 +29,7 @@ from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 from tts_worker.engine.cosyvoice.voices.enrol import enrol
 from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
+from tts_worker.features.voicepack import directory as commands
 
 
 def random_bundle(*args: str) -> int:

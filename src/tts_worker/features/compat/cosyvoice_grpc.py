@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from tts_worker.audio.encoders import wav_file
+from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cosyvoice_pb2 as pb
 from tts_worker.features.compat import cosyvoice_pb2_grpc
@@ -24,7 +25,6 @@ from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000
 MIN_PROMPT_S = 1.0
-MAX_PROMPT_S = 30.0
 
 
 class CosyVoiceService:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from tts_worker.benchmarks.latency import measure_latency
-from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.latency import measure_latency
+from tts_worker.features.bench.stats import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tts_worker.errors import BundleError, ConfigError
-from tts_worker.models.bundles.manifest import ModelFile, Need, PublishedModel, Verdict
+from tts_worker.features.voicepack.manifest import ModelFile, Need, PublishedModel, Verdict
 from tts_worker.models.bundles.report import Problem, Report
 
 SOURCES = ("huggingface", "modelscope")

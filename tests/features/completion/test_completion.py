@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tts_worker.cli import all_commands, main
-from tts_worker.commands.completion import SHELLS, words_of
+from tts_worker.features.completion.command import SHELLS, words_of
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import hmac
 import json
 from typing import Any
 
+from tts_worker.client.registry.entry import MAX_ENTRY_BYTES
 from tts_worker.errors import InvalidRequest
-from tts_worker.registry.entry import MAX_ENTRY_BYTES
 
 _KEY = "signature"
 _PURPOSE = b"tts-worker registry entry 1\0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tts_worker.commands.bundles import open_bundle
+from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR, has_acceleration
 from tts_worker.errors import ConfigError, MissingExtra

@@ -1,4 +1,4 @@
-"""Implementation of ``tts-worker voicepack`` and ``tts-worker voice``, without argument parsing and output.
+"""Checks and converts model directories and adds their voices, without argument parsing and output.
 
 The engine is imported late, so that ``pull`` works without torch.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tts_worker.errors import BundleError, ConfigError, MissingExtra
-from tts_worker.models.bundles.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
+from tts_worker.commands.model_directory import open_bundle
+from tts_worker.errors import BundleError, ConfigError
+from tts_worker.features.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
 from tts_worker.models.bundles.report import Problem, Report
 from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "bf16")
 Step = Callable[[str], None]
 """Called with the name of the file that is processed next."""
-
-
-def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
-    """Open a model directory. Raises BundleError, or MissingExtra if torch is not installed."""
-    need_torch()
-    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
-
-    return Bundle.open(path, rl=rl)
-
-
-def need_torch() -> None:
-    """Raise MissingExtra if torch is not installed."""
-    if find_spec("torch") is None:
-        raise MissingExtra("CosyVoice", "cosyvoice")
 
 
 def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Step | None = None) -> Report:

@@ -1,8 +1,8 @@
 """Connector for ``local:``: a worker in this process, with the same interface as a remote one.
 
 ``local:`` runs the embedded CPU voice, ``local:worker.yaml`` the configuration in that file. The first session or
-``prewarm`` starts the worker, ``aclose`` stops it. ``app`` is imported late, so that clients of a remote worker load no
-engine.
+``prewarm`` starts the worker, ``aclose`` stops it. ``client.base`` imports this module by its name, so that clients
+of remote workers load no engine.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.client.arguments import check_key, check_str, check_text, whole_samples
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.deadline import AudioDeadline
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.protocol.messages import ConfigureMessage, check_params
@@ -28,6 +29,7 @@ from tts_worker.session.conversion import LiveSource, RecordedSource
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
+from tts_worker.settings import load_settings
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
@@ -42,6 +44,7 @@ from tts_worker.types import (
 )
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.upload import NewVoice
+from tts_worker.worker import running_worker
 
 
 def connector(url: str, settings: ClientSettings) -> LocalConnector:
@@ -49,9 +52,6 @@ def connector(url: str, settings: ClientSettings) -> LocalConnector:
     name = url.partition(":")[2].removeprefix("//")
 
     def worker() -> AbstractAsyncContextManager[WorkerHost]:
-        from tts_worker.settings import load_settings
-        from tts_worker.worker import running_worker
-
         return running_worker(load_settings(Path(name) if name else None))
 
     return LocalConnector(worker)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from tts_worker.errors import InvalidRequest
-from tts_worker.registry.entry import (
+from tts_worker.client.registry.entry import (
     LOOPBACK,
     MAX_ENTRY_BYTES,
     Network,
@@ -25,8 +24,9 @@ from tts_worker.registry.entry import (
     parse_entry,
     parse_worker_address,
 )
-from tts_worker.registry.signature import verify_entry
-from tts_worker.registry.store import RedisStore
+from tts_worker.client.registry.signature import verify_entry
+from tts_worker.client.registry.store import RedisStore
+from tts_worker.errors import InvalidRequest
 from tts_worker.timeouts import fail_after
 
 log = logging.getLogger(__name__)

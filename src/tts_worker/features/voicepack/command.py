@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tts_worker.commands.bundles import PRECISIONS, check, convert, report_json
 from tts_worker.commands.progress import Bar
-from tts_worker.commands.voice_packs import check_voicepack, init_voicepack, pack_voicepack
-from tts_worker.models.bundles.manifest import PUBLISHED, published
-from tts_worker.models.bundles.pull import SOURCES, pull
+from tts_worker.features.voicepack.directory import PRECISIONS, check, convert, report_json
+from tts_worker.features.voicepack.manifest import PUBLISHED, published
+from tts_worker.features.voicepack.packs import check_voicepack, init_voicepack, pack_voicepack
+from tts_worker.features.voicepack.pull import SOURCES, pull
 from tts_worker.voices.packs import METADATA
 
 

@@ -24,8 +24,8 @@ from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, copy_of, tiny
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.cli import main
 from tts_worker.commands.progress import Bar
-from tts_worker.models.bundles import manifest
-from tts_worker.models.bundles.manifest import ModelFile, PublishedModel
+from tts_worker.features.voicepack import manifest
+from tts_worker.features.voicepack.manifest import ModelFile, PublishedModel
 
 PROMPT = GOLDEN["cosyvoice2"] / "prompt_24k.wav"
 

@@ -12,8 +12,8 @@ from time import perf_counter
 
 import numpy as np
 
-from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
-from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.features.bench.stats import Figure, Track, percentile, rounded_ms, untracked
+from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 from tts_worker.worker import Worker, running_worker

@@ -12,12 +12,13 @@ import torch
 
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.commands import bundles as commands
+from tts_worker.commands import model_directory
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
-from tts_worker.models.bundles import manifest
-from tts_worker.models.bundles.manifest import ModelFile, PublishedModel
+from tts_worker.features.voicepack import directory as commands
+from tts_worker.features.voicepack import manifest
+from tts_worker.features.voicepack.manifest import ModelFile, PublishedModel
 from tts_worker.models.bundles.report import Problem
 from tts_worker.voices.files import load_voice, stored_voices
 
@@ -205,7 +206,7 @@ def test_reference_speakers_are_imported(tmp_path: Path) -> None:
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_directory, "find_spec", lambda name: None)
 
     with pytest.raises(MissingExtra, match=r'pip install "\.\[cosyvoice\]"'):
         commands.check(tiny("cosyvoice2"))

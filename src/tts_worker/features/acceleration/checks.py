@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tts_worker.commands.finding import Finding, Status
+from tts_worker.commands.doctor_backends import is_recent
 from tts_worker.commands.installation import install_command
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.errors import BackendUnavailable
+from tts_worker.finding import Finding, Status
 
 _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
 """Distributions of the package ``tensorrt``: those for CUDA 12 and 13 write to the same folders."""
@@ -18,16 +21,26 @@ _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
 _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
 
 
-def describe_kernels(torch: Any) -> tuple[str, str]:
+def findings() -> Iterator[Finding]:
+    """Check the kernels on this machine's device, and the optional library that runs flow and vocoder."""
+    torch = importlib.import_module("torch") if find_spec("torch") is not None else None
+    if torch is not None and is_recent(torch) and torch.version.cuda is not None and torch.cuda.is_available():
+        yield _kernels(torch)
+    yield tensorrt_finding(torch)
+
+
+def _kernels(torch: Any) -> Finding:
     """Say whether CUDA graphs and fused kernels work on the device, and what to do about it."""
     from tts_worker.engine.cosyvoice.acceleration.graphs import graph_problem
 
+    what = "kernels"
     problem = graph_problem("cuda", torch)
     graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
     if find_spec("triton") is None:
-        return f"{graphs}; no fused kernels, as triton is not installed", "pip install --force-reinstall torch"
+        detail = f"{graphs}; no fused kernels, as triton is not installed"
+        return Finding(what, Status.OK, detail, "pip install --force-reinstall torch")
     problem = _kernel_problem()
-    return f"{graphs}; fused attention {f'is not used ({problem})' if problem else 'works'}", ""
+    return Finding(what, Status.OK, f"{graphs}; fused attention {f'is not used ({problem})' if problem else 'works'}")
 
 
 def _kernel_problem() -> str:

@@ -17,9 +17,9 @@ from typing import IO, Any
 import pytest
 
 from tts_worker.errors import BundleError, ConfigError, UnknownModel
-from tts_worker.models.bundles import pull as pull_module
-from tts_worker.models.bundles.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
-from tts_worker.models.bundles.pull import SOURCES, Progress, pull
+from tts_worker.features.voicepack import pull as pull_module
+from tts_worker.features.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
+from tts_worker.features.voicepack.pull import SOURCES, Progress, pull
 
 BODIES = {
     "model.yaml": b"rate: 24000\n",

@@ -1,22 +1,38 @@
-"""What happens when a client stops sending text: its words are spoken without punctuation, then its text is ended."""
+"""Time limits of a session, and the timers of its text.
+
+When a client stops sending text, its words are spoken without punctuation, then its text is ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S
 from tts_worker.session.machine import SessionMachine
 from tts_worker.types import State
 
-if TYPE_CHECKING:
-    from tts_worker.session.session import SessionTimeouts
-
 LAST_WORD_FACTOR = 5
 """The last word may be incomplete ("hel", then "lo"). It is spoken after this many times ``flush_after_s``, as is
 unfinished markup."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimeouts:
+    """Time limits of a session.
+
+    Attributes:
+        pause_s: A longer pause is ended by a STOP with reason "pause_timeout".
+        text_idle_s: The text of an utterance is ended after this time without new text; its audio still plays.
+        flush_after_s: Complete words are spoken after this time without new text, the last word after
+            ``LAST_WORD_FACTOR`` times as much; 0 waits for punctuation.
+    """
+
+    pause_s: float = 30.0
+    text_idle_s: float = 300.0
+    flush_after_s: float = 0.4
 
 
 class _Flushed(Enum):

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tts_worker.cli import all_commands
 from tts_worker.errors import TTSWorkerError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -35,9 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Not at the top: the command line imports this module.
-    from tts_worker.cli import all_commands
-
     summaries = {name: command.summary for name, command in all_commands().items()}
     words = {name: words_of(name) for name in summaries}
     if args.shell == "fish":
@@ -52,8 +50,6 @@ def words_of(command: str) -> CommandWords:
     """Return the words of a command, from its parser; none of a command that cannot run in this installation."""
     words = CommandWords()
     parser = argparse.ArgumentParser()
-    from tts_worker.cli import all_commands
-
     try:
         module = importlib.import_module(all_commands()[command].module)
         module.add_arguments(parser)

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tts_worker.commands.bundles import add_voice, import_speakers
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import BundleError
+from tts_worker.features.voicepack.directory import add_voice, import_speakers
 from tts_worker.voices.files import VOICES_DIR, Voice, load_voice, stored_voices
 
 
