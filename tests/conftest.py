@@ -48,7 +48,7 @@ examples.register_profile("thorough", **ANY_MACHINE, derandomize=False, max_exam
 examples.load_profile("same examples")
 
 SLOW = (
-    "behaviour/",
+    "behavior/",
     "browser/",
     "features/test_deletion.py",
     "gpu/",
@@ -118,7 +118,7 @@ SLOW = (
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
     "tests/unit/streaming/",  # loaded networks
-    "tests/behaviour/",
+    "tests/behavior/",
     "tests/browser/",  # a browser and a server
     "tests/features/fleet/test_ray.py",  # waits for processes most of the time
     "tests/quality/",  # a recognizer

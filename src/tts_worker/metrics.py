@@ -92,8 +92,8 @@ class _GpuCollector(Collector):
         for uuid, state in self._monitor.states.items():
             used.add_metric([uuid], state.memory_used_bytes)
             total.add_metric([uuid], state.memory_total_bytes)
-            if state.utilisation is not None:
-                busy.add_metric([uuid], state.utilisation)
+            if state.utilization is not None:
+                busy.add_metric([uuid], state.utilization)
         yield from (used, total, busy)
 
 

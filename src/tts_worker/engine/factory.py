@@ -30,7 +30,7 @@ class EngineFactory:
 
     Attributes:
         settings: Settings of the engine.
-        enrolled: Voices enrolled at run time, for engines that can enrol voices.
+        enrolled: Voices enrolled at run time, for engines that can enroll voices.
         memory_share: Part of a GPU's memory that the engine may use.
     """
 
@@ -55,7 +55,7 @@ def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
     return EnrolledVoices(settings.bundle, rl=settings.rl, device=settings.device)
 
 
-def can_enrol(settings: EngineSettings) -> bool:
+def can_enroll(settings: EngineSettings) -> bool:
     """Whether an engine makes voices of recordings and converts speech: its bundle may lack the models for that."""
     if not isinstance(settings, CosyVoiceEngineSettings):
         return False

@@ -180,8 +180,8 @@ class SessionFactory:
             InvalidRequest: A value is out of range.
             MissingExtra: Text normalization or the encoding needs a library that is not installed.
         """
-        if options.normalise and self._config.reading == "reference" and self._config.normalizer is None:
-            raise MissingExtra("text normalization", "normalise")
+        if options.normalize and self._config.reading == "reference" and self._config.normalizer is None:
+            raise MissingExtra("text normalization", "normalize")
         voice = self._voices.get(params.voice)
         engine = self._engines[voice.engine]
         delivery = Delivery.of(options, self._config)
@@ -303,7 +303,7 @@ class SessionFactory:
         """Return what builds the text pipeline of an utterance."""
         defaults = self._config.text
         lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
-        reads = options.normalise is not False
+        reads = options.normalize is not False
 
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self._voices.get_in_use(params.voice)
@@ -358,7 +358,7 @@ class SessionFactory:
             front_end = FrontEnd(self._voices.get_in_use(params.voice).languages, params.language)
             return SegmentReader(self._config.normalizer, front_end)
 
-        if self._config.reading != "reference" or plan.options.normalise is False:
+        if self._config.reading != "reference" or plan.options.normalize is False:
             return EngineLink(route, self.loudness)
         return EngineLink(route, self.loudness, reader_of)
 

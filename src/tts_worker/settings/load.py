@@ -191,7 +191,7 @@ def _variables_without_json() -> Iterator[str]:
 
 
 def _check_environment() -> None:
-    """Reject misspelt environment variables, as misspelt keys are."""
+    """Reject misspelled environment variables, as misspelled keys are."""
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
             path = name[len(ENV_PREFIX) :].lower().split("__")

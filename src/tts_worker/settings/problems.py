@@ -21,8 +21,8 @@ _ACCELERATION = (
 REMOVED = {
     name: f"removed: {advice}"
     for name, advice in {
-        "text.normalise": "numbers are always read, and text.reading (own or reference) says by which rules; "
-        "a session leaves its text as written with normalise: false",
+        "text.normalize": "numbers are always read, and text.reading (own or reference) says by which rules; "
+        "a session leaves its text as written with normalize: false",
         "text.lexicon_file": "text.lexicon takes the path of a file, too",
         "quotas": "set registry.quotas_url; workers share quotas under registry.prefix",
         "quotas.redis_url": "set registry.quotas_url",

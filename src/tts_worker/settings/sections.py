@@ -218,7 +218,7 @@ class TextSettings(Section):
         drop_reasoning: Skip reasoning and tool text of language models: ``<think>``, ``<tool_call>`` and the like.
             "from_start": each text begins within reasoning, as of a model whose template has the opening tag.
         reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
-            CosyVoice's own front end, with wetext where the extra "normalise" is installed.
+            CosyVoice's own front end, with wetext where the extra "normalize" is installed.
         lexicon: Word -> spelling or /phonemes/, or the YAML file with that.
     """
 

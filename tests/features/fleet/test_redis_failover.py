@@ -44,11 +44,11 @@ async def replicated(binary: str | Path) -> AsyncIterator[tuple[RedisProcess, Re
     """A master and its replica, which has all that the master has."""
     async with real_redis(binary=binary) as master, real_redis(binary=binary) as replica:
         await replica.command("REPLICAOF", "127.0.0.1", master.port)
-        await eventually(lambda: is_synchronised(replica))
+        await eventually(lambda: is_synchronized(replica))
         yield master, replica
 
 
-async def is_synchronised(replica: RedisProcess) -> bool:
+async def is_synchronized(replica: RedisProcess) -> bool:
     return (await replica.command("INFO", "replication")).get("master_link_status") == "up"
 
 

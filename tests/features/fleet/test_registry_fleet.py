@@ -15,8 +15,8 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, faulty_worker
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import Setup, faulty_worker
 from tests.conftest import until
 from tests.fakes.proxy import Proxy, run_proxy
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis

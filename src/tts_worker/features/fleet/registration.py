@@ -40,7 +40,7 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
             name=name,
             addr=addr,
             capabilities=WorkerCapabilities(
-                zero_shot=hub.library.can_enrol,
+                zero_shot=hub.library.can_enroll,
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),

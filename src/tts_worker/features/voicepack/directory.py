@@ -176,9 +176,9 @@ def add_voice(
     """
     bundle = open_bundle(bundle_path)
     from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-    from tts_worker.engine.cosyvoice.voices.enrol import enrol
+    from tts_worker.engine.cosyvoice.voices.enroll import enroll
 
-    voice = enrol(bundle, PromptFrontend(bundle), audio, text)
+    voice = enroll(bundle, PromptFrontend(bundle), audio, text)
     save_voice(root, name, voice, replace=replace)
     return voice
 

@@ -6,9 +6,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.table import LONG, BehaviourContext, behaviour, has_audio
-from tests.behaviour.transports import LONG_TIMEOUTS
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.table import LONG, BehaviorContext, behavior, has_audio
+from tests.behavior.transports import LONG_TIMEOUTS
 from tests.fakes.tone_factory import FaultAt
 from tts_worker.engine.tone import Fault, ToneSettings
 from tts_worker.errors import (
@@ -29,14 +29,14 @@ def fault_at(fault: Fault, chunk: int, generation: int = 2) -> ToneSettings:
     return ToneSettings(fault=FaultAt(fault, chunk, generation=generation))
 
 
-async def _second_turn(context: BehaviourContext) -> tuple[RecordingClient, Ended]:
+async def _second_turn(context: BehaviorContext) -> tuple[RecordingClient, Ended]:
     recorder = await context.open()
     await recorder.synthesize("The first is fine.")
     return recorder, await recorder.synthesize(LONG)
 
 
-@behaviour("retryable", engine=fault_at(Fault.FAIL, chunk=20))
-async def failure_is_reported_after_the_audio(context: BehaviourContext) -> None:
+@behavior("retryable", engine=fault_at(Fault.FAIL, chunk=20))
+async def failure_is_reported_after_the_audio(context: BehaviorContext) -> None:
     recorder, ended = await _second_turn(context)
     assert ended.outcome is Outcome.ERROR
     assert ended.error is not None
@@ -46,8 +46,8 @@ async def failure_is_reported_after_the_audio(context: BehaviourContext) -> None
     assert (await recorder.synthesize("The third is fine.")).outcome is Outcome.DONE
 
 
-@behaviour(engine=fault_at(Fault.OUT_OF_MEMORY, chunk=0))
-async def failure_before_first_audio_is_reported(context: BehaviourContext) -> None:
+@behavior(engine=fault_at(Fault.OUT_OF_MEMORY, chunk=0))
+async def failure_before_first_audio_is_reported(context: BehaviorContext) -> None:
     recorder, ended = await _second_turn(context)
     assert ended.error is not None
     assert (ended.error.code, ended.error.retryable) == (ErrorCode.OUT_OF_MEMORY, True)
@@ -55,8 +55,8 @@ async def failure_before_first_audio_is_reported(context: BehaviourContext) -> N
     assert (await recorder.synthesize("The third is fine.")).outcome is Outcome.DONE
 
 
-@behaviour("retryable", engine=fault_at(Fault.RAISE, chunk=2))
-async def engine_fault_is_a_retryable_error(context: BehaviourContext) -> None:
+@behavior("retryable", engine=fault_at(Fault.RAISE, chunk=2))
+async def engine_fault_is_a_retryable_error(context: BehaviorContext) -> None:
     _, ended = await _second_turn(context)
     assert ended.error is not None
     assert (ended.error.code, ended.error.retryable) == (ErrorCode.ENGINE_FAULT, True)
@@ -66,8 +66,8 @@ SHORT_AUDIO_TIMEOUT = replace(LONG_TIMEOUTS, audio_timeout_s=0.3)
 """A busy machine may exceed this deadline, so behaviors that use it require no audio within it."""
 
 
-@behaviour("hang", engine=fault_at(Fault.HANG, chunk=0, generation=1), client=SHORT_AUDIO_TIMEOUT)
-async def missing_audio_exceeds_the_deadline(context: BehaviourContext) -> None:
+@behavior("hang", engine=fault_at(Fault.HANG, chunk=0, generation=1), client=SHORT_AUDIO_TIMEOUT)
+async def missing_audio_exceeds_the_deadline(context: BehaviorContext) -> None:
     ended = await (await context.open()).synthesize(LONG)
     assert ended.error is not None
     assert (ended.error.code, ended.error.retryable) == (ErrorCode.DEADLINE_EXCEEDED, True)
@@ -75,8 +75,8 @@ async def missing_audio_exceeds_the_deadline(context: BehaviourContext) -> None:
     assert ended.receipt.text_remaining == LONG
 
 
-@behaviour("hang", engine=fault_at(Fault.HANG, chunk=20, generation=1), client=SHORT_AUDIO_TIMEOUT)
-async def stalled_audio_exceeds_the_deadline(context: BehaviourContext) -> None:
+@behavior("hang", engine=fault_at(Fault.HANG, chunk=20, generation=1), client=SHORT_AUDIO_TIMEOUT)
+async def stalled_audio_exceeds_the_deadline(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(1, key)  # before the deadline applies
@@ -92,8 +92,8 @@ async def stalled_audio_exceeds_the_deadline(context: BehaviourContext) -> None:
 # -- random command sequences -----------------------------------------------------------------------------------------
 
 
-@behaviour("flush")
-async def random_commands_keep_the_invariants(context: BehaviourContext) -> None:
+@behavior("flush")
+async def random_commands_keep_the_invariants(context: BehaviorContext) -> None:
     """``RecordingClient`` checks contiguous samples, no old audio and one terminal event per utterance."""
     rng = random.Random(20_260)
     recorder = await context.open()

@@ -1,4 +1,4 @@
-"""Behaviours of a session that chose a sample rate and an encoding. The positions of its reports count samples at that
+"""Behaviors of a session that chose a sample rate and an encoding. The positions of its reports count samples at that
 rate; pacing, STOP and PAUSE are as at 24 kHz."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.behaviour.table import FAST, LONG, BehaviourContext, behaviour
+from tests.behavior.table import FAST, LONG, BehaviorContext, behavior
 from tests.fakes.tone_factory import FaultAt
 from tts_worker.audio.encoders import wav_header
 from tts_worker.audio.g711 import encode_mulaw
@@ -22,7 +22,7 @@ TEXT = "Hello there."
 
 
 async def synthesize(
-    context: BehaviourContext, options: SessionOptions, text: str = TEXT
+    context: BehaviorContext, options: SessionOptions, text: str = TEXT
 ) -> tuple[list[PcmFrame], Ended, list[Words]]:
     """Speak a text; return its frames, its end and its words. The encoding may be any."""
     session = (await context.client.open(options)).session
@@ -42,8 +42,8 @@ async def synthesize(
     raise AssertionError("the session closed")
 
 
-@behaviour("formats")
-async def every_rate_is_the_whole_resampled(context: BehaviourContext) -> None:
+@behavior("formats")
+async def every_rate_is_the_whole_resampled(context: BehaviorContext) -> None:
     text = LONG[:60]  # longer than the credit of an utterance, which the session must return
     native, _, native_words = await synthesize(context, FAST, text)
     pcm = b"".join(frame.pcm for frame in native)
@@ -64,8 +64,8 @@ async def every_rate_is_the_whole_resampled(context: BehaviourContext) -> None:
         assert [w.start_sample for w in ended.receipt.words] == scaled
 
 
-@behaviour("formats")
-async def telephone_encodings_are_8_khz(context: BehaviourContext) -> None:
+@behavior("formats")
+async def telephone_encodings_are_8_khz(context: BehaviorContext) -> None:
     frames, _, _ = await synthesize(context, replace(FAST, sample_rate=8_000))
     coded, ended, _ = await synthesize(context, replace(FAST, encoding="mulaw"))
     assert b"".join(frame.pcm for frame in coded) == encode_mulaw(b"".join(frame.pcm for frame in frames))
@@ -73,8 +73,8 @@ async def telephone_encodings_are_8_khz(context: BehaviourContext) -> None:
     assert ended.receipt.samples_sent == sum(frame.samples for frame in frames)
 
 
-@behaviour("formats")
-async def wav_downloads_begin_with_one_header(context: BehaviourContext) -> None:
+@behavior("formats")
+async def wav_downloads_begin_with_one_header(context: BehaviorContext) -> None:
     options = SessionOptions(realtime=False, raw_chunks=True, sample_rate=16_000, encoding="wav")
     frames, ended, _ = await synthesize(context, options)
     file = b"".join(frame.pcm for frame in frames)
@@ -83,8 +83,8 @@ async def wav_downloads_begin_with_one_header(context: BehaviourContext) -> None
     assert file[44:] == b"".join(f.pcm for f in (await synthesize(context, replace(options, encoding=None)))[0])
 
 
-@behaviour("formats")
-async def opus_sends_one_packet_a_frame(context: BehaviourContext) -> None:
+@behavior("formats")
+async def opus_sends_one_packet_a_frame(context: BehaviorContext) -> None:
     pytest.importorskip("av", reason="needs the extra 'webrtc'")
     _, native, _ = await synthesize(context, FAST)
     frames, ended, _ = await synthesize(context, replace(FAST, encoding="opus"))
@@ -94,7 +94,7 @@ async def opus_sends_one_packet_a_frame(context: BehaviourContext) -> None:
     assert all(0 < len(frame.pcm) < 400 for frame in frames)
 
 
-async def _control_and_stop(context: BehaviourContext, rate_hz: int) -> None:
+async def _control_and_stop(context: BehaviorContext, rate_hz: int) -> None:
     recorder = await context.open(SessionOptions(lead_ms=60, sample_rate=rate_hz))
     assert recorder.session.sample_rate_hz == rate_hz
     clock = asyncio.get_running_loop().time
@@ -124,8 +124,8 @@ async def _control_and_stop(context: BehaviourContext, rate_hz: int) -> None:
     assert recorder.pcm[key] == pcm, "audio after STOP"
 
 
-@behaviour("formats", engine=ToneSettings(fault=FaultAt(Fault.FAIL, 60)))
-async def a_failure_reports_positions_at_the_rate(context: BehaviourContext) -> None:
+@behavior("formats", engine=ToneSettings(fault=FaultAt(Fault.FAIL, 60)))
+async def a_failure_reports_positions_at_the_rate(context: BehaviorContext) -> None:
     for rate_hz in (8_000, 48_000):
         frames, ended, _ = await synthesize(context, replace(FAST, sample_rate=rate_hz), LONG)
         assert ended.outcome is Outcome.ERROR
@@ -138,8 +138,8 @@ async def a_failure_reports_positions_at_the_rate(context: BehaviourContext) -> 
         assert receipt.words[-1].start_sample < receipt.samples_sent
 
 
-@behaviour("formats")
-async def utterances_queue_at_8_and_48_khz(context: BehaviourContext) -> None:
+@behavior("formats")
+async def utterances_queue_at_8_and_48_khz(context: BehaviorContext) -> None:
     for rate_hz in (8_000, 48_000):
         recorder = await context.open(replace(FAST, sample_rate=rate_hz))
         keys = []
@@ -154,18 +154,18 @@ async def utterances_queue_at_8_and_48_khz(context: BehaviourContext) -> None:
             assert ended.receipt.words[-1].end_sample <= ended.receipt.samples_sent
 
 
-@behaviour("formats")
-async def controls_work_at_8_khz(context: BehaviourContext) -> None:
+@behavior("formats")
+async def controls_work_at_8_khz(context: BehaviorContext) -> None:
     await _control_and_stop(context, 8_000)
 
 
-@behaviour("formats")
-async def controls_work_at_48_khz(context: BehaviourContext) -> None:
+@behavior("formats")
+async def controls_work_at_48_khz(context: BehaviorContext) -> None:
     await _control_and_stop(context, 48_000)
 
 
-@behaviour("formats")
-async def unknown_formats_are_rejected(context: BehaviourContext) -> None:
+@behavior("formats")
+async def unknown_formats_are_rejected(context: BehaviorContext) -> None:
     for options, name in (
         (SessionOptions(sample_rate=12), "sample_rate"),
         (SessionOptions(encoding="mp3"), "encoding"),

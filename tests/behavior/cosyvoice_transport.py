@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.behaviour.transports import Setup, running
+from tests.behavior.transports import Setup, running
 from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import bundle, networks, settings, tokenizer, voice
 from tts_worker.client import Client

@@ -4,4 +4,4 @@ import pytest
 
 _WITH_ASSERTIONS = ("control", "faults", "recording_client", "sessions", "speaking", "table")
 
-pytest.register_assert_rewrite(*(f"tests.behaviour.{name}" for name in _WITH_ASSERTIONS))
+pytest.register_assert_rewrite(*(f"tests.behavior.{name}" for name in _WITH_ASSERTIONS))

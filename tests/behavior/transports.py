@@ -181,7 +181,7 @@ async def over_grpc(setup: Setup) -> AsyncIterator[Client]:
 @asynccontextmanager
 async def registered(setup: Setup) -> AsyncIterator[Client]:
     """Discovery through a registry. All tests share one Redis; each uses a separate key prefix."""
-    registry = {"url": embedded_redis(), "prefix": f"behaviour:{secrets.token_hex(4)}:"}
+    registry = {"url": embedded_redis(), "prefix": f"behavior:{secrets.token_hex(4)}:"}
     sections = {**setup.sections, "grpc": {"enabled": True, "port": 0}, "registry": registry}
     async with faulty_worker(replace(setup, sections=sections)) as worker, running_grpc(worker) as member:
         await member.announce()
@@ -194,7 +194,7 @@ async def registered(setup: Setup) -> AsyncIterator[Client]:
 async def livekit(setup: Setup) -> AsyncIterator[Client]:
     """The LiveKit plugin, as an agent uses it."""
     pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
-    from tests.behaviour.livekit_transport import LiveKitClient
+    from tests.behavior.livekit_transport import LiveKitClient
 
     async with websocket(setup) as client:
         sessions = LiveKitClient(client, setup.client.audio_timeout_s)
@@ -208,7 +208,7 @@ async def livekit(setup: Setup) -> AsyncIterator[Client]:
 async def cosyvoice(setup: Setup) -> AsyncIterator[Client]:
     """In process, with CosyVoice networks as the engine."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tests.behaviour.cosyvoice_transport import cosyvoice_client
+    from tests.behavior.cosyvoice_transport import cosyvoice_client
 
     async with cosyvoice_client(setup) as client:
         yield client
@@ -218,7 +218,7 @@ async def cosyvoice(setup: Setup) -> AsyncIterator[Client]:
 async def webrtc(setup: Setup) -> AsyncIterator[Client]:
     """aiortc to aiortc: audio on a track, the protocol on a data channel."""
     pytest.importorskip("aiortc", reason="needs the extra 'webrtc'")
-    from tests.behaviour.webrtc_transport import WebRtcClient
+    from tests.behavior.webrtc_transport import WebRtcClient
 
     # On a busy machine audio may wait in the jitter buffer for long.
     settings = replace(setup.client, audio_timeout_s=max(setup.client.audio_timeout_s, 2.0))

@@ -22,7 +22,7 @@ from tts_worker.engine.cosyvoice.bundle.config import V3
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import enrol, plain_transcript
+from tts_worker.engine.cosyvoice.voices.enroll import enroll, plain_transcript
 from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices, instruct_ids, prompt_ids
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
 from tts_worker.text.instruction import END_OF_PROMPT
@@ -46,7 +46,7 @@ def tokenizer(bundle: Bundle) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Bundle, frontend: PromptFrontend) -> Voice:
-    return enrol(bundle, frontend, speech(4), SAID)
+    return enroll(bundle, frontend, speech(4), SAID)
 
 
 def test_good_recording_gives_a_valid_voice(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
@@ -67,14 +67,14 @@ def test_common_audio_formats_are_read(
     file = tmp_path / "prompt"
     file.write_bytes(wav(speech(3.5, 44_100), channels, kind))
 
-    voice = enrol(bundle, frontend, file, SAID)
+    voice = enroll(bundle, frontend, file, SAID)
 
     assert 3.2 <= voice.seconds <= 3.7
 
 
 def test_same_recording_gives_the_same_voice(bundle: Bundle, frontend: PromptFrontend, voice: Voice) -> None:
-    assert enrol(bundle, frontend, speech(4), SAID).content_hash == voice.content_hash
-    assert enrol(bundle, frontend, speech(4), SAID + " More.").content_hash != voice.content_hash
+    assert enroll(bundle, frontend, speech(4), SAID).content_hash == voice.content_hash
+    assert enroll(bundle, frontend, speech(4), SAID + " More.").content_hash != voice.content_hash
 
 
 @settings(deadline=None, max_examples=20)
@@ -124,7 +124,7 @@ def test_bad_recording_is_refused(
     bundle: Bundle, frontend: PromptFrontend, audio: Callable[[], bytes], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        enrol(bundle, frontend, audio(), SAID)
+        enroll(bundle, frontend, audio(), SAID)
 
 
 def test_float_file_with_nan_is_refused() -> None:
@@ -153,7 +153,7 @@ def test_float_file_with_nan_is_refused() -> None:
 def test_doubtful_recording_gets_a_note(
     bundle: Bundle, frontend: PromptFrontend, recording: Recording, text: str, note: str
 ) -> None:
-    assert any(note in said for said in enrol(bundle, frontend, recording, text).notes)
+    assert any(note in said for said in enroll(bundle, frontend, recording, text).notes)
 
 
 @pytest.mark.parametrize(("text", "rate"), [("x" * 400, "100.0 .* at most 35"), ("Hi.", "0.8 .* at least 3")])
@@ -161,7 +161,7 @@ def test_transcript_of_another_recording_is_refused(
     bundle: Bundle, frontend: PromptFrontend, text: str, rate: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"{rate} are plausible"):
-        enrol(bundle, frontend, speech(4), text)
+        enroll(bundle, frontend, speech(4), text)
 
 
 def test_voice_without_transcript_is_cross_lingual(bundle: Bundle, voice: Voice, tokenizer: TextTokenizer) -> None:
@@ -184,7 +184,7 @@ def test_transcript_is_encoded_as_the_reference_does(
     bundle: Bundle, frontend: PromptFrontend, tokenizer: TextTokenizer
 ) -> None:
     """Text with tags, which every prompt of CosyVoice3 has, passes its front end unchanged."""
-    voice = enrol(bundle, frontend, speech(4), "I paid 25 pounds,\nand 3 more.")
+    voice = enroll(bundle, frontend, speech(4), "I paid 25 pounds,\nand 3 more.")
 
     spoken = "I paid 25 pounds, and 3 more."
     if bundle.config.family != V3:

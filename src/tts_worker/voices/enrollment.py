@@ -29,7 +29,7 @@ _RETRY_AFTER_S = 2.0
 class Enroller(Protocol):
     """Analyzes recordings for one engine. All methods but one run on one thread, never concurrently."""
 
-    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+    def enroll(self, name: str, recording: Recording, transcript: str) -> None:
         """Compute the voice and make it available to the engine under ``name``. Takes up to a second.
 
         Raises:
@@ -38,7 +38,7 @@ class Enroller(Protocol):
         ...
 
     def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
-        """Compute a voice without making it available, and what was measured of the recording. Raises as ``enrol``."""
+        """Compute a voice without making it available, and what was measured of the recording. Raises as ``enroll``."""
         ...
 
     def speech_tokens(self, window: Window) -> tuple[int, ...]:
@@ -62,13 +62,13 @@ class EnrolledVoice:
     evicted: tuple[str, ...] = ()
 
 
-class Enrolment:
+class Enrollment:
     """The voices enrolled with one engine. All methods belong to one event loop.
 
     Args:
         enroller: Computes the voices.
         max_unused: Voices that stay stored while no session uses them.
-        max_pending: Recordings that may wait for enrolment at the same time.
+        max_pending: Recordings that may wait for enrollment at the same time.
     """
 
     def __init__(self, enroller: Enroller, *, max_unused: int = 64, max_pending: int = 16) -> None:
@@ -78,21 +78,21 @@ class Enrolment:
         self._enrolled: dict[str, None] = {}  # insertion order: longest unused first
         self._pending: dict[str, asyncio.Task[None]] = {}
         self._computing: set[asyncio.Future[tuple[Voice, PromptFigures]]] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enrolment")
-        # Not behind an enrolment, which may take a second: conversions are heard while they run.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enrollment")
+        # Not behind an enrollment, which may take a second: conversions are heard while they run.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="conversion")
 
     @property
     def pending(self) -> int:
-        """Number of enrolments under way."""
+        """Number of enrollments under way."""
         return len(self._pending) + len(self._computing)
 
     async def voice_of(
         self, recording: bytes, transcript: str, in_use: Callable[[], Collection[str]] = tuple
     ) -> EnrolledVoice:
-        """Enrol a recording, or return the voice already enrolled from it.
+        """Enroll a recording, or return the voice already enrolled from it.
 
-        Concurrent callers with the same recording share one enrolment; cancelling one caller does not cancel it.
+        Concurrent callers with the same recording share one enrollment; cancelling one caller does not cancel it.
 
         Args:
             recording: A whole audio file.
@@ -112,7 +112,7 @@ class Enrolment:
             return EnrolledVoice(name)
         if name not in self._pending:
             self._check_pending()
-            task = asyncio.create_task(self._enrol(name, recording, transcript), name=f"enrol-{name}")
+            task = asyncio.create_task(self._enroll(name, recording, transcript), name=f"enroll-{name}")
             self._pending[name] = task
             task.add_done_callback(lambda done: self._on_enrolled(name, done))
         task = self._pending[name]
@@ -158,13 +158,13 @@ class Enrolment:
 
     def _check_pending(self) -> None:
         if self.pending >= self._max_pending:
-            raise OverCapacity("too many recordings wait for enrolment", retry_after_s=_RETRY_AFTER_S)
+            raise OverCapacity("too many recordings wait for enrollment", retry_after_s=_RETRY_AFTER_S)
 
-    async def _enrol(self, name: str, recording: bytes, transcript: str) -> None:
-        def enrol() -> None:
-            self._enroller.enrol(name, read_prompt(recording), transcript)
+    async def _enroll(self, name: str, recording: bytes, transcript: str) -> None:
+        def enroll() -> None:
+            self._enroller.enroll(name, read_prompt(recording), transcript)
 
-        await asyncio.get_running_loop().run_in_executor(self._thread, enrol)
+        await asyncio.get_running_loop().run_in_executor(self._thread, enroll)
 
     def _on_enrolled(self, name: str, task: asyncio.Task[None]) -> None:
         del self._pending[name]
@@ -180,7 +180,7 @@ class Enrolment:
         return evicted
 
     def close(self) -> None:
-        """Cancel pending enrolments without waiting for the one that runs."""
+        """Cancel pending enrollments without waiting for the one that runs."""
         for task in self._pending.values():
             task.cancel()
         for thread in (self._thread, self._tokenizing):

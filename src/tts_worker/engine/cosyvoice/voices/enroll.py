@@ -1,4 +1,4 @@
-"""Enrols a voice of CosyVoice from a recording and its transcript.
+"""Enrolls a voice of CosyVoice from a recording and its transcript.
 
 Users write plain transcripts; the language model gets them as CosyVoice's text normalizer writes them
 (``tools/reference/text.py`` splits texts by the same rules). Input that makes the reference crash, blanks only or a
@@ -42,8 +42,8 @@ SPEAKER_SIMILARITY = 0.3
 """Parts of one speaker are usually more similar than this; not calibrated on the official weights, so it is a note."""
 
 
-def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | Recording, text: str) -> Voice:
-    """Enrol a voice from a recording and its transcript.
+def enroll(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | Recording, text: str) -> Voice:
+    """Enroll a voice from a recording and its transcript.
 
     Trims silence at both ends and corrects an unusual level.
 
@@ -52,13 +52,13 @@ def enrol(bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | 
         TextTooLong: The transcript is too long.
         BundleError: The bundle's prompt models are missing or damaged.
     """
-    return enrol_measured(bundle, frontend, audio, text)[0]
+    return enroll_measured(bundle, frontend, audio, text)[0]
 
 
-def enrol_measured(
+def enroll_measured(
     bundle: Bundle, frontend: PromptFrontend, audio: Path | str | bytes | Recording, text: str
 ) -> tuple[Voice, PromptFigures]:
-    """Do the same as ``enrol``; also return what was measured of the recording."""
+    """Do the same as ``enroll``; also return what was measured of the recording."""
     recording = audio if isinstance(audio, Recording) else read_recording(audio)
     notes = []
     speech, gain_db = usable_speech(recording)

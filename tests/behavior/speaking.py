@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.behaviour.table import CHAR_SAMPLES, FAST, TEXT, BehaviourContext, behaviour, has_audio
+from tests.behavior.table import CHAR_SAMPLES, FAST, TEXT, BehaviorContext, behavior, has_audio
 from tts_worker.client import SessionOptions
 from tts_worker.errors import (
     IllegalCommand,
@@ -16,8 +16,8 @@ from tts_worker.errors import (
 from tts_worker.types import Outcome, PcmFrame, Started, State, SynthesisParams, Words
 
 
-@behaviour()
-async def utterance_starts_and_ends(context: BehaviourContext) -> None:
+@behavior()
+async def utterance_starts_and_ends(context: BehaviorContext) -> None:
     recorder = await context.open()
     assert recorder.session.state is State.IDLE
     ended = await recorder.synthesize(TEXT)
@@ -29,8 +29,8 @@ async def utterance_starts_and_ends(context: BehaviourContext) -> None:
     assert recorder.session.state is State.IDLE
 
 
-@behaviour("chunks")
-async def raw_chunks_hold_the_audio_of_frames(context: BehaviourContext) -> None:
+@behavior("chunks")
+async def raw_chunks_hold_the_audio_of_frames(context: BehaviorContext) -> None:
     framed = await context.open()
     whole = await framed.synthesize(TEXT)
     raw = await context.open(replace(FAST, raw_chunks=True))
@@ -40,8 +40,8 @@ async def raw_chunks_hold_the_audio_of_frames(context: BehaviourContext) -> None
     assert counts[0] < counts[1]
 
 
-@behaviour("spans")
-async def words_have_source_offsets_and_are_in_order(context: BehaviourContext) -> None:
+@behavior("spans")
+async def words_have_source_offsets_and_are_in_order(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = "  **Twenty** dollars,\tor $20 – *very* fine."
     ended = await recorder.synthesize(text)
@@ -52,8 +52,8 @@ async def words_have_source_offsets_and_are_in_order(context: BehaviourContext) 
     assert list(ended.receipt.words) == words
 
 
-@behaviour()
-async def audio_is_independent_of_text_deltas(context: BehaviourContext) -> None:
+@behavior()
+async def audio_is_independent_of_text_deltas(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = "Naïve café – 🎉 **bold** 3.14, 你好. Done ok."
     whole = await recorder.synthesize(text)
@@ -70,8 +70,8 @@ async def audio_is_independent_of_text_deltas(context: BehaviourContext) -> None
         assert cut.receipt.text_spoken == text
 
 
-@behaviour(session={"flush_after_ms": 50})
-async def unpunctuated_words_are_spoken(context: BehaviourContext) -> None:
+@behavior(session={"flush_after_ms": 50})
+async def unpunctuated_words_are_spoken(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = "I would like to book a table for two "
     key = recorder.session.speak(text)
@@ -80,8 +80,8 @@ async def unpunctuated_words_are_spoken(context: BehaviourContext) -> None:
     assert (await recorder.wait_ended(key)).receipt.text_spoken == text
 
 
-@behaviour()
-async def session_option_sets_flush_after_ms(context: BehaviourContext) -> None:
+@behavior()
+async def session_option_sets_flush_after_ms(context: BehaviorContext) -> None:
     recorder = await context.open(replace(FAST, flush_after_ms=50))
     key = recorder.session.speak("I would like to book a table for two ")
     await recorder.receive_samples(1, key)
@@ -89,8 +89,8 @@ async def session_option_sets_flush_after_ms(context: BehaviourContext) -> None:
     await recorder.wait_ended(key)
 
 
-@behaviour("spans", session={"flush_after_ms": 1_000})
-async def pause_inside_a_word_does_not_split_it(context: BehaviourContext) -> None:
+@behavior("spans", session={"flush_after_ms": 1_000})
+async def pause_inside_a_word_does_not_split_it(context: BehaviorContext) -> None:
     # A last word without a space is spoken after five times as long: the first audio has 4 s to arrive before that.
     recorder = await context.open()
     key = recorder.session.speak("They say hel")
@@ -101,8 +101,8 @@ async def pause_inside_a_word_does_not_split_it(context: BehaviourContext) -> No
     assert [word.text for word in ended.receipt.words] == ["They", "say", "hello", "there"]
 
 
-@behaviour()
-async def bytes_may_split_a_character(context: BehaviourContext) -> None:
+@behavior()
+async def bytes_may_split_a_character(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = "Grüße an 你好 und 🎉 alle."
     whole = await recorder.synthesize(text)
@@ -114,8 +114,8 @@ async def bytes_may_split_a_character(context: BehaviourContext) -> None:
     context.assert_same_audio(recorder.pcm[key], recorder.pcm[whole.key])
 
 
-@behaviour()
-async def ten_thousand_one_character_deltas(context: BehaviourContext) -> None:
+@behavior()
+async def ten_thousand_one_character_deltas(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = ("word " * 2_000)[:10_000]
     for character in text:
@@ -127,16 +127,16 @@ async def ten_thousand_one_character_deltas(context: BehaviourContext) -> None:
     assert (await recorder.synthesize("Still here.")).outcome is Outcome.DONE
 
 
-@behaviour("surrogates")
-async def lone_surrogate_counts_as_one_character(context: BehaviourContext) -> None:
+@behavior("surrogates")
+async def lone_surrogate_counts_as_one_character(context: BehaviorContext) -> None:
     recorder = await context.open()
     ended = await recorder.synthesize("a \ud800 lone \udfff one \ud83d")
     assert ended.outcome is Outcome.DONE
     assert ended.receipt.text_spoken == "a \ufffd lone \ufffd one \ufffd"
 
 
-@behaviour()
-async def queued_utterances_run_in_order(context: BehaviourContext) -> None:
+@behavior()
+async def queued_utterances_run_in_order(context: BehaviorContext) -> None:
     recorder = await context.open()
     keys = []
     for text in ("First.", "Second one.", "Third."):
@@ -148,8 +148,8 @@ async def queued_utterances_run_in_order(context: BehaviourContext) -> None:
     assert [recorder.ends[key].receipt.text_spoken for key in keys] == ["First.", "Second one.", "Third."]
 
 
-@behaviour()
-async def session_speaks_repeatedly(context: BehaviourContext) -> None:
+@behavior()
+async def session_speaks_repeatedly(context: BehaviorContext) -> None:
     recorder = await context.open()
     pcms = [recorder.pcm[(await recorder.synthesize("Again.")).key] for _ in range(5)]
     for pcm in pcms:
@@ -157,8 +157,8 @@ async def session_speaks_repeatedly(context: BehaviourContext) -> None:
     assert [key.generation for key in recorder.ends] == [1, 2, 3, 4, 5]
 
 
-@behaviour()
-async def empty_text_ends_without_audio(context: BehaviourContext) -> None:
+@behavior()
+async def empty_text_ends_without_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     for text in ("", "   \n ", "🎉🎉"):
         ended = await recorder.synthesize(text)
@@ -168,8 +168,8 @@ async def empty_text_ends_without_audio(context: BehaviourContext) -> None:
     assert (await recorder.synthesize("Ok.")).outcome is Outcome.DONE
 
 
-@behaviour()
-async def end_text_without_text_is_illegal(context: BehaviourContext) -> None:
+@behavior()
+async def end_text_without_text_is_illegal(context: BehaviorContext) -> None:
     recorder = await context.open()
     with pytest.raises(IllegalCommand):
         recorder.session.end_text()
@@ -179,8 +179,8 @@ async def end_text_without_text_is_illegal(context: BehaviourContext) -> None:
     assert (await recorder.synthesize("Twice.")).outcome is Outcome.DONE
 
 
-@behaviour("flush")
-async def flush_speaks_pending_text(context: BehaviourContext) -> None:
+@behavior("flush")
+async def flush_speaks_pending_text(context: BehaviorContext) -> None:
     recorder = await context.open()
     recorder.session.flush()
     key = recorder.session.speak("an unfinished sent")
@@ -191,8 +191,8 @@ async def flush_speaks_pending_text(context: BehaviourContext) -> None:
     assert (await recorder.wait_ended(key)).receipt.text_spoken == "an unfinished sent ence."
 
 
-@behaviour("flush")
-async def late_text_continues_the_utterance(context: BehaviourContext) -> None:
+@behavior("flush")
+async def late_text_continues_the_utterance(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak("The first sentence is here. ")
     recorder.session.flush()
@@ -205,8 +205,8 @@ async def late_text_continues_the_utterance(context: BehaviourContext) -> None:
     assert ended.receipt.text_remaining == ""
 
 
-@behaviour()
-async def same_request_gives_same_audio(context: BehaviourContext) -> None:
+@behavior()
+async def same_request_gives_same_audio(context: BehaviorContext) -> None:
     first = await context.open(replace(FAST, seed=7))
     second = await context.open(replace(FAST, seed=7))
     one = await first.synthesize(TEXT)
@@ -214,8 +214,8 @@ async def same_request_gives_same_audio(context: BehaviourContext) -> None:
     context.assert_same_audio(first.pcm[one.key], second.pcm[two.key])
 
 
-@behaviour("spans", "tone")
-async def session_options_take_effect(context: BehaviourContext) -> None:
+@behavior("spans", "tone")
+async def session_options_take_effect(context: BehaviorContext) -> None:
     recorder = await context.open(replace(FAST, speed=2.0, voice="tone-low", lexicon={"hi": "hello hello"}))
     ended = await recorder.synthesize("hi")
     started = next(item for item in recorder.log if isinstance(item, Started))
@@ -224,8 +224,8 @@ async def session_options_take_effect(context: BehaviourContext) -> None:
     assert [word.text for word in ended.receipt.words] == ["hi"]
 
 
-@behaviour("tone")
-async def new_params_apply_to_the_next_utterance(context: BehaviourContext) -> None:
+@behavior("tone")
+async def new_params_apply_to_the_next_utterance(context: BehaviorContext) -> None:
     recorder = await context.open()
     first = recorder.session.speak("The old ")
     recorder.session.configure(SynthesisParams("tone-high"))
@@ -238,8 +238,8 @@ async def new_params_apply_to_the_next_utterance(context: BehaviourContext) -> N
     assert started == {first: "tone", second: "tone-high"}
 
 
-@behaviour()
-async def audio_is_paced_to_playback(context: BehaviourContext) -> None:
+@behavior()
+async def audio_is_paced_to_playback(context: BehaviorContext) -> None:
     recorder = await context.open(SessionOptions(lead_ms=60))
     clock = asyncio.get_running_loop().time
     requested_s = clock()
@@ -253,8 +253,8 @@ async def audio_is_paced_to_playback(context: BehaviourContext) -> None:
         assert lead_s <= 0.060 + 0.020, "playout lead exceeds lead_ms"
 
 
-@behaviour()
-async def frames_contain_audio(context: BehaviourContext) -> None:
+@behavior()
+async def frames_contain_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     ended = await recorder.synthesize(TEXT)
     assert has_audio(recorder.pcm[ended.key])

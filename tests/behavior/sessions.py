@@ -8,9 +8,9 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.table import FAST, LONG, TEXT, BehaviourContext, behaviour
-from tests.behaviour.transports import LONG_TIMEOUTS
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.table import FAST, LONG, TEXT, BehaviorContext, behavior
+from tests.behavior.transports import LONG_TIMEOUTS
 from tts_worker.client import SessionOptions
 from tts_worker.errors import (
     InvalidRequest,
@@ -23,8 +23,8 @@ from tts_worker.errors import (
 from tts_worker.types import ControlName, Outcome, State
 
 
-@behaviour()
-async def close_stops_all_utterances(context: BehaviourContext) -> None:
+@behavior()
+async def close_stops_all_utterances(context: BehaviorContext) -> None:
     recorder = await context.open()
     first = recorder.session.speak(LONG)
     second = None
@@ -50,8 +50,8 @@ async def close_stops_all_utterances(context: BehaviourContext) -> None:
     assert await recorder.session.next() is None
 
 
-@behaviour()
-async def close_wakes_a_waiting_reader(context: BehaviourContext) -> None:
+@behavior()
+async def close_wakes_a_waiting_reader(context: BehaviorContext) -> None:
     recorder = await context.open()
     waiting = asyncio.create_task(recorder.session.next())
     await asyncio.sleep(0)
@@ -60,8 +60,8 @@ async def close_wakes_a_waiting_reader(context: BehaviourContext) -> None:
         assert await waiting is None
 
 
-@behaviour()
-async def slow_reader_receives_all_audio(context: BehaviourContext) -> None:
+@behavior()
+async def slow_reader_receives_all_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     text = "A slow reader. " * (4 if context.is_slow else 12)
     whole = await recorder.synthesize(text)
@@ -73,8 +73,8 @@ async def slow_reader_receives_all_audio(context: BehaviourContext) -> None:
     context.assert_same_audio(recorder.pcm[key], recorder.pcm[whole.key])
 
 
-@behaviour()
-async def sessions_are_isolated(context: BehaviourContext) -> None:
+@behavior()
+async def sessions_are_isolated(context: BehaviorContext) -> None:
     reference = await context.open()
     expected = reference.pcm[(await reference.synthesize(TEXT)).key]
     recorders = [await context.open() for _ in range(4)]
@@ -92,8 +92,8 @@ async def sessions_are_isolated(context: BehaviourContext) -> None:
     context.assert_same_audio(recorders[0].pcm[keys[0]], expected)
 
 
-@behaviour("many_sessions")
-async def control_works_beside_many_sessions(context: BehaviourContext) -> None:
+@behavior("many_sessions")
+async def control_works_beside_many_sessions(context: BehaviorContext) -> None:
     others = [await context.open(SessionOptions()) for _ in range(context.concurrent_sessions)]
     keys = [recorder.session.speak(LONG) for recorder in others]
     waiting = [asyncio.create_task(recorder.wait_ended(key)) for recorder, key in zip(others, keys, strict=True)]
@@ -112,26 +112,26 @@ async def control_works_beside_many_sessions(context: BehaviourContext) -> None:
     assert {ended.outcome for ended in await asyncio.gather(*waiting)} == {Outcome.STOPPED}
 
 
-@behaviour("admission")
-async def unknown_voice_is_refused(context: BehaviourContext) -> None:
+@behavior("admission")
+async def unknown_voice_is_refused(context: BehaviorContext) -> None:
     assert isinstance(await context.open_error(replace(FAST, voice="unknown")), UnknownVoice)
     assert (await (await context.open()).synthesize("Ok.")).outcome is Outcome.DONE
 
 
-@behaviour("admission")
-async def out_of_range_options_are_refused(context: BehaviourContext) -> None:
+@behavior("admission")
+async def out_of_range_options_are_refused(context: BehaviorContext) -> None:
     for options in (replace(FAST, speed=99.0), replace(FAST, seed=-1)):
         assert isinstance(await context.open_error(options), InvalidRequest)
     assert (await (await context.open()).synthesize("Ok.")).outcome is Outcome.DONE
 
 
-@behaviour("admission", "lead")
-async def negative_lead_is_refused(context: BehaviourContext) -> None:
+@behavior("admission", "lead")
+async def negative_lead_is_refused(context: BehaviorContext) -> None:
     assert isinstance(await context.open_error(replace(FAST, lead_ms=-5.0)), InvalidRequest)
 
 
-@behaviour("admission")
-async def unknown_model_or_capability_is_refused(context: BehaviourContext) -> None:
+@behavior("admission")
+async def unknown_model_or_capability_is_refused(context: BehaviorContext) -> None:
     for options in (replace(FAST, model="unknown"), replace(FAST, needs=("telepathy",))):
         error = await context.open_error(options)
         assert isinstance(error, UnknownModel | InvalidRequest)
@@ -139,7 +139,7 @@ async def unknown_model_or_capability_is_refused(context: BehaviourContext) -> N
     assert (await (await context.open()).synthesize("Ok.")).outcome is Outcome.DONE
 
 
-async def _open_when_free(context: BehaviourContext) -> RecordingClient:
+async def _open_when_free(context: BehaviorContext) -> RecordingClient:
     """Open a session on a worker that is about to free a slot."""
     with anyio.fail_after(60):
         while True:
@@ -149,10 +149,10 @@ async def _open_when_free(context: BehaviourContext) -> RecordingClient:
                 await asyncio.sleep(0.001)
 
 
-@behaviour(
+@behavior(
     "admission", session={"max_sessions": 1, "slot_idle_s": 600}, client=replace(LONG_TIMEOUTS, idle_connections=0)
 )
-async def full_worker_refuses_until_a_slot_is_free(context: BehaviourContext) -> None:
+async def full_worker_refuses_until_a_slot_is_free(context: BehaviorContext) -> None:
     recorder = await context.open()
     error = await context.open_error(FAST)
     assert isinstance(error, OverCapacity)
@@ -162,8 +162,8 @@ async def full_worker_refuses_until_a_slot_is_free(context: BehaviourContext) ->
     assert (await (await _open_when_free(context)).synthesize("My turn.")).outcome is Outcome.DONE
 
 
-@behaviour(session={"max_utterance_chars": 100})
-async def too_much_text_is_refused(context: BehaviourContext) -> None:
+@behavior(session={"max_utterance_chars": 100})
+async def too_much_text_is_refused(context: BehaviorContext) -> None:
     recorder = await context.open()
     try:
         code = (await recorder.synthesize("too long " * 20)).receipt.reason

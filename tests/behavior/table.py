@@ -1,6 +1,6 @@
-"""The behavior table: ``@behaviour(...)`` registers a coroutine that runs on every transport.
+"""The behavior table: ``@behavior(...)`` registers a coroutine that runs on every transport.
 
-The coroutine takes a ``BehaviourContext``; the decorator's arguments say which worker and which transport features it
+The coroutine takes a ``BehaviorContext``; the decorator's arguments say which worker and which transport features it
 requires. This module is independent of the transports.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import LONG_TIMEOUTS, Setup
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import LONG_TIMEOUTS, Setup
 from tts_worker.client import Client, ClientSettings, SessionOptions
 from tts_worker.engine.tone import ToneSettings
 
@@ -26,7 +26,7 @@ CHAR_SAMPLES = 60 * 24
 
 
 @dataclass
-class BehaviourContext:
+class BehaviorContext:
     """A worker, a client connected to it, and the properties of the transport (see ``TransportCase``)."""
 
     client: Client
@@ -51,11 +51,11 @@ class BehaviourContext:
             assert len(actual) == pytest.approx(len(expected), abs=2 * 24 * 60)
 
 
-BehaviourFunction = Callable[[BehaviourContext], Awaitable[None]]
+BehaviorFunction = Callable[[BehaviorContext], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behavior:
     """One row of the table.
 
     Attributes:
@@ -64,17 +64,17 @@ class Behaviour:
         requires: Transport features beyond text, audio, words, PAUSE, RESUME, STOP and a terminal event.
     """
 
-    run: BehaviourFunction
+    run: BehaviorFunction
     setup: Setup
     requires: frozenset[str]
 
 
-BEHAVIOURS: dict[str, Behaviour] = {}
+BEHAVIORS: dict[str, Behavior] = {}
 
 
-def behaviour(
+def behavior(
     *requires: str, client: ClientSettings | None = None, engine: ToneSettings | None = None, **sections: Any
-) -> Callable[[BehaviourFunction], BehaviourFunction]:
+) -> Callable[[BehaviorFunction], BehaviorFunction]:
     """Register a behavior.
 
     Args:
@@ -84,9 +84,9 @@ def behaviour(
         sections: Sections of the worker's settings.
     """
 
-    def register(function: BehaviourFunction) -> BehaviourFunction:
+    def register(function: BehaviorFunction) -> BehaviorFunction:
         setup = Setup(sections, engine, client or LONG_TIMEOUTS)
-        BEHAVIOURS[function.__name__] = Behaviour(function, setup, frozenset(requires))
+        BEHAVIORS[function.__name__] = Behavior(function, setup, frozenset(requires))
         return function
 
     return register

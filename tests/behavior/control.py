@@ -12,7 +12,7 @@ from subprocess import PIPE, Popen
 
 import anyio
 
-from tests.behaviour.table import LONG, TEXT, BehaviourContext, behaviour
+from tests.behavior.table import LONG, TEXT, BehaviorContext, behavior
 from tools.bench import stall_monitor
 from tools.bench.stall_monitor import Stall
 from tts_worker.types import ControlName, Outcome, State
@@ -23,8 +23,8 @@ STOP_WITHIN_S = 0.05
 # -- pause and resume -------------------------------------------------------------------------------------------------
 
 
-@behaviour()
-async def pause_and_resume_lose_no_sample(context: BehaviourContext) -> None:
+@behavior()
+async def pause_and_resume_lose_no_sample(context: BehaviorContext) -> None:
     recorder = await context.open()
     whole = await recorder.synthesize(TEXT)
     for samples in (1, 17_001) if context.is_slow else (1, 5_000, 17_001):
@@ -44,8 +44,8 @@ async def pause_and_resume_lose_no_sample(context: BehaviourContext) -> None:
         context.assert_same_audio(recorder.pcm[key], recorder.pcm[whole.key])
 
 
-@behaviour()
-async def paused_session_sends_no_audio(context: BehaviourContext) -> None:
+@behavior()
+async def paused_session_sends_no_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(1, key)
@@ -59,8 +59,8 @@ async def paused_session_sends_no_audio(context: BehaviourContext) -> None:
     recorder.session.close()
 
 
-@behaviour()
-async def pause_before_first_audio_holds_it(context: BehaviourContext) -> None:
+@behavior()
+async def pause_before_first_audio_holds_it(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(TEXT)
     recorder.session.end_text()
@@ -72,8 +72,8 @@ async def pause_before_first_audio_holds_it(context: BehaviourContext) -> None:
     assert (ended.outcome, ended.error) == (Outcome.DONE, None)
 
 
-@behaviour()
-async def commands_without_effect_are_not_applied(context: BehaviourContext) -> None:
+@behavior()
+async def commands_without_effect_are_not_applied(context: BehaviorContext) -> None:
     recorder = await context.open()
     for command, send in (
         (ControlName.PAUSE, recorder.session.pause),
@@ -95,8 +95,8 @@ async def commands_without_effect_are_not_applied(context: BehaviourContext) -> 
     await recorder.wait_ended(key)
 
 
-@behaviour(session={"pause_timeout_s": 0.2})
-async def pause_timeout_stops_the_utterance(context: BehaviourContext) -> None:
+@behavior(session={"pause_timeout_s": 0.2})
+async def pause_timeout_stops_the_utterance(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(1, key)
@@ -108,8 +108,8 @@ async def pause_timeout_stops_the_utterance(context: BehaviourContext) -> None:
     assert (await recorder.synthesize("After that.")).outcome is Outcome.DONE
 
 
-@behaviour(session={"text_idle_timeout_s": 0.2})
-async def idle_text_ends_the_utterance(context: BehaviourContext) -> None:
+@behavior(session={"text_idle_timeout_s": 0.2})
+async def idle_text_ends_the_utterance(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak("Only this and then")
     assert (await recorder.wait_ended(key)).receipt.text_spoken == "Only this and then"
@@ -120,8 +120,8 @@ async def idle_text_ends_the_utterance(context: BehaviourContext) -> None:
 # -- stop -------------------------------------------------------------------------------------------------------------
 
 
-@behaviour("alone")
-async def stop_ends_speech_within_50_ms(context: BehaviourContext) -> None:
+@behavior("alone")
+async def stop_ends_speech_within_50_ms(context: BehaviorContext) -> None:
     """From the command to the terminal event at the client, less the stalls of the machine."""
     recorder = await context.open()
     stops: list[tuple[float, float]] = []
@@ -162,8 +162,8 @@ def overlap_s(stalls: list[Stall], begin_s: float, end_s: float) -> float:
     return covered_s
 
 
-@behaviour()
-async def stop_before_first_audio(context: BehaviourContext) -> None:
+@behavior()
+async def stop_before_first_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(TEXT)
     recorder.session.stop("changed_my_mind")
@@ -172,8 +172,8 @@ async def stop_before_first_audio(context: BehaviourContext) -> None:
     assert (ended.receipt.samples_sent, ended.receipt.text_spoken, ended.receipt.text_remaining) == (0, "", TEXT)
 
 
-@behaviour()
-async def stop_inside_a_word_splits_the_text(context: BehaviourContext) -> None:
+@behavior()
+async def stop_inside_a_word_splits_the_text(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     recorder.session.end_text()
@@ -190,8 +190,8 @@ async def stop_inside_a_word_splits_the_text(context: BehaviourContext) -> None:
     assert len(reported) == len(spoken) if context.is_lossless else len(reported) >= len(spoken) - 1
 
 
-@behaviour("played")
-async def stop_reports_played_samples(context: BehaviourContext) -> None:
+@behavior("played")
+async def stop_reports_played_samples(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(40_000, key)
@@ -207,8 +207,8 @@ async def stop_reports_played_samples(context: BehaviourContext) -> None:
     assert (await recorder.wait_ended(key)).receipt.samples_played == 5_000
 
 
-@behaviour("played")
-async def late_position_does_not_count_for_the_next_utterance(context: BehaviourContext) -> None:
+@behavior("played")
+async def late_position_does_not_count_for_the_next_utterance(context: BehaviorContext) -> None:
     recorder = await context.open()
     first = (await recorder.synthesize(TEXT)).key
     for stops in (False, True):
@@ -230,8 +230,8 @@ async def late_position_does_not_count_for_the_next_utterance(context: Behaviour
     assert (await recorder.wait_ended(key)).receipt.samples_played == 11_000
 
 
-@behaviour()
-async def second_stop_has_no_effect(context: BehaviourContext) -> None:
+@behavior()
+async def second_stop_has_no_effect(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(1, key)
@@ -243,8 +243,8 @@ async def second_stop_has_no_effect(context: BehaviourContext) -> None:
     await recorder.synthesize("Next.")
 
 
-@behaviour()
-async def utterance_after_stop_has_no_old_audio(context: BehaviourContext) -> None:
+@behavior()
+async def utterance_after_stop_has_no_old_audio(context: BehaviorContext) -> None:
     recorder = await context.open()
     reference = await recorder.synthesize("New turn.")
     old = recorder.session.speak(LONG)
@@ -257,8 +257,8 @@ async def utterance_after_stop_has_no_old_audio(context: BehaviourContext) -> No
     context.assert_same_audio(recorder.pcm[new.key], recorder.pcm[reference.key])
 
 
-@behaviour()
-async def stop_while_paused(context: BehaviourContext) -> None:
+@behavior()
+async def stop_while_paused(context: BehaviorContext) -> None:
     recorder = await context.open()
     key = recorder.session.speak(LONG)
     await recorder.receive_samples(1, key)
@@ -269,8 +269,8 @@ async def stop_while_paused(context: BehaviourContext) -> None:
     assert (await recorder.synthesize("Not paused any more.")).outcome is Outcome.DONE
 
 
-@behaviour()
-async def stop_ends_queued_utterances(context: BehaviourContext) -> None:
+@behavior()
+async def stop_ends_queued_utterances(context: BehaviorContext) -> None:
     recorder = await context.open()
     keys = []
     for _ in range(4):
@@ -285,8 +285,8 @@ async def stop_ends_queued_utterances(context: BehaviourContext) -> None:
     assert (await recorder.wait_acknowledged(ControlName.STOP)).key == keys[0]
 
 
-@behaviour()
-async def stop_after_last_audio_reports_the_text(context: BehaviourContext) -> None:
+@behavior()
+async def stop_after_last_audio_reports_the_text(context: BehaviorContext) -> None:
     """The worker has finished the utterance before STOP arrives; playback has not."""
     recorder = await context.open()
     key = recorder.session.speak("Short.")
