@@ -24,9 +24,14 @@ class SpectralDistance:
 
     Each is the mean over frames, segments and resolutions. Except for magnitudes, the distance of two frames is the
     Euclidean one of their bins.
+
+    Args:
+        rate_hz: Sample rate.
+        phases: Whether to compute ``complex``, which tells something only of audio with the phases of the reference.
     """
 
-    def __init__(self, rate_hz: int) -> None:
+    def __init__(self, rate_hz: int, *, phases: bool = True) -> None:
+        self._phase_resolutions = _PHASE_RESOLUTIONS if phases else ()
         self._filters = [(size, hop, slaney_filters(rate_hz, size, bins, 0.0, None)) for size, hop, bins in _MELS]
 
     def energy(self, draws: Tensor, reference: Tensor) -> dict[str, Tensor]:
@@ -55,7 +60,7 @@ class SpectralDistance:
             parts = spectrum(audio, size, hop)
             values = magnitude(parts)
             spectra += [("magnitude", values), ("log", values.clamp(min=_FLOOR).log())]
-            if (size, hop) in _PHASE_RESOLUTIONS:
+            if (size, hop) in self._phase_resolutions:
                 spectra.append(("complex", parts))
         for size, hop, filters in self._filters:
             mel = filters.to(audio.device) @ magnitude(spectrum(audio, size, hop))
