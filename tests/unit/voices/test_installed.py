@@ -44,9 +44,7 @@ def install(
     folder = package / within / voice
     if complete:
         folder.mkdir(parents=True)
-        (package / "__init__.py").write_text(
-            "raise RuntimeError('finding a voice runs no code of its package')"
-        )
+        (package / "__init__.py").write_text("raise RuntimeError('finding a voice runs no code of its package')")
     return folder
 
 

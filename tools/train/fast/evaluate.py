@@ -128,7 +128,9 @@ def _say(phonemizer: Phonemizer, predict: Predict, text: str, seed: int) -> Utte
     return Utterance(text, pcm, np.concatenate(pitch), tuple(words), process_time() - begin)
 
 
-def teacher_utterances(phonemizer: Phonemizer, phrases: Sequence[SpokenPhrase], sentences: Sequence[str]) -> list[Utterance]:
+def teacher_utterances(
+    phonemizer: Phonemizer, phrases: Sequence[SpokenPhrase], sentences: Sequence[str]
+) -> list[Utterance]:
     """Join the teacher's phrases, which are those of ``sentences`` in order."""
     rest = iter(phrases)
     utterances = []
@@ -164,7 +166,9 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]]) -> dict[str, Figures]:
             wer=round(judge.wer([utterance.text for utterance in utterances], heard), 4),
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
-            similarity=None if speakers is None or reference is None else similarity(speakers.of(utterances), reference),
+            similarity=None
+            if speakers is None or reference is None
+            else similarity(speakers.of(utterances), reference),
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-import yaml
 
-from tools.train.config import StageConfig, TextConfig, build
+from tools.train.config import NO_END, StageConfig, TextConfig, load_yaml
 from tools.train.fast.data import VoiceData, corpus
 from tools.train.fast.network import FastNetwork, load_network, save_network
 from tools.train.fast.stages import PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import ARCHIVE, read_style
-from tools.train.trainer import resume, train
+from tools.train.trainer import checkpoint_path, train
 from tts_worker.engine.cpu.hibari.model import HibariModel, default_model_path
 from tts_worker.errors import ConfigError
 
@@ -55,11 +56,7 @@ class FastConfig:
         Raises:
             ConfigError: An unknown key, or a value of the wrong type; names the key.
         """
-        try:
-            values = yaml.safe_load(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: cannot be read as YAML ({error})") from None
-        return build(cls, values, str(path))
+        return load_yaml(cls, path)
 
 
 class FastTraining:
@@ -92,9 +89,7 @@ class FastTraining:
         config = self.config
         style = read_style(self.run / config.archive, config.style)
         phonemizer = HibariModel().phonemizer
-        return VoiceData(
-            self.run, style, phonemizer, seed=config.seed, threads=self._threads, report=self._report
-        )
+        return VoiceData(self.run, style, phonemizer, seed=config.seed, threads=self._threads, report=self._report)
 
     @cached_property
     def sentences(self) -> list[str]:
@@ -118,9 +113,15 @@ class FastTraining:
         phrases = self.data.spoken(self.sentences, 60 * config.spoken_minutes)
         return SpectraStage(network.m, settings, config.seed, phrases, held_out)
 
-    def train(self, name: str, minutes: float) -> None:
-        """Train a stage for some minutes or to its end, whichever comes first."""
+    def train(self, name: str, minutes: float = math.inf) -> None:
+        """Train a stage for some minutes or to its end, whichever comes first.
+
+        Raises:
+            ConfigError: The stage has no end, and there is no limit of time.
+        """
         stage = self.stage(name)
+        if stage.settings.end_step >= NO_END and not math.isfinite(minutes):
+            raise ConfigError(f"stages.{name}.end_step is missing: the stage would never end")
         train(
             stage,
             self.run,
@@ -130,14 +131,31 @@ class FastTraining:
             report=self._report,
         )
 
-    def export(self, path: Path) -> FastNetwork:
-        """Write the averaged weights of both stages as an int8 model, and return the network as it was trained."""
+    def steps(self, name: str) -> int:
+        """Steps that a stage was trained."""
+        return int(self._checkpoint(name)["step"])
+
+    def load_weights(self, network: FastNetwork) -> None:
+        """Load the averaged weights of both stages.
+
+        Raises:
+            ConfigError: A stage is not trained.
+        """
+        for name, part in zip(STAGES, (network.pn, network.m), strict=True):
+            averages = self._checkpoint(name)["average"]
+            with torch.no_grad():
+                for parameter, average in zip(part.parameters(), averages, strict=True):
+                    parameter.copy_(average)
+
+    def export(self, path: Path) -> None:
+        """Write the averaged weights of both stages as an int8 model."""
         network = load_network(default_model_path())
-        for name in STAGES:
-            stage = self.stage(name)
-            if not resume(stage, self.run):
-                raise ConfigError(f"{self.run}: the stage {name} is not trained")
-            part = network.pn if name == "prosody" else network.m
-            part.load_state_dict(stage.weights())
+        self.load_weights(network)
         save_network(network.state_dict(), default_model_path(), path)
-        return network
+
+    def _checkpoint(self, name: str) -> dict[str, Any]:
+        path = checkpoint_path(self.run, name)
+        if not path.is_file():
+            raise ConfigError(f"{self.run}: the stage {name} is not trained")
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return state

@@ -1,7 +1,7 @@
 """The teacher: Kokoro-82M with one style. Its inner tensors are exact targets for the network of the CPU engine.
 
-Both networks have the same phonemes, count durations in 600 samples, and have 80 values of pitch and energy a second. So
-neither an aligner nor a pitch tracker is needed. Without its decoder, which takes most of the time, Kokoro computes
+Both networks have the same phonemes, count durations in 600 samples, and have 80 values of pitch and energy a second.
+So neither an aligner nor a pitch tracker is needed. Without its decoder, which takes most of the time, Kokoro computes
 durations, pitch and energy alone.
 """
 

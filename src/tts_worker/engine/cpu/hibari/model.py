@@ -86,9 +86,7 @@ class HibariModel:
         EngineFault: The voice is not installed, or a model is missing or does not have the expected hash.
     """
 
-    def __init__(
-        self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()
-    ) -> None:
+    def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
         self._assets = _assets()
         heart = VoiceModel(VOICE, model_path or default_model_path(), MODEL_SHA256)
         self._sessions = {VOICE: _open(heart, threads, REPAIR)}
