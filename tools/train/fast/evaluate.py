@@ -30,6 +30,7 @@ TEACHER = "teacher"
 _MIN_PITCH_HZ = 50.0
 _PITCH_RANGE = (5, 95)  # percentiles
 _SPEAKER_RATE_HZ = 16_000
+_WORD_SENTENCES = 12
 
 Predict = Callable[[Phrase], Spectra]
 
@@ -42,7 +43,7 @@ class RecognizedWord(Protocol):
 class Judge(Protocol):
     """Of ``tests.quality.judge``; audio is PCM at 24 kHz."""
 
-    def transcribe(self, pcm: bytes) -> str: ...
+    def transcribe_all(self, clips: Sequence[bytes]) -> str: ...
 
     def wer(self, references: Sequence[str], hypotheses: Sequence[str]) -> float: ...
 
@@ -156,14 +157,14 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]]) -> dict[str, Figures]:
     reference = None if speakers is None else speakers.of(spoken[TEACHER])
     figures = {}
     for name, utterances in spoken.items():
-        heard = [judge.transcribe(utterance.pcm) for utterance in utterances]
+        heard = judge.transcribe_all([utterance.pcm for utterance in utterances])
         scores = np.array([judge.mos(utterance.pcm) for utterance in utterances])
         pitch = np.concatenate([utterance.f0_hz for utterance in utterances])
         speech_s = sum(utterance.duration_s for utterance in utterances)
         work_s = sum(utterance.work_s for utterance in utterances)
         low, middle, high = np.percentile(pitch[pitch > _MIN_PITCH_HZ], (_PITCH_RANGE[0], 50, _PITCH_RANGE[1]))
         figures[name] = Figures(
-            wer=round(judge.wer([utterance.text for utterance in utterances], heard), 4),
+            wer=round(judge.wer([" ".join(utterance.text for utterance in utterances)], [heard]), 4),
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
             similarity=None
@@ -178,9 +179,9 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]]) -> dict[str, Figures]:
 
 
 def word_error_ms(judge: Judge, utterances: Sequence[Utterance]) -> float | None:
-    """Median difference of onsets, over sentences in which the recognizer hears as many words as there are."""
+    """Median difference of onsets, over some sentences in which the recognizer hears as many words as there are."""
     errors: list[float] = []
-    for utterance in utterances:
+    for utterance in utterances[:_WORD_SENTENCES]:
         heard = judge.word_times(utterance.pcm) if utterance.words else ()
         if heard and len(heard) == len(utterance.words):
             onsets = (word.start_sample / SAMPLE_RATE_HZ for word in utterance.words)

@@ -1,8 +1,8 @@
 """The network of the CPU engine (hibari.onnx of hibari-tts 0.2.1) as a torch module.
 
 It consists of two networks that share no weights: ``pn`` predicts durations, pitch and energy (prosody), ``m`` the
-spectra for the vocoder. Modules and parameters have the names of the tensors of the graph, which has most matrices as int8
-with one scale each and multiplies them with int8 activations; the module computes with floats.
+spectra for the vocoder. Modules and parameters have the names of the graph's tensors. The graph has most matrices as
+int8 with one scale each, and multiplies them with int8 activations; the module computes with floats.
 """
 
 from __future__ import annotations
