@@ -181,6 +181,24 @@ def is_slow(path: Path) -> bool:
     return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
 
 
+def overload(load: float, cores: int) -> str | None:
+    """Describe a load of the machine above its cores, which explains slow tests and failed timing tests."""
+    if load <= cores:
+        return None
+    return f"machine: load {load:.1f} on {cores} core{'s' * (cores > 1)}: tests are slower, and timing tests may fail"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Make the load of the machine the first line, also with ``-q``, which leaves out pytest's own header."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # a process of pytest-xdist has none
+    if reporter is None or not hasattr(os, "getloadavg"):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (line := overload(os.getloadavg()[0], cores)) is not None:
+        reporter.write_line(line, yellow=True)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import the slow tests, with PyTorch and others, if they are left out."""
     left_out = config.option.markexpr == "not slow" and collection_path.is_file()

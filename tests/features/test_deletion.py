@@ -187,4 +187,4 @@ def test_every_feature_has_a_page_of_the_docs() -> None:
 
 def test_every_extra_is_known_to_doctor() -> None:
     provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
-    assert {*provided} - {*doctor._all_extras()} <= {"dev", "test", "quality"}
+    assert {*provided} - {*doctor.all_extras()} <= {"dev", "test", "quality"}

@@ -268,8 +268,8 @@ async def test_rejected_body_does_not_destroy_the_response() -> None:
 async def test_upload_that_outlasts_a_drain_is_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tts_worker.serving._GOODBYE_S", 0.0)
-    monkeypatch.setattr("tts_worker.serving._CLOSE_S", 0)
+    monkeypatch.setattr("tts_worker.serving.GOODBYE_S", 0.0)
+    monkeypatch.setattr("tts_worker.serving.CLOSE_S", 0)
     async with AsyncExitStack() as stack:
         async with serving() as address:
             client = await stack.enter_async_context(open_tcp(address, SPEECH + b"{"))

@@ -77,7 +77,7 @@ def _slots(cache: Tensor, groups: int, batch: int, context: int, repeats: int) -
     rest = 0, torch.arange(batch, device=device), ends[:, None] - 1, ends, attention_splits(context)
     exact = slot_attention.composition(queries.float(), cache.float(), *rest)
     calls = dict(_own(slot_attention, queries, cache, *rest))
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    return {name: figures_of_call(call, exact, repeats) for name, call in calls.items()}
 
 
 def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
@@ -101,7 +101,7 @@ def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
         calls["flashinfer"] = partial(library.store_and_attend, qkv, None, store, table[:, -1:])
     except BackendUnavailable as error:
         calls["flashinfer"] = error.message
-    figures = {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    figures = {name: figures_of_call(call, exact, repeats) for name, call in calls.items()}
     if "ms" in figures["flashinfer"]:
         figures["flashinfer"]["plan_ms"] = time_ms(lambda: library.plan(rows, 1), repeats, device)
     return figures
@@ -129,7 +129,7 @@ def kernel_fault(operator: FusedOperator[..., Any]) -> str:
     return operator.fault or "fused kernels need a CUDA device and triton"
 
 
-def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
+def figures_of_call(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
     if isinstance(call, str):
         return {"skipped": call}
     difference = largest_difference(call(), exact)

@@ -66,7 +66,7 @@ def _pitch(predictor: F0Predictor, mel: Tensor, repeats: int) -> Figures:
         "float64": lambda: float64(mel),
         "float32": lambda: float32(mel),
     }
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    return {name: figures_of_call(call, exact, repeats) for name, call in calls.items()}
 
 
 def _positions(conv: CausalConv, x: Tensor, repeats: int) -> Figures:
@@ -97,10 +97,10 @@ def _positions(conv: CausalConv, x: Tensor, repeats: int) -> Figures:
         "grouped": lambda: grouped(x, weight, bias),
         "products": products,
     }
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    return {name: figures_of_call(call, exact, repeats) for name, call in calls.items()}
 
 
-def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
+def figures_of_call(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
     if isinstance(call, str):
         return {"skipped": call}
     difference = largest_difference(call(), exact)

@@ -141,7 +141,7 @@ class SimulatedWorker:
     @property
     def has_batch(self) -> bool:
         """Whether an item of a batch is being spoken."""
-        return any(batch.tasks for batch in self.worker.parts["batch"]._batches.values())
+        return any(batch.tasks for batch in self.worker.parts["batch"].batches.values())
 
     @property
     def has_paused(self) -> bool:

@@ -27,7 +27,7 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 }
 """Programs that play raw PCM from standard input, in order of preference, with their arguments."""
 
-_UNDRAINED_S = 0.5
+UNDRAINED_S = 0.5
 """A program may end while its last buffer is still playing."""
 
 SAVE_INSTEAD = "Speech.save(path) writes a file instead"
@@ -282,7 +282,7 @@ class PlayerSink:
         if code:
             await self._failed("")
         duration_s = self._written_samples / self._sample_rate_hz
-        if self._elapsed_s < max(duration_s / 2, 0.98 * duration_s - _UNDRAINED_S):
+        if self._elapsed_s < max(duration_s / 2, 0.98 * duration_s - UNDRAINED_S):
             await self._failed(f"it ended after {self._elapsed_s:.1f} s of {duration_s:.1f} s of speech")
 
     async def abort(self) -> None:

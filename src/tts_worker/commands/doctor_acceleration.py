@@ -21,8 +21,8 @@ _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-Cosy
 
 def library_findings(torch: Any) -> Iterator[Finding]:
     """Check the optional libraries that run flow and vocoder, or their attention."""
-    yield _tensorrt(torch)
-    yield _flashinfer(torch)
+    yield tensorrt_finding(torch)
+    yield flashinfer_finding(torch)
 
 
 def describe_kernels(torch: Any) -> tuple[str, str]:
@@ -33,11 +33,11 @@ def describe_kernels(torch: Any) -> tuple[str, str]:
     graphs = f"CUDA graphs fail ({problem})" if problem else "CUDA graphs work"
     if find_spec("triton") is None:
         return f"{graphs}; no fused kernels, as triton is not installed", "pip install --force-reinstall torch"
-    problem = _kernel_problem()
+    problem = kernel_problem()
     return f"{graphs}; fused attention {f'is not used ({problem})' if problem else 'works'}", ""
 
 
-def _kernel_problem() -> str:
+def kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 
@@ -55,7 +55,7 @@ def _kernel_problem() -> str:
     return "; ".join(f"{fault:.100}" for fault in faults.values())
 
 
-def _tensorrt(torch: Any) -> Finding:
+def tensorrt_finding(torch: Any) -> Finding:
     """Build and run a small engine on the device, as the worker does."""
     what = "backend tensorrt"
     try:
@@ -99,7 +99,7 @@ def _tensorrt_command(torch: Any) -> str:
     return f"pip uninstall -y {' '.join(installed)} && {install}"
 
 
-def _flashinfer(torch: Any) -> Finding:
+def flashinfer_finding(torch: Any) -> Finding:
     """Compare FlashInfer with PyTorch's operators on the device; its kernels are compiled on first use."""
     what = "attention flashinfer"
     if find_spec("flashinfer") is None:

@@ -180,7 +180,7 @@ def provider_finding(
     fake = FakeRuntime(tensorrt=tensorrt, cuda=cuda, cpu=cpu)
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
-    return doctor_backends._providers()
+    return doctor_backends.onnxruntime_finding()
 
 
 def test_providers_are_loaded_and_not_only_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +248,8 @@ def test_torch_is_described_as_it_runs(
 ) -> None:
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
     monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setattr(doctor_acceleration, "_kernel_problem", str)
-    finding = doctor_backends._torch(torch)
+    monkeypatch.setattr(doctor_acceleration, "kernel_problem", str)
+    finding = doctor_backends.torch_finding(torch)
     assert (finding.status, finding.advice) == (Status.OK, advice)
     assert detail in finding.detail
 
@@ -257,8 +257,8 @@ def test_torch_is_described_as_it_runs(
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_missing_triton_is_told_on_cuda(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object() if is_installed else None)
-    monkeypatch.setattr(doctor_acceleration, "_kernel_problem", str)
-    finding = doctor_backends._torch(fake_torch("13.0", device=True))
+    monkeypatch.setattr(doctor_acceleration, "kernel_problem", str)
+    finding = doctor_backends.torch_finding(fake_torch("13.0", device=True))
     assert ("triton is not installed" in finding.detail) is not is_installed
     assert bool(finding.advice) is not is_installed
 
@@ -270,28 +270,28 @@ def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "triton_problem", str)
 
     monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace(paged_attention=paged_attention.composition))
-    assert "fused attention works" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    assert "fused attention works" in doctor_backends.torch_finding(fake_torch("13.0", device=True)).detail
     monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace())  # the kernel cannot be launched
-    assert "fused attention is not used" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    assert "fused attention is not used" in doctor_backends.torch_finding(fake_torch("13.0", device=True)).detail
     monkeypatch.setattr(kernels, "triton_problem", lambda: "triton cannot be used (no compiler)")
-    detail = doctor_backends._torch(fake_torch("13.0", device=True)).detail
+    detail = doctor_backends.torch_finding(fake_torch("13.0", device=True)).detail
     assert "fused attention is not used (triton cannot be used (no compiler))" in detail
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for driver, extra in ((False, "[cosyvoice]"), (True, "[gpu]")):
         monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda driver=driver: driver)
-        finding = doctor_backends._torch(None)
+        finding = doctor_backends.torch_finding(None)
         assert finding.status is Status.OPTIONAL
         assert extra in finding.advice
 
 
 def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    missing = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert missing.status is Status.OPTIONAL
     assert "[tensorrt]" in missing.advice
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="11.4"))
-    without_device = doctor_acceleration._tensorrt(fake_torch("13.0"))
+    without_device = doctor_acceleration.tensorrt_finding(fake_torch("13.0"))
     assert without_device.status is Status.OPTIONAL
     assert "runs on PyTorch instead" in without_device.detail
     cache = tmp_path / "tts-worker" / "tensorrt"
@@ -302,7 +302,7 @@ def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_p
         (cache / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
     (cache / "c.plan").write_bytes(b"not a plan")
     use_cpu_as_cuda(monkeypatch)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OK
     assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {cache}"
 
@@ -324,7 +324,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 ) -> None:
     use_cpu_as_cuda(monkeypatch)
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert finding.detail.startswith("10.9.0 does not work")
     assert reason in finding.detail
@@ -334,7 +334,7 @@ def test_tensorrt_is_built_and_run_and_not_only_imported(
 
 def test_old_tensorrt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert (finding.status, finding.detail) == (Status.OPTIONAL, "8.6.1 is too old, needed: 10.3 or later")
 
 
@@ -343,7 +343,7 @@ def test_tensorrt_is_replaced_by_the_build_for_the_cuda_of_torch(site: Path, mon
     monkeypatch.setattr(doctor_acceleration, "install_command", lambda extra="": f'pip install ".[{extra}]"')
 
     def advice(cuda: str | None) -> str:
-        return doctor_acceleration._tensorrt(fake_torch(cuda)).advice
+        return doctor_acceleration.tensorrt_finding(fake_torch(cuda)).advice
 
     assert advice("12.8") == 'pip install ".[tensorrt]"', "not installed by pip"
     for name in ("tensorrt", "tensorrt_cu13_libs", "tensorrt_llm", "torch_tensorrt"):
@@ -360,14 +360,14 @@ def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch)
         raise OSError("libnvinfer.so.10: cannot open shared object file")
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
+    finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert "cannot be imported: libnvinfer.so.10" in finding.detail
 
 
 def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(torch: Any) -> Finding:
-        return doctor_acceleration._flashinfer(torch)
+        return doctor_acceleration.flashinfer_finding(torch)
 
     on_device = fake_torch("13.0", device=True)
     on_device.bfloat16, on_device.device = torch.bfloat16, lambda name: torch.device("cpu")
