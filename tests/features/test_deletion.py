@@ -29,12 +29,9 @@ CORE_TESTS = (
     "integration/test_adapter.py",
     "integration/test_session.py",
     "integration/test_websocket.py",
-    "unit/session",
-    "unit/protocol/test_codecs.py",
     "unit/protocol/test_dialogue.py",
-    "unit/protocol/test_encoded_audio.py",
 )
-"""Tests of the core that take little time."""
+"""Tests that take little time and pass through most of the core: an engine, sessions, and a socket."""
 
 REMAINING = """
 import asyncio, importlib, pkgutil, sys
