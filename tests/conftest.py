@@ -130,7 +130,7 @@ SAMPLES = (
     "simulation/test_promises.py::",
     "simulation/test_worker_simulator.py::test_promises_hold_in_the_world_of_a_seed[4]",
 )
-"""Tests of ``SLOW`` that are not marked: the fast subset has some of every area (``tests/unit/test_fast_subset.py``)."""
+"""Tests of ``SLOW`` that are not marked, so that the fast subset has some of every area."""
 
 MAX_FAST_CPU_S = 5.0
 """Processor time that a test of the fast subset may take, with the processes that it starts."""

@@ -191,15 +191,15 @@ async def test_answered_body_may_go_on_while_it_arrives(monkeypatch: pytest.Monk
             return LiveStream(upload.parts(), "audio/pcm", {}, upload=upload)
 
     timers: list[Callable[[], None]] = []
-    arm = HttpProtocol._arm
+    arm = HttpProtocol.arm
 
     def keep(protocol: HttpProtocol, delay_s: float, callback: Callable[[], None]) -> None:
-        if callback == protocol._on_body_timeout:
+        if callback == protocol.on_body_timeout:
             timers.append(callback)
         else:
             arm(protocol, delay_s, callback)
 
-    monkeypatch.setattr(HttpProtocol, "_arm", keep)
+    monkeypatch.setattr(HttpProtocol, "arm", keep)
     head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n"
     async with serving(extension=add_echo) as address, open_tcp(address, head + b"x") as client:
         assert await client.reader.readuntil(b"\r\nx\r\n")

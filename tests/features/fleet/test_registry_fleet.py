@@ -190,7 +190,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     open_stream = GrpcConnector.open_stream
 
     async def recorded(connector: GrpcConnector, options: SessionOptions) -> Any:
-        addresses.append(connector._address)
+        addresses.append(connector.address)
         return await open_stream(connector, options)
 
     monkeypatch.setattr(GrpcConnector, "open_stream", recorded)
