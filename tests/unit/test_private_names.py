@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-MAX_REACHES = 999
+MAX_REACHES = 67
 """How many there are. Lower it with the number; a test that needs more should see its effect, or a public name."""
 
 
@@ -60,4 +60,4 @@ def test_reaches_into_private_names_do_not_increase() -> None:
 
 def test_each_kind_of_reach_is_found() -> None:
     test = "x._a\nself._a\nsuper()._a\nfrom m import _a\npatch.setattr('m._a', 1)\npatch.setattr(m, '_a', 1)\nx._b"
-    assert [line for line, _ in reaches(ast.parse(test), frozenset({"_a"}))] == [1, 4, 5, 6]
+    assert sorted(line for line, _ in reaches(ast.parse(test), frozenset({"_a"}))) == [1, 4, 5, 6]
