@@ -58,7 +58,9 @@ def worker_in_thread(settings: Settings) -> Iterator[ThreadedWorker]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     ready.wait(120)
-    yield started[0]
-    loop.call_soon_threadsafe(done.set)
-    thread.join(60)
-    loop.close()
+    try:
+        yield started[0]
+    finally:  # also when a test fails: the process would wait for the thread
+        loop.call_soon_threadsafe(done.set)
+        thread.join(60)
+        loop.close()

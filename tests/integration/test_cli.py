@@ -122,31 +122,6 @@ def test_say_speaks_a_pipe_while_text_arrives() -> None:
     assert len(rest) > 24_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
-@pytest.mark.parametrize(
-    ("command", "code", "message", "left"),
-    [
-        (["config", "init", "out.yaml"], 2, "out.yaml cannot be written: File too large", set()),
-        (["say", "Hello there.", "--out", "out.wav", *TONE], 2, "cannot write out.wav: File too large", {"out.wav"}),
-        (["say", "Hello there.", "--out", "out.mp3", *TONE], 2, "cannot write out.mp3: File too large", {"out.mp3"}),
-        (["completion", "bash"], 1, "cannot be written: No space left on device", set()),
-    ],
-    ids=["config", "wav", "mp3", "stdout"],
-)
-def test_full_disk_is_an_error_without_traceback(
-    command: list[str], code: int, message: str, left: set[str], tmp_path: Path
-) -> None:
-    """Files may have 2 KiB, standard output nothing."""
-    words = ["bash", "-c", 'ulimit -f 2; exec "$@"', "limited", *PROGRAM, *command]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # those files would be cut off, too
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(words, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
-    assert {file.name for file in tmp_path.iterdir()} == left
-
-
 @pytest.fixture
 def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only player on PATH: a script called aplay."""

@@ -521,6 +521,21 @@ async def test_long_context_name_is_not_repeated() -> None:
         assert len(await client.recv()) < 1_000
 
 
+@pytest.mark.parametrize(
+    ("path", "size", "status"),
+    [("/v1/absent", 500_000, 404), ("/v1/audio/speech", 40_000_000, 413)],
+    ids=["unknown", "too_large"],
+)
+async def test_answer_before_the_end_of_a_body_says_that_the_connection_ends(path: str, size: int, status: int) -> None:
+    """A client that keeps connections, as all do, would otherwise lose its next request."""
+    async with serving() as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http:
+        early = await http.post(path, content=bytes(size), headers={"content-type": "application/json"})
+        assert (early.status_code, early.headers["connection"]) == (status, "close")
+        whole = await http.post("/v1/absent", content=b"{}")
+        assert (whole.status_code, "connection" in whole.headers) == (404, False)
+        assert (await http.get("/health")).status_code == 200
+
+
 async def test_full_disk_rejects_uploads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml"),
+    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml", "atomic_files"),
     ("voices",),
     ("settings",),
     (

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from tts_worker.atomic_files import write_atomically
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, judge, measure, usable_speech
 from tts_worker.errors import ConfigError, IllegalCommand, TTSWorkerError
@@ -38,7 +39,7 @@ def init_voicepack(folder: Path, language: str, license_name: str) -> Path:
     )
     try:
         (folder / PROMPTS).mkdir(parents=True, exist_ok=True)
-        file.write_text(text + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True), "utf-8")
+        write_atomically(file, (text + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
     return file

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import h11
 import uvicorn
+from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -199,6 +200,7 @@ class HttpProtocol(H11Protocol):
             return b""
         if self.conn.their_state is h11.SEND_BODY:
             self.cycle.transport = cast(asyncio.Transport, _ResponseTransport(self.transport, self._end_connection))
+            self.cycle.send = self._announcing_the_end(cast(Send, self.cycle.send))  # type: ignore[method-assign, assignment]
             self._arm_body_timeout()
         return rest
 
@@ -214,6 +216,19 @@ class HttpProtocol(H11Protocol):
         else:
             return True
         return False
+
+    def _announcing_the_end(self, send: Send) -> Send:
+        """Return ``send`` that says so where a response ends the connection because the body is not read to its end.
+
+        Otherwise a client would send its next request on it, and get no answer.
+        """
+
+        async def send_or_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.conn.their_state is h11.SEND_BODY:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        return send_or_close
 
     def _end_connection(self) -> None:
         """End the connection; ``on_response_complete`` discards the rest of the body after a complete response."""

@@ -463,6 +463,39 @@ async def test_damaged_record_is_synthesized_again(tmp_path: Path) -> None:
         assert (batch.folder.path / "0.json").read_bytes().endswith(b"}")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"format": 2}, id="format"),
+        pytest.param({"request": {"items": [{"input": "One.", "mood": "calm"}]}}, id="field"),
+    ],
+)
+async def test_batch_of_a_newer_version_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
+) -> None:
+    """Two versions share the directory while a fleet is upgraded, or after it went back."""
+    folder = new_folder(tmp_path)
+    folder.release()
+    content = json.loads((folder.path / "batch.json").read_bytes())
+    assert content["format"] == 1
+    (folder.path / "batch.json").write_text(json.dumps(content | change))
+    hour_ago = time.time() - 3_600
+    os.utime(folder.path, (hour_ago, hour_ago))
+    async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
+        runner = batches_of(worker)
+        for _ in range(2):
+            await runner.maintain()
+        assert caplog.text.count(f"batch {folder.path.name} is not one of format 1") == 1
+        assert await runner.find(folder.path.name) is None
+        assert await runner.list() == []
+        assert json.loads((folder.path / "batch.json").read_bytes()) == content | change
+        monkeypatch.setattr(batch_runner, "unix_time_s", lambda: hour_ago + 86_500)  # without a jump of the clock
+        monkeypatch.setattr(batch_runner, "monotonic", lambda: hour_ago + 86_500)
+        runner._clock_offset_s = 0.0
+        await runner.maintain()
+        assert stored_ids(tmp_path) == [], "a day has passed"
+
+
 async def test_cancelled_batch_frees_its_session_and_storage(tmp_path: Path) -> None:
     async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
         runner = batches_of(worker)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from uuid import uuid4
 
+from tts_worker.atomic_files import write_atomically
 from tts_worker.audio.encoders import AudioFormat
 from tts_worker.client import ClientSettings, connect
 from tts_worker.client.batches import BatchOptions, BatchText, UnknownBatch, WorkerBatches
@@ -221,10 +222,8 @@ class BatchOutput:
 
     def _write(self, file: Path, data: bytes) -> None:
         """Write a file that appears whole."""
-        part = file.with_name(f".{file.name}.part")
         try:
-            part.write_bytes(data)
-            part.replace(file)
+            write_atomically(file, data)
         except OSError as error:
             raise InvalidRequest(f"cannot write {file}: {error.strerror}") from None
 

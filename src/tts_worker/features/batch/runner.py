@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -32,6 +32,7 @@ from tts_worker.features.batch.store import (
     ItemResult,
     StoredBatch,
     TemporaryFolder,
+    UnreadableBatch,
     id_of_key,
     is_id,
     new_id,
@@ -149,6 +150,7 @@ class BatchRunner:
         self._temporary: TemporaryFolder | None = None
         self._directory = settings.directory
         self.batches: dict[str, Batch] = {}  # that this process runs or has adopted, by name
+        self._unreadable: set[str] = set()  # ids that the log has named
         self._queue: list[tuple[Batch, int]] = []  # items that wait, batches in turn
         self._work = asyncio.Event()
         self._submission = asyncio.Lock()
@@ -183,7 +185,10 @@ class BatchRunner:
                     log.error("cannot store a batch: %s", error.strerror)
                     raise OverCapacity("the worker cannot store the batch", retry_after_s=60.0) from None
             if batch is None:
-                raise OverCapacity("another worker is deleting the batch of this Idempotency-Key", retry_after_s=1.0)
+                raise OverCapacity(
+                    "the batch of this Idempotency-Key is being deleted, or was stored by another version",
+                    retry_after_s=1.0,
+                )
             if batch.request != request:
                 raise IllegalCommand("this Idempotency-Key was used for another batch")
             return batch
@@ -226,8 +231,9 @@ class BatchRunner:
             batch = None
         if batch is None and is_id(name) and self._directory is not None:
             folder = BatchFolder(self._directory, name)
-            if (content := await asyncio.to_thread(folder.read)) is not None:
-                batch = Batch(content[0], folder, content[1])
+            with suppress(UnreadableBatch):  # nobody knows whose it is
+                if (content := await asyncio.to_thread(folder.read)) is not None:
+                    batch = Batch(content[0], folder, content[1])
         caller = current_caller()
         if batch is None or (batch.stored.owner != caller.key and ApiScope.ADMIN not in caller.scopes):
             return None
@@ -490,7 +496,7 @@ class BatchRunner:
 
     async def maintain(self) -> None:
         now_s = unix_time_s()
-        if self._is_clock_trusted(now_s):
+        if is_clock_trusted := self._is_clock_trusted(now_s):
             for batch in list(self.batches.values()):
                 if now_s > self.expires_at_s(batch):
                     await self.delete(batch)
@@ -501,7 +507,7 @@ class BatchRunner:
             return
         for name in await asyncio.to_thread(stored_ids, self.settings.directory):
             if name not in self.batches:
-                await self._adopt(name, now_s)
+                await self._adopt(name, now_s, may_expire=is_clock_trusted)
 
     def _is_clock_trusted(self, now_s: float) -> bool:
         """Whether the clock of the system has not jumped a while ago."""
@@ -513,7 +519,7 @@ class BatchRunner:
             self._distrusts_until_s = monotonic_s + _DISTRUST_S
         return monotonic_s >= self._distrusts_until_s
 
-    async def _adopt(self, name: str, now_s: float) -> None:
+    async def _adopt(self, name: str, now_s: float, *, may_expire: bool) -> None:
         """Continue a batch that no process runs."""
         assert self.settings.directory is not None
         folder = BatchFolder(self.settings.directory, name)
@@ -524,8 +530,14 @@ class BatchRunner:
             content = await _to_thread(folder.read)
             if content is not None and name not in self.batches:  # deleted and submitted again meanwhile
                 batch = self.batches[name] = Batch(content[0], folder, content[1])
-            elif content is None and now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime > MAINTENANCE_S:
+            elif content is None and await _age_s(folder, now_s) > MAINTENANCE_S:
                 await _to_thread(folder.delete)  # without a request it is of no use
+        except UnreadableBatch as error:  # left to the version that stored it, as long as any batch is kept
+            if may_expire and await _age_s(folder, now_s) > self.settings.keep_s:
+                await _to_thread(folder.delete)
+            elif name not in self._unreadable:
+                log.warning("%s; it was stored by a newer version, or is damaged, and is left alone", error)
+                self._unreadable.add(name)
         except OSError:
             return  # deleted meanwhile
         finally:
@@ -538,6 +550,10 @@ class BatchRunner:
         elif not batch.is_done:
             log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
             self._enqueue(batch)
+
+
+async def _age_s(folder: BatchFolder, now_s: float) -> float:
+    return now_s - (await asyncio.to_thread(folder.path.stat)).st_mtime
 
 
 async def _to_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

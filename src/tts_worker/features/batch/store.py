@@ -20,10 +20,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tts_worker.atomic_files import write_atomically
 from tts_worker.errors import ErrorCode, ErrorInfo
 from tts_worker.features.batch.request import BatchRequest
 from tts_worker.types import Skipped
@@ -33,6 +34,8 @@ try:
 except ImportError:  # Windows: a directory must not be shared there
     fcntl = None  # type: ignore[assignment]
 
+FORMAT: Final = 1
+"""Of a batch and of the records of its items; another one means that older workers must leave the batch alone."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{16}")
 _REQUEST, _LOCK = "batch.json", "lock"
 _NEW, _DELETED = ".new-", ".deleted-"  # how the names of folders begin that hold no batch yet, or none any more
@@ -44,12 +47,14 @@ class StoredBatch(BaseModel):
     """A batch as it was accepted.
 
     Attributes:
+        format: ``FORMAT``.
         owner: Name of the API key; None without one.
         created_at_s: Unix time.
     """
 
     model_config = ConfigDict(frozen=True)
 
+    format: Literal[1] = FORMAT
     id: str
     owner: str | None
     created_at_s: float
@@ -91,6 +96,10 @@ def id_of_key(owner: str | None, key: str) -> str:
     return base64.urlsafe_b64encode(digest[:12]).decode()
 
 
+class UnreadableBatch(ValueError):
+    """A stored batch that this version does not understand: it was stored by a newer one, or damaged."""
+
+
 class BatchFolder:
     """The folder of one batch in ``directory``. Raises FileNotFoundError once the batch was deleted."""
 
@@ -107,7 +116,7 @@ class BatchFolder:
         new = BatchFolder(self.path.parent, f"{_NEW}{self.path.name}-{secrets.token_hex(4)}")
         new.path.mkdir(parents=True, mode=0o700)
         try:
-            new._write(_REQUEST, batch.model_dump_json().encode())
+            write_atomically(new.path / _REQUEST, batch.model_dump_json().encode(), is_flushed=True)
             if fcntl is None:  # a folder with an open file cannot be renamed there
                 new.path.rename(self.path)
                 self.claim()
@@ -156,11 +165,19 @@ class BatchFolder:
             return True
 
     def read(self) -> tuple[StoredBatch, dict[int, ItemResult]] | None:
-        """Return the batch and its finished items; None if the folder holds none."""
+        """Return the batch and its finished items; None if the folder holds none.
+
+        Raises:
+            UnreadableBatch: It holds one of another version.
+        """
         try:
-            batch = StoredBatch.model_validate_json((self.path / _REQUEST).read_bytes())
-        except (OSError, ValidationError):
+            content = (self.path / _REQUEST).read_bytes()
+        except OSError:
             return None
+        try:
+            batch = StoredBatch.model_validate_json(content)
+        except ValidationError:
+            raise UnreadableBatch(f"batch {self.path.name} is not one of format {FORMAT}") from None
         return batch, {index: result for index in range(len(batch.request.items)) if (result := self.result(index))}
 
     def result(self, index: int) -> ItemResult | None:
@@ -191,7 +208,7 @@ class BatchFolder:
         record = asdict(result)
         if result.error is not None:
             record["error"]["code"] = result.error.code.value
-        self._write(f"{result.index}.json", json.dumps(record).encode())
+        write_atomically(self.path / f"{result.index}.json", json.dumps(record).encode(), is_flushed=True)
 
     def audio(self, index: int) -> Path:
         """Return the file of a finished item's audio."""
@@ -204,14 +221,6 @@ class BatchFolder:
             self.path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
         self.release()
-
-    def _write(self, name: str, content: bytes) -> None:
-        temporary = self.path / f".{name}.new"
-        with open(temporary, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self.path / name)
 
 
 class TemporaryFolder:
