@@ -163,7 +163,7 @@ class _BistreamRun:
         end = self._past_tokens + len(items)
         self.schedule.append(["forward", [label(item) for item in items], self._past_tokens, end])
         self._past_tokens = end
-        if end > self._decoder.pool.max_tokens:
+        if end > self._decoder._pool.max_tokens:
             return False
         self.inputs.append(self._decoder.embed(items))
         token = self._next_token(self._decoder.feed(items), draw)

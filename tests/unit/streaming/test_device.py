@@ -55,8 +55,7 @@ def captured_graphs(runner: FakeGraphRunner) -> int:
     return sum(each.captured for each in runner.computations)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "stride"), [*zip(FAMILIES, (1, 2), strict=True)])
 def test_every_computation_is_replayed_after_the_warm_up(family: str, stride: int) -> None:
     """Voices with and without a prompt, every pace, first, middle and last chunks, alone and in batches.
 
