@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
+VARIANT_TEXTS = 10  # first chunks of a section that compares a switch
 DRAWN_IDS = 64
 REPLAYED_TOKENS = 90  # of each utterance whose replays are timed
 SHORT_TURNS_S = (1.6, 3.6)
@@ -619,7 +620,12 @@ class GpuBench:
         """Measure first audio and speed with other ``options``, which the engine has, and ``settings``."""
         with self._other_settings(settings):
             bench = self.bench
-            figures = {**options, **settings, **bench.first_audio(10), **bench.speed(self._plan.speed_seconds / 2, 2)}
+            figures = {
+                **options,
+                **settings,
+                **bench.first_audio(VARIANT_TEXTS),
+                **bench.speed(self._plan.speed_seconds / 2, 2),
+            }
             return figures | fallbacks_of(bench.engine)
 
     def other_family(self) -> Figures:
@@ -630,7 +636,7 @@ class GpuBench:
         self._temporary.append(path)
         write_random_bundle(path / family, family, bundle_size(bundle))
         bench = self.load_engine(replace(_alone(self._plan.options), bundle=path / family))
-        figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
+        figures = {**bench.describe(), **bench.first_audio(VARIANT_TEXTS), **bench.speed(self._plan.speed_seconds, 2)}
         return figures | fallbacks_of(bench.engine)
 
 

@@ -51,6 +51,7 @@ def little_work() -> Iterator[None]:
         patch.setattr(config, "EULER_STEPS", 2)
         patch.setattr(Networks, "load", load_shallow)
         patch.setattr(gpu, "DRAWN_IDS", 8)
+        patch.setattr(gpu, "VARIANT_TEXTS", 2)
         yield
 
 
