@@ -68,6 +68,7 @@ SLOW = (
     "integration/test_entrances.py",
     "integration/test_first_request.py",
     "integration/test_golden_chunks.py",
+    "integration/test_full_disk.py",
     "integration/test_grpc_limits.py",
     "integration/test_grpc_models.py",
     "features/fleet/test_up.py",
