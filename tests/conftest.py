@@ -97,6 +97,7 @@ SLOW = (
     "quality/",
     "simulation/",
     "unit/tools/bench/",
+    "unit/tools/test_lm_step_graph.py",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
     "unit/commands/test_bundles.py",

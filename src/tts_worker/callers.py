@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from tts_worker.errors import Forbidden
@@ -68,6 +68,8 @@ class Caller:
         transport: Name of the transport.
         characters_per_minute: Text that the key may have spoken; None for no limit.
         source_seconds_per_minute: Source audio that the key may have converted; None for no limit.
+        token: Id of the token that the caller holds instead of the key; None for the key itself.
+        token_sessions: Sessions that may be open with this token at the same time; None for no limit of its own.
     """
 
     key: str | None = None
@@ -78,6 +80,12 @@ class Caller:
     max_recording_bytes: int | None = None
     characters_per_minute: float | None = None
     source_seconds_per_minute: float | None = None
+    token: str | None = None
+    token_sessions: int | None = None
+
+    def holding(self, token: str, scopes: frozenset[ApiScope], sessions: int | None) -> Caller:
+        """Return the caller that holds a token of this key: what both allow."""
+        return replace(self, token=token, scopes=self.scopes & scopes, token_sessions=sessions)
 
     def require(self, scope: ApiScope) -> None:
         """Check a permission; raises Forbidden."""

@@ -28,6 +28,7 @@ from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
 from tts_worker.server.keys import KeyFileWatch, KeyRing
+from tts_worker.server.tokens import TokenSigner
 from tts_worker.session.factory import HubConfig, Reading
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
@@ -35,7 +36,7 @@ from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
-from tts_worker.settings.keys import plain_keys, read_key_file
+from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
 from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
@@ -65,10 +66,14 @@ class Worker:
         """Set when an engine cannot be rebuilt in this process, which should then be restarted."""
         server = settings.server
         plain = plain_keys(server.keys)
-        from_file = () if server.key_file is None else read_key_file(server.key_file)
+        from_file = KeyFile() if server.key_file is None else read_key_file(server.key_file)
         quotas = _quotas(settings)
         self.keys = KeyRing(
-            (*plain, *from_file), required=server.needs_key, on_failure=self.metrics.auth_failure, quotas=quotas
+            (*plain, *from_file.keys),
+            required=server.needs_key,
+            on_failure=self.metrics.auth_failure,
+            quotas=quotas,
+            tokens=TokenSigner(from_file.token_secret),
         )
         self.key_file = None if server.key_file is None else KeyFileWatch(self.keys, server.key_file, plain)
         voices = settings.voices

@@ -261,7 +261,7 @@ async def test_openai_sdk_retrieves_a_model() -> None:
         assert exc_info.value.code == "unknown_model"
 
 
-@pytest.mark.parametrize("text", ["", "🎉🎉", "a" * 20_001], ids=["empty", "unspeakable", "too long"])
+@pytest.mark.parametrize("text", ["", " \n", "a" * 20_001], ids=["empty", "blank", "too long"])
 async def test_openai_sdk_maps_invalid_input_to_bad_request(text: str) -> None:
     import openai
 
@@ -349,7 +349,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     (speech(model="gpt-5"), 404, "unknown_model"),
     (speech(speed="fast"), 400, "invalid_request"),
     (speech(speed=99), 400, "invalid_request"),
-    (speech(response_format="aac"), 400, "invalid_request"),
+    (speech(response_format="wma"), 400, "invalid_request"),
     (speech(response_format="mulaw", sample_rate=24_000), 400, "invalid_request"),
     (speech(response_format="opus", sample_rate=44_100), 400, "invalid_request"),
     (speech(sample_rate=7), 400, "invalid_request"),
@@ -359,7 +359,7 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
     (speech(input="a" * 20_001), 400, "text_too_long"),
     (speech(input="a" * 2_000_000), 413, "text_too_long"),
     (speech(input=""), 400, "unspeakable_text"),
-    (speech(input="🎉🎉"), 400, "unspeakable_text"),
+    (speech(input=" \n"), 400, "unspeakable_text"),
 ]
 
 

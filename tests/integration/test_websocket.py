@@ -350,7 +350,7 @@ async def test_oversized_message_closes_with_1009() -> None:
         ("/v1/stream?speed=fast", 400),
         ("/v1/stream?speed=100", 400),
         ("/v1/stream?type=text", 400),
-        ("/v1/nothing", 403),
+        ("/v1/nothing", 404),
     ],
 )
 async def test_invalid_handshake_is_rejected(path: str, status: int) -> None:

@@ -91,6 +91,20 @@ async def test_service_plays_every_turn(open_service: ServiceFactory) -> None:
         await until_live_sessions(address, 0)
 
 
+@pytest.mark.parametrize("open_service", SERVICES, ids=lambda open_service: open_service.__name__)
+async def test_service_outlives_turns_with_nothing_to_say(open_service: ServiceFactory) -> None:
+    """pipecat mutes a service for the rest of the call after three turns without audio."""
+    async with serving() as address, open_service(address) as service, run_pipeline(service) as bot:
+        for text in ("...", "—", "🎉", "..."):
+            before = len(bot.down.pcm)
+            await bot.write(text)
+            await bot.wait_samples(before // 2 + 1)
+        before = len(bot.down.pcm)
+        await bot.write(REPLY)
+        await bot.wait_samples(before // 2 + SAMPLES)
+        assert bot.up.of(ErrorFrame) == []
+
+
 @pytest.mark.parametrize("open_service", WITH_WORD_TIMESTAMPS, ids=lambda open_service: open_service.__name__)
 async def test_service_emits_word_timestamps(open_service: ServiceFactory) -> None:
     async with serving() as address, open_service(address) as service, run_pipeline(service) as bot:

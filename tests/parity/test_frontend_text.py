@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tools.reference.text import is_only_punctuation, normalize_and_split, wetext_rewriter
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import spoken_transcript
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
-from tts_worker.engine.cosyvoice.transcript import normalize, spell_out_numbers
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, special_tokens
+from tts_worker.engine.cosyvoice.voices.enrol import normalize, spell_out_numbers, spoken_transcript
 from tts_worker.errors import BundleError
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese
@@ -153,7 +152,7 @@ def test_normalized_text_matches_the_reference(name: str, normaliser: str) -> No
 @pytest.mark.parametrize("normaliser", ["none", "wetext"])
 def test_transcripts_match_the_reference(normaliser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if normaliser == "none":
-        monkeypatch.setattr("tts_worker.engine.cosyvoice.enrol._normalizer", lambda: None)
+        monkeypatch.setattr("tts_worker.engine.cosyvoice.voices.enrol._normalizer", lambda: None)
     for case in golden("normalize.json")["cases"]:
         if (case["tokenizer"], case["normalizer"]) == ("tiny_v2", normaliser):
             # wetext escapes quotes, which the model would read

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.phrases import engine, sequence
-from tts_worker.engine.phrases.admission import PendingRun, meets_deadlines
-from tts_worker.engine.phrases.engine import PhraseEngine
-from tts_worker.engine.phrases.network import AudioBlock, PhraseNetwork, PhraseSynthesis
-from tts_worker.engine.phrases.text import Phrase
-from tts_worker.engine.phrases.timing import FRAME_SAMPLES
+from tts_worker.engine.cpu.phrases import engine, sequence
+from tts_worker.engine.cpu.phrases.admission import PendingRun, meets_deadlines
+from tts_worker.engine.cpu.phrases.engine import PhraseEngine
+from tts_worker.engine.cpu.phrases.network import AudioBlock, PhraseNetwork, PhraseSynthesis
+from tts_worker.engine.cpu.phrases.text import Phrase
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.types import (
     SAMPLE_RATE_HZ,

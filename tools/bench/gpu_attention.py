@@ -11,15 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tools.bench.gpu_flashinfer import FlashInfer, check_flashinfer, find_flashinfer
 from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.acceleration.attention import (
-    FlashInfer,
-    check_flashinfer,
-    find_flashinfer,
-)
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
-from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import attention_splits, slot_attention

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tools.bench.gpu_attention import kernel_fault, largest_difference, time_of
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv
-from tts_worker.engine.cosyvoice.models.dit import Dit
-from tts_worker.engine.cosyvoice.models.hift import F0Predictor
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.blocks import CausalConv
+from tts_worker.engine.cosyvoice.networks.dit import Dit
+from tts_worker.engine.cosyvoice.networks.hift import F0Predictor
 from tts_worker.engine.cosyvoice.ops.audio import causal_conv, elu_rows, pack_conv
 
 Figures = dict[str, Any]

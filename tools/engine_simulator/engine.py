@@ -18,7 +18,7 @@ from tools.engine_simulator.config import (
 )
 from tools.engine_simulator.sequence import SimulatedSequence, SimulatedVoice
 from tools.engine_simulator.stage_times import Execution, StageTimes, VirtualClock
-from tts_worker.engine.cosyvoice.chunks import Chunk, trimmed_prompt
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, trimmed_prompt
 from tts_worker.engine.cosyvoice.phases import SequencePhase, TokenPass
 from tts_worker.engine.cosyvoice.timings import running_mean
 from tts_worker.engine.scheduler import (

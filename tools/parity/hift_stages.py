@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tools.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
 from tools.reference.algorithms import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
-from tts_worker.engine.cosyvoice.models.hift import Hift, Noise
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import Hift, Noise
 
 
 def seed_of(meta: dict[str, Any]) -> int:

@@ -27,7 +27,7 @@ from tts_worker.commands.speak_offline import (
 from tts_worker.types import SAMPLE_RATE_HZ
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.enrol import Speaker
+    from tts_worker.engine.cosyvoice.voices.speaker import Speaker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,11 +17,10 @@ from tools.reference.pipeline import AudioChunk, OfflinePipeline
 from tools.reference.text import normalize_and_split, wetext_rewriter
 from tools.reference.v1_pipeline import V1Pipeline
 from tts_worker.audio.decode import Recording
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V1, V3
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 
-from tts_worker.engine.cosyvoice.transcript import Rewriter, apply_rules, is_unchanged
+from tts_worker.engine.cosyvoice.voices.enrol import Rewriter, apply_rules, is_unchanged
 from tts_worker.errors import MissingExtra
 
 # Lengths in characters for Chinese, in tokens for English.

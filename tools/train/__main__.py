@@ -19,7 +19,7 @@ from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
 from tools.train.text import held_out
 from tools.train.trainer import STOP
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.errors import TTSWorkerError
 
 

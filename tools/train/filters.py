@@ -21,8 +21,8 @@ from tools.train.speech_data import AudioData, PartData
 from tools.train.teacher import PART_BIN_HZ, PART_HOP_SAMPLES
 from tools.train.trainer import Stage
 from tools.train.vocoder import draw_segments, draw_starts, segment_mel
-from tts_worker.engine.cosyvoice.models.dims import HiftDims
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter, noise_level
+from tts_worker.engine.cosyvoice.networks.dims import HiftDims
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter, noise_level
 
 _EDGE_FRAMES = 4  # at both ends of a segment, where the network sees padding
 _PITCH_WEIGHT = 0.05  # per Hz

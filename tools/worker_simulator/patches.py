@@ -216,8 +216,8 @@ def _observe_batches(world: WorldView, replace_in: Replace) -> None:
     """Note finished items and batches that go on elsewhere; fill the disk when the world says so."""
     adopted, finished = BatchRunner._adopt, BatchFolder.finish
 
-    async def adopt(self: Any, name: str, now_s: float, **options: Any) -> None:
-        await adopted(self, name, now_s, **options)
+    async def adopt(self: Any, name: str, now_s: float, *, may_expire: bool) -> None:
+        await adopted(self, name, now_s, may_expire=may_expire)
         batch = self.batches.get(name)
         world.reach("a batch goes on in another process", batch is not None and not batch.is_done)
 

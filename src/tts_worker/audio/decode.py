@@ -175,7 +175,7 @@ def _read_with_av(source: io.BytesIO | str, mono: _Mono) -> None:
     try:
         import av
     except ImportError:
-        raise MissingExtra("reading M4A and WebM recordings (PyAV)", "webrtc") from None
+        raise MissingExtra("reading M4A and WebM recordings (PyAV)", "media") from None
     try:
         with av.open(source, mode="r") as container:
             if not container.streams.audio:

@@ -2,7 +2,8 @@
 
 Output latency when fed 20 ms at a time at 24 kHz: pcm, wav, mulaw and alaw emit at once; mp3 emits with the first 20 ms
 and then about every 24 ms (the format itself delays the audio by 50 ms); opus emits every 100 ms (libsndfile's default
-is one second); flac every 48 ms. A FLAC stream declares an unknown length, which playing decoders accept.
+is one second); flac every 48 ms; aac every 43 ms. A FLAC stream declares an unknown length, which playing decoders
+accept.
 
 Encoders do not resample: the session does (``audio.output``).
 """
@@ -19,7 +20,7 @@ import numpy as np
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import samples_of_ms
 from tts_worker.audio.resampler import check_rate
-from tts_worker.errors import InvalidRequest
+from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 
@@ -31,6 +32,7 @@ class AudioFormat(str, Enum):
     MP3 = "mp3"
     OPUS = "opus"  # in Ogg
     FLAC = "flac"
+    AAC = "aac"  # in ADTS; needs the extra "media"
     MULAW = "mulaw"  # 8 kHz, no header
     ALAW = "alaw"  # 8 kHz, no header
 
@@ -68,6 +70,7 @@ def open_encoder(audio_format: AudioFormat, sample_rate_hz: int = SAMPLE_RATE_HZ
 
     Raises:
         InvalidRequest: The format does not support the sample rate; the message lists the supported ones.
+        MissingExtra: The format needs a package that is not installed.
     """
     check_rate(sample_rate_hz)
     _check_format_rate(audio_format, sample_rate_hz)
@@ -79,12 +82,15 @@ def open_encoder(audio_format: AudioFormat, sample_rate_hz: int = SAMPLE_RATE_HZ
         return _RawEncoder("audio/PCMA;rate=8000", encode_alaw)
     if audio_format is AudioFormat.WAV:
         return _WavEncoder(sample_rate_hz)
+    if audio_format is AudioFormat.AAC:
+        return _AacEncoder(sample_rate_hz)
     return _LibsndfileEncoder(audio_format, sample_rate_hz)
 
 
 _MPEG_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 _RATES_HZ: dict[AudioFormat, tuple[int, ...]] = {
     AudioFormat.MP3: _MPEG_RATES_HZ,
+    AudioFormat.AAC: _MPEG_RATES_HZ,
     AudioFormat.OPUS: (8_000, 12_000, 16_000, 24_000, 48_000),
     AudioFormat.MULAW: (8_000,),
     AudioFormat.ALAW: (8_000,),
@@ -230,6 +236,11 @@ class _StreamFile:
         return out
 
 
+def _shortest(sample_rate_hz: int) -> bytes:
+    """20 ms of silence for a file without samples, which most players reject."""
+    return bytes(BYTES_PER_SAMPLE * samples_of_ms(20, sample_rate_hz))
+
+
 class _LibsndfileEncoder:
     def __init__(self, audio_format: AudioFormat, sample_rate_hz: int) -> None:
         import soundfile  # imported late: most sessions request plain PCM
@@ -237,7 +248,7 @@ class _LibsndfileEncoder:
         name, subtype = _LIBSNDFILE_NAMES[audio_format]
         self.content_type = _CONTENT_TYPES[audio_format]
         self._output = _StreamFile()
-        self._silence = np.zeros(samples_of_ms(20, sample_rate_hz), np.int16)
+        self._silence = _shortest(sample_rate_hz)
         self._is_empty = True
         # MP3 at a constant 80 kbit/s: a stream has no index, and players estimate a wrong length from a variable rate.
         self._file = soundfile.SoundFile(
@@ -261,11 +272,9 @@ class _LibsndfileEncoder:
         return self._output.drain()
 
     def finish(self) -> bytes:
-        if self._is_empty:
-            # Most players reject a file without samples, so it gets 20 ms of silence.
-            self._file.write(self._silence)
+        data = self.encode(self._silence) if self._is_empty else b""
         self._file.close()
-        return self._output.drain()
+        return data + self._output.drain()
 
 
 def _shorten_ogg_pages(soundfile: Any, file: Any) -> None:
@@ -280,3 +289,39 @@ def _shorten_ogg_pages(soundfile: Any, file: Any) -> None:
         soundfile._snd.sf_command(file._file, _SFC_SET_OGG_PAGE_LATENCY_MS, latency, size)
     except AttributeError:
         return
+
+
+# -- AAC --------------------------------------------------------------------------------------------------------------
+
+_AAC_BIT_RATE = 64_000
+
+
+class _AacEncoder:
+    content_type = "audio/aac"
+
+    def __init__(self, sample_rate_hz: int) -> None:
+        try:
+            import av
+        except ModuleNotFoundError:
+            raise MissingExtra("the format aac", "media") from None
+        self._frame_of = av.AudioFrame.from_ndarray
+        self._sample_rate_hz = sample_rate_hz
+        self._is_empty = True
+        self._output = _StreamFile()
+        self._container = av.open(self._output, "w", format="adts")
+        self._stream = self._container.add_stream("aac", rate=sample_rate_hz, layout="mono", bit_rate=_AAC_BIT_RATE)
+
+    def encode(self, pcm: bytes) -> bytes:
+        samples = np.frombuffer(pcm, "<i2")
+        if len(samples):
+            frame = self._frame_of(samples[np.newaxis], format="s16", layout="mono")
+            frame.sample_rate = self._sample_rate_hz
+            self._container.mux(self._stream.encode(frame))
+            self._is_empty = False
+        return self._output.drain()
+
+    def finish(self) -> bytes:
+        data = self.encode(_shortest(self._sample_rate_hz)) if self._is_empty else b""
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return data + self._output.drain()

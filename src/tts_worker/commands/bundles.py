@@ -18,7 +18,7 @@ from tts_worker.models.bundles.report import Problem, Report
 from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 
 PRECISIONS = ("fp32", "bf16")
 Step = Callable[[str], None]
@@ -28,7 +28,7 @@ Step = Callable[[str], None]
 def open_bundle(path: Path, *, rl: bool = False) -> Bundle:
     """Open a model directory. Raises BundleError, or MissingExtra if torch is not installed."""
     need_torch()
-    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 
     return Bundle.open(path, rl=rl)
 
@@ -68,8 +68,8 @@ def check(path: Path, name: str | None = None, *, hashes: bool = True, step: Ste
 
 def _unreadable(bundle: Bundle) -> list[Problem]:
     """Read the vocabulary and the speakers as loading does. What ``Bundle.validate`` reports as missing is left out."""
-    from tts_worker.engine.cosyvoice.enrol import bundled_voices
-    from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+    from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+    from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 
     problems = []
     if not any(bundle.missing_text_files()):
@@ -134,8 +134,8 @@ def convert(path: Path, out: Path, precision: str = "fp32", *, step: Step | None
     if precision not in PRECISIONS:
         raise ConfigError(f"dtype: must be one of: {', '.join(PRECISIONS)}")
     bundle = open_bundle(path)
-    from tts_worker.engine.cosyvoice.tensor_files import PRECISION_DTYPES, write_safetensors
-    from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS, PARTS
+    from tts_worker.engine.cosyvoice.bundle.tensor_files import PRECISION_DTYPES, write_safetensors
+    from tts_worker.engine.cosyvoice.bundle.weights import OPTIONAL_KEYS, PARTS
 
     bundle.validate().raise_if_bad()  # before the first file is written
     tuned = open_bundle(path, rl=True)
@@ -189,8 +189,8 @@ def add_voice(
         MissingExtra: torch is not installed.
     """
     bundle = open_bundle(bundle_path)
-    from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-    from tts_worker.engine.cosyvoice.enrol import enrol
+    from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+    from tts_worker.engine.cosyvoice.voices.enrol import enrol
 
     voice = enrol(bundle, PromptFrontend(bundle), audio, text)
     save_voice(root, name, voice, replace=replace)
@@ -200,7 +200,7 @@ def add_voice(
 def import_speakers(bundle_path: Path, root: Path, file: Path | None = None, *, replace: bool = False) -> list[str]:
     """Store the speakers of a ``spk2info.pt`` (the bundle's own by default) as voices; returns their names."""
     bundle = open_bundle(bundle_path)
-    from tts_worker.engine.cosyvoice.enrol import bundled_voices
+    from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 
     voices = bundled_voices(file or bundle.speaker_info, bundle.config)
     for name, voice in voices.items():

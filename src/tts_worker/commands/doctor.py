@@ -37,11 +37,11 @@ _EXTRAS: dict[str, Extra] = {
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
     "tensorrt": Extra(("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
-    "flashinfer": Extra(("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
     "export": Extra(("onnx",), "writing ONNX graphs"),
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
+    "media": Extra(("av",), "speech in AAC; recordings in m4a and webm"),
     "languages": Extra(("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
     "normalise": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,12 +16,6 @@ _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
 """Distributions of the package ``tensorrt``: those for CUDA 12 and 13 write to the same folders."""
 
 _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-CosyVoice 3's flow
-
-
-def library_findings(torch: Any) -> Iterator[Finding]:
-    """Check the optional libraries that run flow and vocoder, or their attention."""
-    yield tensorrt_finding(torch)
-    yield flashinfer_finding(torch)
 
 
 def describe_kernels(torch: Any) -> tuple[str, str]:
@@ -97,27 +90,6 @@ def _tensorrt_command(torch: Any) -> str:
         oldest = ".".join(map(str, OLDEST_TENSORRT))
         install = f'pip install "tensorrt-cu{torch.version.cuda.partition(".")[0]}>={oldest}"'
     return f"pip uninstall -y {' '.join(installed)} && {install}"
-
-
-def flashinfer_finding(torch: Any) -> Finding:
-    """Compare FlashInfer with PyTorch's operators on the device; its kernels are compiled on first use."""
-    what = "attention flashinfer"
-    if find_spec("flashinfer") is None:
-        return Finding(what, Status.OPTIONAL, "not installed", install_command("flashinfer"))
-    if torch is None:
-        return Finding(what, Status.OPTIONAL, "PyTorch is not installed", install_command("flashinfer"))
-    from tts_worker.engine.cosyvoice.acceleration.attention import check_flashinfer, find_flashinfer
-    from tts_worker.engine.cosyvoice.kv_cache import PageShape
-
-    try:
-        module = find_flashinfer()
-        version = getattr(module, "__version__", "installed")
-        if not torch.cuda.is_available():
-            return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device")
-        check_flashinfer(module, PageShape(*_FLOW_SIZES), torch.bfloat16, torch.device("cuda"))
-    except BackendUnavailable as error:
-        return Finding(what, Status.OPTIONAL, f"cannot be used: {error.message}")
-    return Finding(what, Status.OK, f"{version}, with the numbers of PyTorch's operators; tools.bench gpu measures it")
 
 
 def _plans(version: str) -> str:

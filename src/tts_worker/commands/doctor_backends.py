@@ -17,7 +17,7 @@ from tts_worker.commands.onnxruntime_builds import (
     imported_folder,
     installed_builds,
 )
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, has_acceleration
+from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH, has_acceleration
 
 
 def backend_findings() -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def backend_findings() -> Iterator[Finding]:
         return
     from tts_worker.commands import doctor_acceleration
 
-    yield from doctor_acceleration.library_findings(torch)
+    yield doctor_acceleration.tensorrt_finding(torch)
 
 
 def has_nvidia_driver() -> bool:
@@ -73,7 +73,7 @@ def _cosyvoice_command() -> str:
 
 def onnxruntime_finding() -> Finding:
     """Load every provider of the installed build that the worker would use."""
-    from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
+    from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
 
     what = "backend onnxruntime"
     try:

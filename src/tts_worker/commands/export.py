@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.progress import Bar
-from tts_worker.engine.cosyvoice.engine_config import GRAPHS_DIR, has_acceleration
+from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR, has_acceleration
 from tts_worker.errors import ConfigError, MissingExtra
 
-PARTS = {"flow": "encoder and estimator", "hift": "vocoder", "llm": "one step of the language model"}
+PARTS = {"flow": "encoder and estimator", "hift": "vocoder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part",
         action="append",
         choices=list(PARTS),
-        help=f"only this part; can be repeated: {names}. The worker runs flow and hift (default: all)",
+        help=f"only this part; can be repeated: {names} (default: all)",
     )
 
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.bundle)
     from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
     from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import compare_graphs
-    from tts_worker.engine.cosyvoice.networks import Networks
+    from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
     out: Path = args.out or args.bundle / GRAPHS_DIR
     with Bar() as bar:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tts_worker import __version__
 from tts_worker.engine.base import Engine
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import MissingExtra, OutOfMemory
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
@@ -67,13 +67,13 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     voices: tuple[str, ...] = ()
     languages: tuple[str, ...]
     if isinstance(settings, HibariEngineSettings):
-        from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
+        from tts_worker.engine.cpu.hibari.engine import LANGUAGE, VOICE
 
         voices = (VOICE,)
         languages = (LANGUAGE,)
     elif isinstance(settings, KokoroEngineSettings):
-        from tts_worker.engine.kokoro.model import LANGUAGES
-        from tts_worker.engine.kokoro.model import VOICES as KOKORO_VOICES
+        from tts_worker.engine.cpu.kokoro.model import LANGUAGES
+        from tts_worker.engine.cpu.kokoro.model import VOICES as KOKORO_VOICES
 
         voices = tuple(KOKORO_VOICES)
         languages = LANGUAGES
@@ -119,15 +119,15 @@ def stored_voices_dir(settings: EngineSettings) -> Path | None:
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
-    from tts_worker.engine.hibari.engine import HibariEngine
-    from tts_worker.engine.hibari.model import HibariModel
+    from tts_worker.engine.cpu.hibari.engine import HibariEngine
+    from tts_worker.engine.cpu.hibari.model import HibariModel
 
     return HibariEngine(HibariModel(threads=settings.threads), max_utterances=settings.max_utterances)
 
 
 def _kokoro(settings: KokoroEngineSettings) -> Engine:
-    from tts_worker.engine.kokoro.engine import KokoroEngine
-    from tts_worker.engine.kokoro.model import KokoroModel
+    from tts_worker.engine.cpu.kokoro.engine import KokoroEngine
+    from tts_worker.engine.cpu.kokoro.model import KokoroModel
 
     return KokoroEngine(KokoroModel(settings.threads), max_utterances=settings.max_utterances)
 

@@ -10,13 +10,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, ExceptionHandler
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorCode, ErrorInfo, TTSWorkerError
 from tts_worker.metrics import Metrics
-from tts_worker.server import api_docs, models, usage, voices
+from tts_worker.server import api_docs, models, tokens, usage, voices
 from tts_worker.server.application import Application, Extension
+from tts_worker.server.responses import error_response
 from tts_worker.server.routing import Routes, allowed_methods
 from tts_worker.server.security import AuthMiddleware
 from tts_worker.server.vendor_apis import VendorApis
@@ -38,6 +39,7 @@ def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extens
     _add_status(parts.routes, parts.hub, metrics)
     voices.add_routes(parts)
     usage.add_routes(parts.routes, parts.hub)
+    tokens.add_routes(parts.routes, parts.keys.tokens)
     models.add_routes(parts)
 
     @parts.routes.websocket("/v1/stream", "Text in, speech out")
@@ -49,8 +51,10 @@ def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extens
     parts.web.add_static_files(parts.routes)
     api_docs.describe(parts.routes)
     server = parts.settings.server
+    app = Starlette(routes=parts.routes.routes, exception_handlers=_error_handlers(parts.apis))
+    app.router.default = _not_found
     return AuthMiddleware(
-        Starlette(routes=parts.routes.routes, exception_handlers=_error_handlers(parts.apis)),
+        app,
         keys=parts.keys,
         is_draining=lambda: parts.hub.draining,
         allowed_origins=server.allowed_origins,
@@ -60,6 +64,15 @@ def create_app(parts: Application, metrics: Metrics, extensions: Sequence[Extens
         paths=parts.paths,
         apis=parts.apis,
     )
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an unknown path; Starlette rejects a WebSocket with 403, which clients take for a wrong key."""
+    error = HTTPException(404)
+    if scope["type"] == "http":
+        raise error
+    info = ErrorInfo(ErrorCode.INVALID_REQUEST, str(error.detail))
+    await WebSocket(scope, receive, send).send_denial_response(error_response(info, error.status_code))
 
 
 def _add_status(routes: Routes, hub: SessionHub, metrics: Metrics) -> None:

@@ -23,6 +23,8 @@ from tts_worker.errors import ConfigError, QuotaExceeded, TTSWorkerError, Unauth
 from tts_worker.logs import current_request_id, fields, hide_secrets
 from tts_worker.server.file_watch import FileWatch
 from tts_worker.server.rates import ThrottledLog
+from tts_worker.server.tokens import PREFIX as TOKEN_PREFIX
+from tts_worker.server.tokens import TokenSigner
 from tts_worker.session.quotas import Quotas
 from tts_worker.settings.keys import ApiKey, read_key_file
 
@@ -66,6 +68,10 @@ class KeyRing:
         on_failure: Called with transport and reason ("missing", "wrong", "rate") of every rejection.
         quotas: Counts the requests of keys; None counts them in memory.
         clock: Monotonic, in seconds.
+        tokens: Reads the tokens that stand for a key.
+
+    Attributes:
+        tokens: See above.
     """
 
     def __init__(
@@ -76,7 +82,9 @@ class KeyRing:
         on_failure: Callable[[str, str], None] = lambda transport, reason: None,
         quotas: Quotas | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tokens: TokenSigner | None = None,
     ) -> None:
+        self.tokens = tokens or TokenSigner()
         self._valid = _ValidKeys()
         self._required = required
         self._on_failure = on_failure
@@ -102,27 +110,42 @@ class KeyRing:
         )
 
     async def authenticate(
-        self, key: str | None, transport: str, *, certificate: str | None = None, counted: bool = True
+        self,
+        key: str | None,
+        transport: str,
+        *,
+        certificate: str | None = None,
+        counted: bool = True,
+        origin: str | None = None,
     ) -> Caller | None:
         """Return the caller that a key identifies, or None if the key is missing or wrong.
 
         Args:
-            key: The key that the client sent.
+            key: The key that the client sent, or a token.
             transport: Name of the API, for metrics.
             certificate: Common name of the client's verified certificate; identifies a client without a key.
             counted: Count the request against the key's ``requests_per_minute``.
+            origin: The page of the request, if it has one.
 
         Raises:
             QuotaExceeded: The key has exceeded its request rate.
         """
         if not self.required:
             return Caller(transport=transport)
-        valid_key = self._match(key) if key is not None else self._valid.by_certificate.get(certificate or "")
+        grant = None
+        if key is None:
+            valid_key = self._valid.by_certificate.get(certificate or "")
+        elif key.startswith(TOKEN_PREFIX):
+            grant = self.tokens.read(key)
+            valid_key = self._named(grant.key) if grant is not None and grant.is_for(origin) else None
+        else:
+            valid_key = self._match(key)
         if valid_key is None:
             return None
         if counted:
             await self._count(valid_key, transport)
-        return self._caller(valid_key, transport)
+        caller = self._caller(valid_key, transport)
+        return caller if grant is None else caller.holding(grant.id, grant.scopes, grant.sessions)
 
     def caller_named(self, name: str | None, transport: str) -> Caller | None:
         """Return the caller of a key by its name; None if there is no such key now.
@@ -131,10 +154,13 @@ class KeyRing:
         """
         if name is None:
             return None if self.required else Caller(transport=transport)
+        key = self._named(name)
+        return None if key is None else self._caller(key, transport)
+
+    def _named(self, name: str) -> ApiKey | None:
         valid = self._valid
         known = (*(key for _, key in valid.by_digest), *valid.by_certificate.values())
-        key = next((key for key in known if key.name == name), None)
-        return None if key is None else self._caller(key, transport)
+        return next((key for key in known if key.name == name), None)
 
     @staticmethod
     def _caller(valid_key: ApiKey, transport: str) -> Caller:
@@ -234,9 +260,10 @@ class KeyFileWatch(FileWatch):
 
     def read_again(self) -> None:
         try:
-            keys = read_key_file(self._file)
+            content = read_key_file(self._file)
         except ConfigError as error:
             log.error("the API keys are unchanged: %s", error.message)
             return
-        self._ring.replace((*self._static_keys, *keys))
-        log.info("API keys reloaded: %s", ", ".join(key.name for key in keys) or "none")
+        self._ring.replace((*self._static_keys, *content.keys))
+        self._ring.tokens.set_secret(content.token_secret)
+        log.info("API keys reloaded: %s", ", ".join(key.name for key in content.keys) or "none")

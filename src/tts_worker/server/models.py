@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -35,13 +36,13 @@ def add_routes(app: Application) -> None:
     async def models(request: Request) -> Response:
         if (answer := app.apis.answer(request.scope, PATH)) is not None:
             return answer
-        names = (*_engine_names(hub), *extra)
+        names = (*engine_names(hub), *extra)
         return JSONResponse({"object": "list", "data": [_model(hub, name) for name in names]})
 
     @routes.get(f"{PATH}/{{name}}", summary="Describe a model")
     async def model(name: str) -> Response:
-        if name not in (*_engine_names(hub), *extra):
-            raise unknown_model(name)
+        if name not in (*engine_names(hub), *extra):
+            raise unknown_model(name, (*engine_names(hub), *extra))
         return JSONResponse(_model(hub, name))
 
     @routes.post(
@@ -53,18 +54,18 @@ def add_routes(app: Application) -> None:
         free_first = flag(request.query_params, "free_first")
         with audited("reload_model", name, ApiScope.ADMIN):
             if hub.models is None or name in extra:
-                raise unknown_model(name)
+                raise unknown_model(name, engine_names(hub))
             before = hub.model_versions.get(name)
             await hub.models.reload(name, free_first=free_first)
         return JSONResponse({**_model(hub, name), "previous_version": before})
 
 
-def unknown_model(name: str) -> UnknownModel:
-    """Return the error for a name that is none of an engine."""
-    return UnknownModel(f'unknown model "{name[:64]}"; GET /v1/models lists the models')
+def unknown_model(name: str, known: Iterable[str]) -> UnknownModel:
+    """Return the error for a name that is none of the known ones."""
+    return UnknownModel(f'unknown model "{name[:64]}"; there are: {", ".join(known)}')
 
 
-def _engine_names(hub: SessionHub) -> list[str]:
+def engine_names(hub: SessionHub) -> list[str]:
     return sorted({voice.engine for voice in hub.voices} if hub.models is None else hub.models.names)
 
 

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
-from tts_worker.audio.encoders import Encoder
-from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, UnspeakableText
+from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder, wav_file
+from tts_worker.errors import ErrorInfo, InvalidRequest, RemoteError, SynthesisFailed, TTSWorkerError, UnspeakableText
 from tts_worker.protocol.session import interruption_by_worker
 from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Words
-from tts_worker.voices.routing import INSTRUCT
+from tts_worker.types import (
+    BYTES_PER_SAMPLE,
+    SAMPLE_RATE_HZ,
+    ChunkMeta,
+    Ended,
+    Outcome,
+    PcmFrame,
+    SessionOptions,
+    Words,
+)
+from tts_worker.voices.routing import INSTRUCT, VoiceRequest, choose_voice
+
+QUIET_TURN_S = 0.1
+SPEED_HEADER = "x-speed"
+NOTHING_TO_SPEAK = "nothing_to_speak"
+"""Reason of a report."""
 
 
 async def synthesize(
-    hub: SessionHub, options: SessionOptions, text: str, on_ended: Callable[[Ended], None] = lambda ended: None
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    on_ended: Callable[[Ended], None] = lambda ended: None,
+    *,
+    accepts_quiet_turn: bool = False,
 ) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
 
-    ``on_ended`` is called with the end of an utterance that was spoken.
+    Args:
+        hub: Admits the session.
+        options: Of the session.
+        text: The whole text.
+        on_ended: Called with the end of an utterance that was spoken.
+        accepts_quiet_turn: A quiet turn (``is_quiet_turn``) is silence and no error.
 
     Yields:
         Frames, and words before the frame in which they start.
@@ -37,6 +62,10 @@ async def synthesize(
                 yield item
             elif isinstance(item, Ended):
                 session.close(item.receipt.reason)
+                if accepts_quiet_turn and is_quiet_turn(item):
+                    pcm = quiet_turn(options.sample_rate or SAMPLE_RATE_HZ)
+                    yield PcmFrame(item.key, 0, 0, pcm, ChunkMeta(0, 0, len(text), 0, 0.0))
+                    break
                 check_spoken(item)
                 on_ended(item)
                 break
@@ -47,13 +76,59 @@ async def synthesize(
 async def download(
     hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the encoded audio of a whole text, at the rate of ``options``. Closes and raises like ``synthesize``."""
-    async with aclosing(synthesize(hub, options, text)) as items:
+    """Yield the encoded audio of a whole text, at the rate of ``options``; silence for a quiet turn.
+
+    Closes and raises like ``synthesize``.
+    """
+    async with aclosing(synthesize(hub, options, text, accepts_quiet_turn=True)) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data
     if data := encoder.finish():
         yield data
+
+
+async def whole_download(
+    hub: SessionHub, options: SessionOptions, text: str, audio_format: AudioFormat
+) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded audio of a whole text at once, as ``download`` does in parts.
+
+    A failure is then an error and no file that ends early, and the header of a WAV file states its length.
+    """
+    rate_hz = options.sample_rate or SAMPLE_RATE_HZ
+    as_wav = audio_format is AudioFormat.WAV
+    encoder = open_encoder(AudioFormat.PCM if as_wav else audio_format, rate_hz)
+    async with aclosing(download(hub, options, text, encoder)) as parts:
+        data = b"".join([part async for part in parts])
+    yield wav_file(data, rate_hz) if as_wav else data
+
+
+def within_speeds(hub: SessionHub, options: SessionOptions) -> SessionOptions:
+    """Bring the speed into the range of the voice that will speak, for clients whose range is wider.
+
+    The response names the speed in ``SPEED_HEADER`` where it was changed.
+    """
+    try:
+        slowest, fastest = choose_voice(hub.voices, VoiceRequest.of(options)).info.speed_range
+    except TTSWorkerError:  # it is refused when the session is opened
+        return options
+    return replace(options, speed=min(max(options.speed, slowest), fastest))
+
+
+def is_quiet_turn(ended: Ended) -> bool:
+    """Return whether a text had nothing to say although it was not blank, such as "...", an emoji or a dash.
+
+    Language models write such turns. Clients of vendors take an answer without audio for a failure, and give up after a
+    few of them: they get ``QUIET_TURN_S`` of silence. Text in a script that the voice cannot speak is no such turn.
+    """
+    receipt = ended.receipt
+    text = receipt.text_spoken + receipt.text_remaining
+    return receipt.reason == NOTHING_TO_SPEAK and not receipt.skipped and bool(text.strip())
+
+
+def quiet_turn(rate_hz: int) -> bytes:
+    """Return the silence of a quiet turn, s16le."""
+    return bytes(BYTES_PER_SAMPLE * round(QUIET_TURN_S * rate_hz))
 
 
 async def converted(
@@ -85,7 +160,7 @@ def check_spoken(ended: Ended) -> None:
     """
     if (error := failure(ended)) is not None:
         raise RemoteError(error)
-    if ended.receipt.reason == "nothing_to_speak":
+    if ended.receipt.reason == NOTHING_TO_SPEAK:
         raise UnspeakableText("the text has nothing that can be spoken")
 
 
@@ -105,11 +180,14 @@ def failure(ended: Ended) -> ErrorInfo | None:
     return None
 
 
-def speech_options(voice: str | None, instruct: str | None = None, speed: float = 1.0) -> SessionOptions:
+def speech_options(
+    voice: str | None, instruct: str | None = None, speed: float = 1.0, language: str | None = None
+) -> SessionOptions:
     """Build the options for a whole text: unpaced, in engine chunks."""
     return SessionOptions(
         voice=voice or None,
         speed=speed,
+        language=language,
         instruct=instruct or None,
         needs=(INSTRUCT,) if instruct else (),
         realtime=False,

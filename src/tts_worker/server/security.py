@@ -45,7 +45,7 @@ PUBLIC_PREFIX = "/static/"
 MAX_BUFFERED_BYTES = 67_108_864
 """Bound on the request bodies of all requests in progress."""
 
-KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key")
+KEY_PARAMETERS = ("api_key", "access_token", "xi_api_key", "xi-api-key", "single_use_token")
 """Parameters of a URL that holds a key, see ``PathRules.key_parameters``."""
 
 KEY_SUBPROTOCOL = "key."
@@ -144,8 +144,10 @@ class AuthMiddleware:
         transport = transport_of(path, self._paths, self._apis)
         if path.startswith(PUBLIC_PREFIX) or path in self._paths.public or path in self._paths.own_auth:
             return Caller(transport=transport)
-        key = self._key_in_headers(Headers(scope=scope)) or self._key_in_url(scope)
-        caller = await self._keys.authenticate(key, transport, certificate=scope.get("state", {}).get(CERTIFICATE))
+        headers = Headers(scope=scope)
+        key = self._key_in_headers(headers) or self._key_in_url(scope)
+        certificate = scope.get("state", {}).get(CERTIFICATE)
+        caller = await self._keys.authenticate(key, transport, certificate=certificate, origin=headers.get("origin"))
         if caller is None:
             address = (scope.get("client") or ("unknown", 0))[0]
             raise await self._keys.rejection(key, address, transport)

@@ -7,7 +7,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from tts_worker.errors import InvalidRequest
@@ -23,6 +23,17 @@ _MAX_NAME_CHARS = 64
 """Of the name of a field in an error, which the client chooses if the field is unknown."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Fields(BaseModel):
+    """What a client sends. Null stands for a field that is left out; clients send it for what they do not set."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, Mapping) else data
 
 
 def validate(kind: type[_Model], data: object) -> _Model:

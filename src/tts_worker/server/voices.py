@@ -38,6 +38,8 @@ def add_routes(app: Application) -> None:
     @routes.get("/v1/audio/voices", summary="The same as /v1/voices, for clients that ask here")
     async def voices(request: Request) -> Response:
         await hub.library.refresh()
+        if not any(True for _ in hub.voices):
+            hub.check_started()  # an empty list would look like a worker without voices
         if (answer := app.apis.answer(request.scope, PATH)) is not None:
             return answer
         listed = [voice_json(voice, hub.voices.default) for voice in hub.voices]

@@ -25,6 +25,7 @@ from tts_worker.errors import (
     InvalidRequest,
     NotReady,
     OverCapacity,
+    QuotaExceeded,
     TTSWorkerError,
     UnknownVoice,
 )
@@ -409,6 +410,10 @@ class SessionHub:
     def _check_accepting(self) -> None:
         if self._draining:
             raise Draining("the worker is shutting down; use another one", retry_after_s=RETRY_AFTER_S)
+        self.check_started()
+
+    def check_started(self) -> None:
+        """Raise NotReady until the first engine is there: before that no voice is known."""
         if not self._engines:
             raise NotReady("the worker is still starting", retry_after_s=RETRY_AFTER_S)
 
@@ -453,14 +458,18 @@ class SessionHub:
         raise self.models.not_ready_error(voice.engine)
 
     def _check_quota(self, caller: Caller, replaces: LocalSession | None) -> None:
-        """Refuse a caller whose key has all of its sessions open. Raises QuotaExceeded."""
-        if caller.key is None or caller.max_sessions is None:
-            return
-        live = sum(
-            opened.caller.key == caller.key and opened.session is not replaces for opened in self._sessions.values()
-        )
-        if live >= caller.max_sessions:
+        """Refuse a caller whose key, or token, has all of its sessions open. Raises QuotaExceeded."""
+        others = [opened.caller for opened in self._sessions.values() if opened.session is not replaces]
+
+        def has_all(limit: int | None, live: int) -> bool:
+            return limit is not None and live >= limit
+
+        if caller.key is not None and has_all(caller.max_sessions, sum(each.key == caller.key for each in others)):
             raise sessions_exceeded(caller)
+        if has_all(caller.token_sessions, sum(each.token == caller.token for each in others)):
+            raise QuotaExceeded(
+                f"the token has all of its {caller.token_sessions} sessions open", retry_after_s=RETRY_AFTER_S
+            )
 
     def _take_slot(self, name: str, replaces: LocalSession | None) -> None:
         """Take a slot for the session ``name``: that of ``replaces``, or a free one. Raises OverCapacity."""

@@ -48,7 +48,7 @@ class CosyVoiceEngineSettings(Section):
     """Settings of a CosyVoice engine.
 
     Attributes not listed here are those of ``EngineOptions`` and ``StreamingConfig`` in
-    ``tts_worker.engine.cosyvoice.engine_config``; None selects a value for the device.
+    ``tts_worker.engine.cosyvoice.execution.settings``; None selects a value for the device.
 
     Attributes:
         bundle: The model directory, or the name of an installed voice; default: that of the only installed voice.

@@ -70,11 +70,20 @@ class ApiKey(Section):
         return hashlib.sha256(self.key.get_secret_value().encode()).digest()
 
 
-class _KeyFile(Section):
+class KeyFile(Section):
+    """The content of a key file.
+
+    Attributes:
+        keys: The API keys.
+        token_secret: Signs the tokens of ``POST /v1/tokens``, so that workers with this file accept each other's; None
+            has each worker sign with a secret of its own.
+    """
+
     keys: tuple[ApiKey, ...] = ()
+    token_secret: SecretStr | None = Field(None, min_length=MIN_KEY_CHARS)
 
     @model_validator(mode="after")
-    def _unique(self) -> _KeyFile:
+    def _unique(self) -> KeyFile:
         names = [key.name for key in self.keys]
         if len(set(names)) < len(names):
             raise ValueError("two keys have the same name")
@@ -84,12 +93,12 @@ class _KeyFile(Section):
         return self
 
 
-def read_key_file(file: Path) -> tuple[ApiKey, ...]:
-    """Read the keys of a file. Raises ConfigError, which names the setting and the entry and never contains a key."""
+def read_key_file(file: Path) -> KeyFile:
+    """Read a key file. Raises ConfigError, which names the setting and the entry and never contains a key."""
     try:
-        return _KeyFile.model_validate(read_yaml(file, "server.key_file: ")).keys
+        return KeyFile.model_validate(read_yaml(file, "server.key_file: "))
     except ValidationError as error:
-        invalid = invalid_settings(error, _KeyFile, f" in {file}")
+        invalid = invalid_settings(error, KeyFile, f" in {file}")
         raise ConfigError(f"server.key_file: {invalid.message}") from None
 
 

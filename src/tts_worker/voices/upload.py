@@ -63,10 +63,11 @@ class NewVoice(VoiceMetadata):
         return self
 
     @classmethod
-    def parse(cls, data: object) -> NewVoice:
+    def parse(cls, data: Mapping[str, object]) -> NewVoice:
         """Validate fields. Raises InvalidRequest, which names the field."""
         try:
-            return cls.model_validate(data)
+            given = {name: value for name, value in data.items() if value is not None}  # null: left out
+            return cls.model_validate(given)
         except ValidationError as error:
             problem = error.errors(include_input=False, include_url=False)[0]
             location = ".".join(str(part) for part in problem["loc"])

@@ -151,7 +151,7 @@ def test_inference_vc_takes_a_prompt_or_a_voice(http: httpx.Client, offline: byt
         (SOURCE, {"voice": "tone"}, 400, "lacks the capabilities speech_tokens"),
         (SOURCE, {"voice": "absent"}, 404, "absent"),
         (SOURCE, {"speed": "9"}, 400, "speed"),
-        (SOURCE, {"response_format": "aac"}, 400, "response_format"),
+        (SOURCE, {"response_format": "wma"}, 400, "response_format"),
     ],
 )
 def test_bad_requests_are_refused(

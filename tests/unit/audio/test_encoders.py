@@ -15,8 +15,10 @@ from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file, wav_h
 from tts_worker.errors import InvalidRequest
 
 RATE = 24_000
+_AAC_DELAY = 1_024
+"""Samples that the encoder puts before the audio; ADTS cannot tell a player to skip them."""
 CONTAINERS = [AudioFormat.WAV, AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.FLAC]
-LOSSY = {AudioFormat.MP3, AudioFormat.OPUS}
+LOSSY = {AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC}
 G711 = {AudioFormat.MULAW: "ULAW", AudioFormat.ALAW: "ALAW"}
 
 
@@ -44,11 +46,22 @@ def decode(audio_format: AudioFormat, data: bytes) -> np.ndarray:
         return samples
     if audio_format is AudioFormat.PCM:
         return np.frombuffer(data, "<i2")
+    if audio_format is AudioFormat.AAC:
+        return decode_aac(data)
     if audio_format is AudioFormat.FLAC:
         data = with_flac_length(data)
     samples, rate_hz = soundfile.read(io.BytesIO(data), dtype="int16")
     assert rate_hz == RATE
     return samples
+
+
+def decode_aac(data: bytes) -> np.ndarray:
+    av = pytest.importorskip("av", reason="needs the extra media")
+    with av.open(io.BytesIO(data), format="aac") as file:
+        assert file.streams.audio[0].rate == RATE
+        planes = [frame.to_ndarray()[0] for frame in file.decode(audio=0)]
+    samples = np.concatenate(planes)[_AAC_DELAY:]
+    return (samples * 32_768).clip(-32_768, 32_767).astype(np.int16)
 
 
 def with_flac_length(data: bytes) -> bytes:
@@ -118,6 +131,7 @@ def test_empty_and_shortest_streams_can_be_decoded(audio_format: AudioFormat, sa
         (AudioFormat.MP3, 20, 60),
         (AudioFormat.OPUS, 120, 120),
         (AudioFormat.FLAC, 60, 60),  # a block is 1152 samples
+        (AudioFormat.AAC, 100, 100),  # a frame is 1024 samples, and the encoder looks one ahead
     ],
 )
 def test_encoders_emit_bytes_while_audio_arrives(audio_format: AudioFormat, first_ms: int, gap_ms: int) -> None:

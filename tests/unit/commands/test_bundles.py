@@ -13,8 +13,8 @@ import torch
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, GOLDEN, copy_of, tiny
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.commands import bundles as commands
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.weights import PARTS
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS
 from tts_worker.errors import BundleError, ConfigError, IllegalCommand, MissingExtra, UnknownModel
 from tts_worker.models.bundles import manifest
 from tts_worker.models.bundles.manifest import ModelFile, PublishedModel
@@ -48,7 +48,7 @@ def test_bf16_leaves_the_vocoder_in_fp32(tmp_path: Path) -> None:
 
     assert commands.convert(path, path, "bf16").ok
 
-    from tts_worker.engine.cosyvoice.tensor_files import read_tensors
+    from tts_worker.engine.cosyvoice.bundle.tensor_files import read_tensors
 
     kinds = {f.name: {str(t.dtype) for t in read_tensors(f).values()} for f in sorted(path.glob("*.safetensors"))}
     assert kinds == {

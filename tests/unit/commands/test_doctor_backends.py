@@ -17,14 +17,14 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.unit.cosyvoice.acceleration import fake_flashinfer
 from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.commands import doctor_acceleration, doctor_backends
 from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice import onnx_providers, ops
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, TENSORRT, load_problem
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, load_problem
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 
 INSTALL = 'pip install "."'
@@ -363,24 +363,3 @@ def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch)
     finding = doctor_acceleration.tensorrt_finding(fake_torch("13.0", device=True))
     assert finding.status is Status.OPTIONAL
     assert "cannot be imported: libnvinfer.so.10" in finding.detail
-
-
-def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(torch: Any) -> Finding:
-        return doctor_acceleration.flashinfer_finding(torch)
-
-    on_device = fake_torch("13.0", device=True)
-    on_device.bfloat16, on_device.device = torch.bfloat16, lambda name: torch.device("cpu")
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: None)
-    assert find(on_device).status is Status.OPTIONAL
-    assert "[flashinfer]" in find(on_device).advice
-
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    assert "sees no CUDA device" in find(fake_torch("13.0")).detail
-    assert find(on_device).status is Status.OK
-    assert "the numbers of PyTorch" in find(on_device).detail
-
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # an older version without the wrapper
-    assert find(on_device).status is Status.OPTIONAL
-    assert "BatchPrefillWithPagedKVCacheWrapper" in find(on_device).detail

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.streaming.engines import KEY, bundle, engine, tokenizer
 from tests.unit.streaming.engines import settings as streaming
 from tts_worker.commands import say, speak_offline
-from tts_worker.engine.cosyvoice.enrol import instruct_ids
-from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
-from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
+from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
+from tts_worker.engine.cosyvoice.voices.speaker import DIALECTS, EMOTIONS, MANNERS, instruct_ids
 from tts_worker.errors import MissingExtra
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.instruction import END_OF_PROMPT

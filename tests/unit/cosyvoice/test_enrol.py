@@ -18,19 +18,12 @@ from tests.fakes.recordings import SAID, speech, wav
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tts_worker.audio.decode import Recording, read_recording
 from tts_worker.audio.prompt import usable_speech
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3
-from tts_worker.engine.cosyvoice.enrol import (
-    Mode,
-    Speaker,
-    bundled_voices,
-    enrol,
-    instruct_ids,
-    plain_transcript,
-    prompt_ids,
-)
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.config import V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.voices.enrol import enrol, plain_transcript
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices, instruct_ids, prompt_ids
 from tts_worker.errors import BundleError, InvalidRequest, TextTooLong, UnknownVoice
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.voices.files import Voice, load_voice, save_voice

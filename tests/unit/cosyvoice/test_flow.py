@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
-from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Sites, mish
-from tts_worker.engine.cosyvoice.models.dit import Gelu
-from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.networks.blocks import CausalConv, Sites, mish
+from tts_worker.engine.cosyvoice.networks.dit import Gelu
+from tts_worker.engine.cosyvoice.networks.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
+from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast
 from tts_worker.errors import OutOfMemory
 
 CHUNK = 25

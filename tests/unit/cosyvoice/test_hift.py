@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks, noise
 from tools.reference.algorithms import BufferedNoise, FadeState, reference_fade
-from tts_worker.engine.cosyvoice.models import hift as hift_module
-from tts_worker.engine.cosyvoice.models.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
+from tts_worker.engine.cosyvoice.networks import hift as hift_module
+from tts_worker.engine.cosyvoice.networks.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
 from tts_worker.engine.cosyvoice.ops.audio import inverse_stft
 
 V2, V3 = FAMILIES

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.phrases.text import (
+from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.phrases.text import (
     MAX_BATCH_CHARS,
     MAX_PHONEMES,
     EnglishG2P,

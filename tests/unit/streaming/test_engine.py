@@ -29,11 +29,10 @@ from tests.unit.streaming.engines import (
 from tools.reference.pipeline import OfflinePipeline
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.chunk_log import log_chunk
-from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
+from tts_worker.engine.cosyvoice.audio.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import TextMode
-from tts_worker.engine.cosyvoice.enrol import Speaker
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.execution.settings import TextMode
+from tts_worker.engine.cosyvoice.voices.speaker import Request, Speaker
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,

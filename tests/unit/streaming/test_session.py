@@ -22,9 +22,10 @@ from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.networks import shallow
 from tests.unit.streaming.engines import voice
 from tools.bench.__main__ import main
-from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError
@@ -177,10 +178,11 @@ def test_shipped_configs_load(family: str) -> None:
 BARE = """
 import sys
 from tools.bench.__main__ import main
-from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tools.bench import engine
 from tests.unit.cosyvoice.networks import load_shallow
 Networks.load = load_shallow  # nothing that is asserted here depends on the depth, or on the solver steps

@@ -20,14 +20,15 @@ from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
 from tts_worker.cli import run_command
 from tts_worker.commands import bundles as commands
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker, bundled_voices, enrol
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import Providers, create_session
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.execution.onnx_providers import Providers, create_session
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.voices.enrol import enrol
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 
 

@@ -15,10 +15,10 @@ from tools.train.filters import FilterStage
 from tools.train.pack import pack
 from tools.train.runner import Training
 from tools.train.trainer import train
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter
 
 
 @pytest.fixture(scope="module")

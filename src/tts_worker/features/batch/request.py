@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
+from tts_worker.server.validation import Fields
 from tts_worker.text import markup
 from tts_worker.text.decoding import replace_surrogates
 from tts_worker.types import BREAK_CHARS_PER_S, BYTES_PER_SAMPLE, SessionOptions
@@ -19,7 +20,7 @@ MAX_ITEMS = 1_000
 MAX_CHARS = 1_000_000
 
 
-class BatchItem(BaseModel):
+class BatchItem(Fields):
     """A text of a batch. What it leaves out is that of the batch.
 
     Attributes:
@@ -38,7 +39,7 @@ class BatchItem(BaseModel):
     instructions: str | None = Field(None, max_length=4_096)
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(Fields):
     """Many texts; the other fields are the defaults of the items.
 
     Attributes:

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +28,7 @@ from tts_worker.protocol.messages import error_fields
 from tts_worker.server.application import Application
 from tts_worker.server.checksums import SHA256, checksum_field
 from tts_worker.server.responses import SafeJSONResponse, speech_stream
-from tts_worker.server.validation import query_parameters, request_body, validate
+from tts_worker.server.validation import Fields, query_parameters, request_body, validate
 
 PATH = "/v1/batch"
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -36,7 +36,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 _READ_BYTES = 262_144
 
 
-class ResultsQuery(BaseModel):
+class ResultsQuery(Fields):
     """Which results are sent, and how."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from tts_worker.errors import TTSWorkerError
-from tts_worker.features.compat import cartesia, cartesia_wire, cloning, cosyvoice, elevenlabs, elevenlabs_wire, openai
+from tts_worker.features.compat import (
+    browser_tokens,
+    cartesia,
+    cartesia_wire,
+    cloning,
+    cosyvoice,
+    elevenlabs,
+    elevenlabs_wire,
+    openai,
+)
 from tts_worker.server import models, voices
 from tts_worker.server.application import Application
 from tts_worker.server.security import BodyTooLarge
@@ -23,6 +32,7 @@ def add_apis(app: Application) -> None:
                     f"{elevenlabs.PREFIX}/",
                     "/v1/text-to-speech/",
                     *elevenlabs.CONVERSION_PATHS,
+                    browser_tokens.ELEVENLABS_PATH,
                     "/v2/voices",
                     "/v2/voices/",
                     "/v1/voices/add",
@@ -41,7 +51,7 @@ def add_apis(app: Application) -> None:
     app.apis.add(
         VendorApi(
             "cartesia",
-            frozenset({"/tts/", "/voices", "/voices/"}),
+            frozenset({"/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH}),
             cartesia_wire.error_response,
             header="cartesia-version",
         )
@@ -50,11 +60,13 @@ def add_apis(app: Application) -> None:
     app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
     app.model_names.extend(openai.OPENAI_MODELS)
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
-    rules.key_headers.append("xi-api-key")
+    rules.key_headers += ["xi-api-key", "api-key"]  # that of ElevenLabs, and of OpenAI's clients for Azure
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
     for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
         app.routes.include(router(hub, limits))
+    browser_tokens.add_elevenlabs_routes(app.routes, app.keys.tokens)
+    browser_tokens.add_cartesia_routes(app.routes, app.keys.tokens)
 
 
 def _openai_status(path: str, error: TTSWorkerError) -> int | None:

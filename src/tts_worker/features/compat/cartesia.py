@@ -27,7 +27,7 @@ from tts_worker.features.compat.context_socket import ContextSocket, Message, Sp
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import download, failure, synthesize
+from tts_worker.server.rendering import download, failure, is_quiet_turn, quiet_turn, synthesize
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.validation import query_parameters, request_body, validate
@@ -116,6 +116,8 @@ class _CartesiaEncoder:
             self.finished = True
             yield vendor.error_message(error, self._name)
             return
+        if is_quiet_turn(ended):
+            yield from self._chunk(self._encoder.encode(quiet_turn(self._sample_rate_hz)), 0.0)
         is_last = ended.key == self._last or ended.key not in self._complete  # incomplete: ended by the idle timeout
         self._complete.discard(ended.key)
         if is_last:
@@ -231,7 +233,9 @@ async def _events(
     """
     has_sent = False
     try:
-        async with aclosing(synthesize(hub, generation.options(), generation.transcript)) as items:
+        async with aclosing(
+            synthesize(hub, generation.options(), generation.transcript, accepts_quiet_turn=True)
+        ) as items:
             async for item in items:
                 for message in encoder.messages(item):
                     has_sent = True

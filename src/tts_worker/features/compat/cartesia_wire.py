@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.encoders import AudioFormat, Encoder, WavData, open_encoder, wav_header
@@ -20,6 +20,7 @@ from tts_worker.audio.resampler import check_rate
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
+from tts_worker.server.validation import Fields
 from tts_worker.types import SessionOptions
 from tts_worker.voices.description import VoiceDescription
 
@@ -28,7 +29,7 @@ Message = dict[str, Any]
 _NAMED_SPEEDS = MappingProxyType({"slow": 0.8, "normal": 1.0, "fast": 1.25})
 
 
-class _Model(BaseModel):
+class _Model(Fields):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
@@ -120,10 +121,8 @@ class Cancel(_Model):
     cancel: Literal[True]
 
 
-class VoiceQuery(BaseModel):
+class VoiceQuery(Fields):
     """Query parameters of ``GET /voices``."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     q: str | None = Field(None, max_length=256)
     limit: int = Field(100, ge=1, le=100)

@@ -29,11 +29,12 @@ class CharacterClock:
 
     Attributes:
         text: The text written so far, in canonical form. The caller appends to it.
+        sample_rate_hz: Rate of the word timestamps.
     """
 
     def __init__(self, sample_rate_hz: int, *, per_message: bool) -> None:
         self.text = ""
-        self._sample_rate_hz = sample_rate_hz
+        self.sample_rate_hz = sample_rate_hz
         self._per_message = per_message
         self._chars: list[str] = []
         self._starts_ms: list[int] = []
@@ -90,4 +91,4 @@ class CharacterClock:
         self._now_ms = until_ms
 
     def _ms(self, samples: int) -> int:
-        return samples * 1000 // self._sample_rate_hz
+        return samples * 1000 // self.sample_rate_hz

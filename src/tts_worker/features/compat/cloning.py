@@ -11,7 +11,7 @@ import json
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +22,7 @@ from tts_worker.server.audit import audited
 from tts_worker.server.responses import SafeJSONResponse
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body, read_body
-from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
+from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, Fields, upload_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.upload import NewVoice
@@ -35,10 +35,8 @@ _ELEVENLABS_FILES = ("files", "files[]", "file")
 _CARTESIA_FILES = ("clip", "file")
 
 
-class _CloneRequest(BaseModel):
+class _CloneRequest(Fields):
     """What both vendors' forms share. Settings that have no meaning here are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: str = Field(min_length=1, max_length=100)
     description: str = Field("", max_length=500)

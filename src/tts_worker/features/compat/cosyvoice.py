@@ -11,38 +11,36 @@ and synthesis stops when the client disconnects. A recording needs an engine tha
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
-from tts_worker.audio.encoders import AudioFormat, open_encoder, wav_file
+from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import converted, download, speech_options
+from tts_worker.server.rendering import converted, download, speech_options, whole_download
 from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import Body, live_rate_hz, read_body
-from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, upload_body, validate
+from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, Fields, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
+from tts_worker.text.instruction import split_instruction, split_language
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 _TYPES = {"mp3": "audio/mpeg", "wav": "audio/wav", "pcm": f"audio/pcm;rate={SAMPLE_RATE_HZ};channels=1"}
 _MEDIA_TYPES = (MULTIPART, "application/x-www-form-urlencoded", "application/json")
 
 
-class _CosyVoiceRequest(BaseModel):
+class _CosyVoiceRequest(Fields):
     """A request of either API. The fields that an API lacks have these values.
 
     The docstrings of the requests are the summaries of their routes.
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     recording: ClassVar[str | None] = None
     """Name of the field with a recording of the voice."""
@@ -103,7 +101,7 @@ class TtsRequest(_CosyVoiceRequest):
     """Text to speech for clients of CosyVoice on Ray, in a stored voice."""
 
     text: str = Field(min_length=1)
-    voice: str | None = Field(None, alias="voice_type", max_length=128)
+    voice: str | None = Field(None, validation_alias=AliasChoices("voice_type", "voice"), max_length=128)
     speed: float = Field(1.0, ge=0.5, le=2.0)
     stream: bool = False
     response_format: Literal["mp3", "wav", "pcm"] = "mp3"
@@ -130,13 +128,11 @@ class InstructRequest(TtsRequest):
     instruct: str = Field(alias="instruction", min_length=1, max_length=2_000)
 
 
-class InferenceVcRequest(BaseModel):
+class InferenceVcRequest(Fields):
     """Voice conversion for CosyVoice clients, to a stored voice or that of a recording.
 
     A body of ``audio/pcm;rate=16000``, with ``spk_id`` in the URL, is converted while it arrives.
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     source: ClassVar[str] = "source_wav"
     recording: ClassVar[str] = "prompt_wav"
@@ -200,7 +196,8 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
                 name = kind.model_fields["text"].alias or "text"
                 raise TextTooLong(f"{name} may have at most {limits.max_input_chars} characters")
             text, instruct = split_instruction(fields.text, fields.value("instruct"))
-            options = speech_options(await _voice(hub, fields, body), instruct, fields.value("speed", 1.0))
+            text, language = split_language(text)
+            options = speech_options(await _voice(hub, fields, body), instruct, fields.value("speed", 1.0), language)
             return _response(hub, options, fields.model_copy(update={"text": text}), limits)
 
         add(path, kind, speech)
@@ -253,19 +250,8 @@ async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str 
 
 def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:
     audio_format = fields.value("response_format", "pcm")
-    stream = fields.value("stream", True)
-    # The header of a whole WAV file contains its length, so the file is built from PCM at the end.
-    as_wav = audio_format == "wav" and not stream
-    encoder = open_encoder(AudioFormat.PCM if as_wav else AudioFormat(audio_format))
-    audio = download(hub, options, fields.text, encoder)
-    body = audio if stream else _collect(audio, as_wav=as_wav)
+    if fields.value("stream", True):
+        body = download(hub, options, fields.text, open_encoder(AudioFormat(audio_format)))
+    else:
+        body = whole_download(hub, options, fields.text, AudioFormat(audio_format))
     return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ)
-
-
-async def _collect(audio: AsyncGenerator[bytes, None], *, as_wav: bool) -> AsyncGenerator[bytes, None]:
-    """Yield all audio at once, so that a failure becomes an error response instead of a truncated file."""
-    try:
-        data = b"".join([chunk async for chunk in audio])
-    finally:
-        await audio.aclose()
-    yield wav_file(data) if as_wav else data

@@ -19,7 +19,7 @@ from tts_worker.server.grpc.server import Drainable, Register
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rendering import check_spoken, speech_options
 from tts_worker.session.hub import SessionHub
-from tts_worker.text.instruction import split_instruction
+from tts_worker.text.instruction import split_instruction, split_language
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000
@@ -80,7 +80,8 @@ class CosyVoiceService:
             case _:
                 raise InvalidRequest("the request must hold one of sft, zero_shot, cross_lingual and instruct")
         text, instruct = split_instruction(text, instruct)
-        return text, speech_options(voice, instruct)
+        text, language = split_language(text)
+        return text, speech_options(voice, instruct, language=language)
 
     def _check_length(self, text: str) -> str:
         if len(text) > self._limits.max_input_chars:

@@ -28,7 +28,7 @@ from tts_worker.features.compat.context_socket import ContextSocket, Message, Sp
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import converted, download, failure, synthesize
+from tts_worker.server.rendering import converted, download, failure, is_quiet_turn, quiet_turn, synthesize
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import read_body
@@ -123,7 +123,8 @@ class _ElevenLabsEncoder:
             yield {**self._id, **vendor.error_fields(error)}
             return
         self._clock.finish()
-        rest = self._encoder.finish()
+        rest = self._encoder.encode(quiet_turn(self._clock.sample_rate_hz)) if is_quiet_turn(ended) else b""
+        rest += self._encoder.finish()
         if rest or self._clock.has_times:
             yield self._audio(rest)
         yield self.final()
@@ -198,8 +199,8 @@ class _ElevenLabsProtocol:
         flush = bool(message.flush)
         encoder.after_bare_flush = flush and not text.strip()
         context.run_command(lambda session: encoder.write(session, text, flush=flush))
-        if self._single and not message.text and not flush:
-            self._end(context)
+        if self._single and message.text == "":
+            self._end(context)  # an empty text ends it, also one that flushes
 
     def _open(self, name: str, message: vendor.Input) -> SpeechContext:
         clock = CharacterClock(self._query.sample_rate_hz, per_message=not self._query.sync_alignment)
@@ -252,7 +253,7 @@ async def _timed_audio(
     clock = CharacterClock(options.sample_rate or SAMPLE_RATE_HZ, per_message=False)
     decoder = TextDecoder()
     clock.text = decoder.feed(text) + decoder.end()
-    async with aclosing(synthesize(hub, options, text)) as items:
+    async with aclosing(synthesize(hub, options, text, accepts_quiet_turn=True)) as items:
         async for item in items:
             if isinstance(item, Words):
                 clock.add(item.words)

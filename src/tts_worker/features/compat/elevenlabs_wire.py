@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +20,7 @@ from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.features.compat.character_times import CharacterTimes
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.server.responses import retry_after
-from tts_worker.server.validation import validate
+from tts_worker.server.validation import Fields, validate
 from tts_worker.session.conversion import SPEECH_TOKENS
 from tts_worker.types import SessionOptions
 from tts_worker.voices.description import VoiceDescription
@@ -34,7 +34,7 @@ UNNAMED = ""
 """The context of messages that name none."""
 
 
-class _Model(BaseModel):
+class _Model(Fields):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
@@ -42,10 +42,8 @@ class VoiceSettings(_Model):
     speed: float | None = None
 
 
-class Query(BaseModel):
+class Query(Fields):
     """Query parameters of the sockets and the HTTP routes."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     output_format: str = Field("mp3_44100_128", max_length=32)
     language_code: str | None = Field(None, max_length=35)
@@ -92,10 +90,8 @@ RAW_PCM_RATE_HZ = 16_000
 """``file_format`` of source audio without a header, and its sample rate."""
 
 
-class ConversionForm(BaseModel):
+class ConversionForm(Fields):
     """Fields of a conversion, besides the file ``audio``. The others of the vendor have no effect."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     voice_settings: str | None = Field(None, max_length=4_096)
     """A JSON object."""
@@ -134,10 +130,8 @@ class Body(_Model):
     seed: int | None = None
 
 
-class VoiceQuery(BaseModel):
+class VoiceQuery(Fields):
     """Query parameters of ``GET /v2/voices``. Filters on properties that voices here do not have are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     search: str | None = Field(None, max_length=256)
     page_size: int = Field(10, ge=1, le=100)

@@ -1,24 +1,28 @@
 """OpenAI-compatible API: ``POST /v1/audio/speech``. ``server.models`` answers ``GET /v1/models`` in its format.
 
 Message formats follow OpenAI's public API reference as its Python SDK uses it. Unknown fields are ignored. Extensions:
-``seed``, ``language``, ``lexicon``, ``sample_rate``. ``aac`` is not supported.
+``seed``, ``language``, ``lexicon``, ``sample_rate``, ``stream`` (false: the audio is complete before it is sent, and a
+WAV file states its length), ``ref_audio`` with ``ref_text`` (the voice of a recording, as vLLM-Omni and SGLang-Omni
+have it).
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, FiniteFloat
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import (
     ErrorCode,
+    InvalidRequest,
     TextTooLong,
     TTSWorkerError,
     UnknownVoice,
@@ -27,16 +31,22 @@ from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
-from tts_worker.server.rendering import download
+from tts_worker.server.models import engine_names, unknown_model
+from tts_worker.server.rendering import SPEED_HEADER, download, whole_download, within_speeds
 from tts_worker.server.responses import speech_stream
 from tts_worker.server.routing import Routes
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.uploads import Body
+from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.text.instruction import split_instruction
 from tts_worker.types import SessionOptions
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Model names that OpenAI's clients send by default. They select nothing: the voice determines the engine."""
+"""Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``).
+They select nothing: the voice determines the engine."""
+_DATE = re.compile(r"-(\d{4}|\d{4}-\d{2}-\d{2})$")
+_SPEEDS = (0.25, 4.0)
+"""Range of the vendor, wider than that of most voices here."""
 
 OPENAI_VOICES = frozenset(
     (
@@ -53,28 +63,29 @@ BAD_REQUEST = frozenset({ErrorCode.TEXT_TOO_LONG, ErrorCode.UNSPEAKABLE_TEXT})
 """Errors answered with 400, as OpenAI does: its SDKs raise BadRequestError for 400 only."""
 
 
-class VoiceId(BaseModel):
+class VoiceId(Fields):
     """A voice named by an object."""
 
     id: str
 
 
-class SpeechRequest(BaseModel):
+class SpeechRequest(Fields):
     """Body of ``POST /v1/audio/speech``."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     model: str = Field("tts-1", max_length=128)
     input: str
     voice: str | VoiceId | None = None
     response_format: AudioFormat = AudioFormat.MP3
-    speed: float = 1.0
+    speed: FiniteFloat = Field(1.0, ge=_SPEEDS[0], le=_SPEEDS[1])
     instructions: str | None = Field(None, max_length=4_096)
+    stream: bool = True
     stream_format: Literal["audio", "sse"] = "audio"
     seed: int = 0
     language: str | None = Field(None, max_length=35)
     lexicon: dict[str, Any] | None = None
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
+    ref_audio: str | None = None
+    ref_text: str = ""
 
     @property
     def voice_name(self) -> str | None:
@@ -92,23 +103,39 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = _resolve_voice(validate(SpeechRequest, data), hub)
+        speech_request = _resolve_voice(await _enrol(validate(SpeechRequest, data), hub), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
-        encoder = open_encoder(speech_request.response_format, rate_hz)
         checksums = wants_checksums(request.query_params)
-        audio = download(hub, replace(_options(speech_request, rate_hz), instruct=instruct), text, encoder)
+        options = _options(speech_request, rate_hz, _engine(speech_request.model, hub))
+        options = within_speeds(hub, replace(options, instruct=instruct))
+        encoder = open_encoder(speech_request.response_format, rate_hz)
+        if speech_request.stream:
+            audio = download(hub, options, text, encoder)
+        else:
+            audio = whole_download(hub, options, text, speech_request.response_format)
         use_sse = speech_request.stream_format == "sse"
         return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
             limits,
             rate_hz=rate_hz,
+            headers={} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"},
         )
 
     return routes
+
+
+async def _enrol(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
+    """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enrol``."""
+    if request.ref_audio is None:
+        if request.ref_text:
+            raise InvalidRequest("ref_text is the transcript of ref_audio, which is missing")
+        return request
+    voice = await hub.enrol(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
+    return request.model_copy(update={"voice": voice})
 
 
 def _resolve_voice(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
@@ -122,10 +149,24 @@ def _resolve_voice(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
     return request
 
 
-def _options(request: SpeechRequest, rate_hz: int) -> SessionOptions:
+def _engine(name: str, hub: SessionHub) -> str | None:
+    """Return the engine that a request names as its model; None for the models of the vendor.
+
+    Raises:
+        UnknownModel: It names neither.
+    """
+    if _DATE.sub("", name) in OPENAI_MODELS:
+        return None
+    engines = engine_names(hub)
+    if name not in engines:
+        raise unknown_model(name, (*engines, *OPENAI_MODELS))
+    return name
+
+
+def _options(request: SpeechRequest, rate_hz: int, engine: str | None) -> SessionOptions:
     return SessionOptions(
         voice=request.voice_name,
-        model=None if request.model in OPENAI_MODELS else request.model,
+        model=engine,
         speed=request.speed,
         seed=request.seed,
         language=request.language,

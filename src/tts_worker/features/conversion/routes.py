@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from tts_worker.server.application import Application
 from tts_worker.server.rendering import converted
 from tts_worker.server.responses import Upload, speech_stream
 from tts_worker.server.uploads import live_rate_hz, read_body
-from tts_worker.server.validation import MULTIPART, upload_body, validate
+from tts_worker.server.validation import MULTIPART, Fields, upload_body, validate
 from tts_worker.session.conversion import LiveSource, RecordedSource, Source
 from tts_worker.types import SessionOptions
 
@@ -22,10 +22,8 @@ PATH = "/v1/audio/conversions"
 SOURCE_FIELD = "audio"
 
 
-class ConversionRequest(BaseModel):
+class ConversionRequest(Fields):
     """Body of ``POST /v1/audio/conversions``, besides the recording."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     voice: str | None = Field(None, max_length=128)
     model: str | None = Field(None, max_length=128)

@@ -9,7 +9,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,7 +18,7 @@ from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.server.application import Application
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
-from tts_worker.server.validation import request_body, validate
+from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import WebRtcSettings
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RETRY_AFTER_S = 1.0
 
 
-class Offer(BaseModel):
+class Offer(Fields):
     """The body of an offer. ``session`` holds the fields of a ``start`` message."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)

@@ -164,7 +164,7 @@ def test_measured_times_are_read_again(
 ) -> None:
     from tests.unit.cosyvoice.networks import load_shallow  # the other tests need no PyTorch
 
-    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.bundle.networks.Networks.load", load_shallow)
     quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--live-seconds", "0.1"]
     monkeypatch.setattr("tools.bench.measure_stages.LIVE", Arrivals(2, 0.1, (0.2, 0.3), "benchmark"))
     load = ["--call-seconds", "0.2,0.3", "--calls", "2", "--seconds", "0.5", "--measure", "--json"]
@@ -189,7 +189,7 @@ def test_simulated_chunks_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatc
     from tools.bench.measure_stages import simulated_settings
     from tts_worker.engine.cosyvoice.loader import LoadOptions
 
-    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.bundle.networks.Networks.load", load_shallow)
     bench = Bench(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=1), 125)
     spoken = bench.speak(forced_tokens(70, 1))
     config = simulated_settings(bench.engine, 125)

@@ -1,0 +1,66 @@
+"""LiveKit's own plugins for vendors, pointed at a worker, in a real offline ``AgentSession``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
+
+import aiohttp
+
+from tests.conftest import serving
+from tests.fakes.late import LateModule
+from tests.fakes.livekit_agent import run_agent
+from tests.integration.test_websocket import until_live_sessions
+
+openai = LateModule("openai", "needs the package openai")
+livekit_openai = LateModule("livekit.plugins.openai", "needs livekit-plugins-openai")
+livekit_cartesia = LateModule("livekit.plugins.cartesia", "needs livekit-plugins-cartesia")
+livekit_elevenlabs = LateModule("livekit.plugins.elevenlabs", "needs livekit-plugins-elevenlabs")
+
+KEY = "any key"
+REPLY = "Hello there, my friend."
+QUIET = ["...", "—", "🎉", "..."]
+"""Turns with nothing to say. LiveKit ends a session after the errors of a few."""
+
+OpenPlugin = Callable[[str], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def openai_plugin(address: str) -> AsyncIterator[Any]:
+    async with openai.AsyncOpenAI(api_key=KEY, base_url=f"http://{address}/v1", max_retries=0) as client:
+        yield livekit_openai.TTS(client=client, voice="tone", response_format="pcm")
+
+
+@asynccontextmanager
+async def cartesia_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_cartesia.TTS(api_key=KEY, base_url=f"http://{address}", voice="tone", http_session=http)
+
+
+@asynccontextmanager
+async def elevenlabs_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_elevenlabs.TTS(
+            api_key=KEY, base_url=f"http://{address}/v1", voice_id="tone", http_session=http, encoding="pcm_24000"
+        )
+
+
+@pytest.mark.parametrize(
+    "open_plugin", [openai_plugin, cartesia_plugin, elevenlabs_plugin], ids=lambda plugin: plugin.__name__
+)
+async def test_session_outlives_turns_with_nothing_to_say(open_plugin: OpenPlugin) -> None:
+    async with serving() as address:
+        async with open_plugin(address) as voice, run_agent(voice, [*QUIET, REPLY]) as harness:
+            for _ in range(len(QUIET) + 1):
+                await harness.session.generate_reply(user_input="Well?")
+            assert harness.errors == []
+            text, was_interrupted = harness.turns[-1]
+            assert (text.strip(), was_interrupted) == (REPLY, False)
+            assert len(harness.speaker.played[-1]) > 48_000
+            await voice.aclose()
+        await until_live_sessions(address, 0)
