@@ -28,7 +28,6 @@ CLIENT = (
     "text/__init__.py",
     "text/characters.py",
     "text/decoding.py",
-    "text/rewrite_alignment.py",
     "text/spoken_words.py",
 )
 """The client's files below ``tts_worker``, as glob patterns. Their imports must not leave this list."""

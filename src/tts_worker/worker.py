@@ -24,6 +24,7 @@ from tts_worker.engine.factory import (
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
 from tts_worker.feature import WorkerPart, check_sections, features, find_converter
+from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
@@ -37,7 +38,6 @@ from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
-from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.enrolment import Enrolment

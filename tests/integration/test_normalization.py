@@ -14,13 +14,13 @@ import pytest
 from tests.conftest import tone_settings, until
 from tests.integration.test_session import say
 from tts_worker.errors import ConfigError, MissingExtra
+from tts_worker.front_end.normalizer import Normalize, load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.session import hub as hub_module
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.settings import load_settings
-from tts_worker.text.normalizer import Normalize, load_normalizer
 from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.library import VoiceLibrary

@@ -114,6 +114,30 @@ async def test_false_interruption_resumes_at_the_next_sample() -> None:
         assert [receipt.reason for receipt in recorded.receipts] == ["finished"]
 
 
+async def test_receipt_of_an_attached_agent_tells_what_was_played() -> None:
+    """Also that of a stream which was sent whole before it was interrupted: the worker is 2 s ahead."""
+    async with (
+        serve_plugin(max_ahead_s=2.0) as (voice, recorded),
+        run_agent(voice, [REPLY, "Yes?"], can_pause=False) as harness,
+    ):
+        voice.attach(harness.session)
+        reply = harness.session.generate_reply(user_input="Count!")
+        await harness.speaker.wait_position(0.4)
+        harness.vad.start_speech()
+        await reply
+        harness.vad.end_speech()
+        harness.stt.transcribe("Stop.")
+        await harness.wait_turns(2)
+        heard, whole = recorded.receipts
+        played = len(harness.speaker.played[0]) // 2
+        assert heard.samples_played == pytest.approx(played, abs=1)
+        assert played < heard.samples_sent
+        _, starts_s = await reference(REPLY)
+        assert len(heard.text_spoken.split()) <= sum(start_s <= played / 24_000 for start_s in starts_s)
+        assert heard.text_spoken + heard.text_remaining == REPLY
+        assert whole.text_spoken == "Yes?"
+
+
 async def test_pause_that_becomes_an_interruption() -> None:
     async with serve_plugin(max_ahead_s=0.3) as (voice, recorded), run_agent(voice, [LONG, "Sorry."]) as harness:
         voice.attach(harness.session)

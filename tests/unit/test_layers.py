@@ -21,7 +21,21 @@ PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("types", "errors", "callers", "__init__"),
     ("protocol",),
-    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml", "atomic_files"),
+    (
+        *(
+            "text",
+            "front_end",
+            "audio",
+            "metrics",
+            "logs",
+            "tracing",
+            "gpus",
+            "models.bundles",
+            "timeouts",
+            "safe_yaml",
+        ),
+        "atomic_files",
+    ),
     ("voices",),
     ("settings",),
     (

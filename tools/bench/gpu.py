@@ -368,7 +368,7 @@ class GpuBench:
 
     @property
     def bench(self) -> Bench:
-        """The engine at hand; the one as served if there is none."""
+        """The loaded engine; loads the default one first if necessary."""
         return self._bench or self.load_engine(self._plan.options)
 
     def load_engine(self, options: LoadOptions) -> Bench:

@@ -1,4 +1,4 @@
-"""``python -m tools.train COMMAND``: see docs/training.md."""
+"""``python -m tools.train COMMAND``: see tools/train/README.md."""
 
 from __future__ import annotations
 

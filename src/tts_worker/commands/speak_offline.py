@@ -23,13 +23,13 @@ from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, se
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
 from tts_worker.feature import find_converter
+from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.settings import read_yaml
 from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams

@@ -12,6 +12,7 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.session.engine_port import CommandPort, EnginePort
 from tts_worker.session.frame_clock import FrameClock
 from tts_worker.session.language_routing import LanguageRouter, RoutingPort
@@ -22,7 +23,6 @@ from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionObserver, UtteranceExporter
 from tts_worker.session.session import LocalSession, SessionHooks, SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer

@@ -2,7 +2,7 @@
 
 wetext takes about 0.1 ms per character, so it has a thread. That takes one segment of a session at a time, so a long
 text does not delay other sessions. Segments keep their order; STOP overtakes and drops them. The rules of
-``text.front_end`` follow, also without wetext.
+``front_end.rules`` follow, also without wetext.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
+from tts_worker.front_end.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
+from tts_worker.front_end.rules import FrontEnd
 from tts_worker.session.engine_port import CommandPort
-from tts_worker.text.front_end import FrontEnd
-from tts_worker.text.normalizer import LANGUAGES, Normalize, needs_rewriting, normalize_segment
 from tts_worker.types import (
     Cancel,
     Command,

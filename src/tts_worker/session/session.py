@@ -184,6 +184,11 @@ class LocalSession:
         return self._machine.buffered_samples
 
     @property
+    def skipped_chars(self) -> int | None:
+        """Text that the voice is known not to speak, in characters; None while text has not been read."""
+        return None if self._machine.has_unread_text else self._machine.skipped_chars
+
+    @property
     def unspoken_chars(self) -> int:
         """Accepted text without audio so far."""
         return self._machine.unspoken_chars

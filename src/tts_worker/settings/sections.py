@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from tts_worker.types import UrlMode
+from tts_worker.types import DropReasoning, UrlMode
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
@@ -346,6 +346,7 @@ class TextSettings(Section):
 
     Attributes:
         drop_reasoning: Skip reasoning and tool text of language models: ``<think>``, ``<tool_call>`` and the like.
+            "from_start": each text begins within reasoning, as of a model whose template has the opening tag.
         reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
             CosyVoice's own front end, with wetext where the extra "normalise" is installed.
         lexicon: Word -> spelling or /phonemes/, or the YAML file with that.
@@ -353,7 +354,7 @@ class TextSettings(Section):
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    drop_reasoning: bool = True
+    drop_reasoning: DropReasoning = True
     reading: Literal["own", "reference"] = "own"
     lexicon: dict[str, Any] | Path = Field(default_factory=dict)
 

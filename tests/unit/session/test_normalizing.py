@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import RecordingEngine, virtual
 from tts_worker.errors import ErrorCode, ErrorInfo
+from tts_worker.front_end.rules import FrontEnd
 from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
-from tts_worker.text.front_end import FrontEnd
 from tts_worker.types import (
     Boundary,
     Cancel,

@@ -250,8 +250,9 @@ async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str 
 
 def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:
     audio_format = fields.value("response_format", "pcm")
+    headers: dict[str, str] = {}
     if fields.value("stream", True):
-        body = download(hub, options, fields.text, open_encoder(AudioFormat(audio_format)))
+        body = download(hub, options, fields.text, open_encoder(AudioFormat(audio_format)), headers)
     else:
-        body = whole_download(hub, options, fields.text, AudioFormat(audio_format))
-    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ)
+        body = whole_download(hub, options, fields.text, AudioFormat(audio_format), headers)
+    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ, headers=headers)

@@ -111,18 +111,19 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         checksums = wants_checksums(request.query_params)
         options = _options(speech_request, rate_hz, _engine(speech_request.model, hub))
         options = within_speeds(hub, replace(options, instruct=instruct))
+        headers = {} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"}
         encoder = open_encoder(speech_request.response_format, rate_hz)
         if speech_request.stream:
-            audio = download(hub, options, text, encoder)
+            audio = download(hub, options, text, encoder, headers)
         else:
-            audio = whole_download(hub, options, text, speech_request.response_format)
+            audio = whole_download(hub, options, text, speech_request.response_format, headers)
         use_sse = speech_request.stream_format == "sse"
         return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
             limits,
             rate_hz=rate_hz,
-            headers={} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"},
+            headers=headers,
         )
 
     return routes

@@ -16,7 +16,7 @@ from tts_worker.engine.cosyvoice.bundle.config import (
     MAX_TOKENS_PER_WEIGHT,
     MIN_TOKENS_PER_WEIGHT,
 )
-from tts_worker.text.rewrite_alignment import word_weight
+from tts_worker.text.characters import word_weight
 from tts_worker.text.spoken_words import SpokenWord
 
 _RATE_HZ = 25  # of the figures of ``config``

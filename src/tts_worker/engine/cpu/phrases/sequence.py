@@ -20,7 +20,8 @@ from tts_worker.engine.cpu.phrases.text import Phrase
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Need
 from tts_worker.engine.shell import EngineSequence
-from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, SynthesisParams, WordTiming
+from tts_worker.text.spoken_words import SpokenWord, spoken_words
+from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Skipped, SynthesisParams, WordTiming
 
 EARLY_SAMPLES = SAMPLE_RATE_HZ
 """How far beyond its credit an utterance may have audio before its next phrase begins.
@@ -111,6 +112,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         self._phonemize_ms = 0.0  # spent on the next phrase so far
         self._network_ms = 0.0  # spent on the next block
         self._timed_until_char = 0  # words before this have been reported
+        self._unread_words: deque[SpokenWord] = deque()  # of the segment, not in a phrase so far
 
     def add_text(self, segment: Segment) -> None:
         self._segments.append(segment)
@@ -225,15 +227,31 @@ class PhraseSequence(EngineSequence, Generic[P]):
             self._segment = self._segments.popleft()
             self._phrases = self._network.phrases(self._segment, self.params)
             self._started_phrases = 0
+            self._unread_words.extend(spoken_words(self._segment))
         try:
             self._next_phrase = next(self._phrases)
         except StopIteration:
             self._phrases = None
+            self._skip_words_before(None)
             if self._segment is not None:
                 self._add_pause(self._segment.boundary)
         else:
             if self._next_phrase is not None:
+                self._skip_words_before(self._next_phrase)
                 self._enter(PhrasePhase.READY)
+
+    def _skip_words_before(self, phrase: Phrase | None) -> None:
+        """Note the words that have no phonemes, up to the last word of ``phrase``; without it the rest of the segment.
+
+        A sign that is no word is not noted: most are silent.
+        """
+        words = () if phrase is None else phrase.words
+        spoken = {word.start_char for word in words}
+        last = words[-1].start_char if words else -1
+        while self._unread_words and (phrase is None or self._unread_words[0].start_char <= last):
+            word = self._unread_words.popleft()
+            if word.start_char not in spoken and any(map(str.isalnum, word.text)):
+                self.output.skip(Skipped(word.start_char, word.end_char, "pronunciation"))
 
     def end_prediction(self, run: FinishedRun[P]) -> None:
         """Begin the next phrase with its prediction, or go on with the one whose prediction was freed."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tts_worker.text.spoken_words import SpokenWord, source_ranges, spoken_words
+from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment
 
 MAX_PHONEMES = 200
@@ -28,6 +28,7 @@ _MAX_WORD_CHARS = 30  # the G2P takes cubic time in the length of text without s
 _WORD_PIECE_CHARS = 24
 _MAX_NUMBER_DIGITS = 15  # the G2P has no names for longer numbers; they are read digit by digit
 
+_WORD = re.compile(r"\S+")
 _DIGITS = re.compile(rf"\d{{{_MAX_NUMBER_DIGITS + 1},}}")
 _LONG_WORD = re.compile(rf"\S{{{_MAX_WORD_CHARS + 1},}}")
 _INNER_BREAK = re.compile(r"(?<=[^\w\s])(?=\w)")
@@ -248,14 +249,14 @@ class Phonemizer:
                 ranges = [(run.start, run.start + len(run.text))]
                 joins_previous = is_joined
             else:
-                normalized = " ".join(_bounded(_QUOTES.sub("", run.text.translate(_MARKS))).split())
-                pairs = _with_possessives(self.g2p.tokenizer(normalized))
+                pieces = list(_pieces(run))
+                pairs = _with_possessives(self.g2p.tokenizer(" ".join(text for text, _, _ in pieces)))
                 tags = self.g2p.tagger([text for text, _ in pairs]) if pairs else []
                 new_tokens = [
                     self.make_token(text, tag, space, **self._accented(text))
                     for (text, space), tag in zip(pairs, tags, strict=True)
                 ]
-                ranges = [(run.start + start, run.start + end) for start, end in source_ranges(run.text, normalized)]
+                ranges = [(start, end) for _, start, end in pieces]
                 joins_previous = is_joined and not run.text[:1].isspace()
             if is_joined and not joins_previous:
                 tokens[-1].whitespace = " "
@@ -482,8 +483,15 @@ def _single_words(runs: Sequence[TextRun]) -> Iterator[TextRun]:
         if run.phonemes is not None:
             yield run
         else:
-            for word in re.finditer(r"\S+", run.text):
+            for word in _WORD.finditer(run.text):
                 yield TextRun(word.group(), run.start + word.start())
+
+
+def _pieces(run: TextRun) -> Iterator[tuple[str, int, int]]:
+    """Yield what the G2P gets of a run, without spaces, with the range of the word that it belongs to."""
+    for word in _WORD.finditer(run.text):
+        for piece in _bounded(_QUOTES.sub("", word.group().translate(_MARKS))).split():
+            yield piece, run.start + word.start(), run.start + word.end()
 
 
 def _bounded(text: str) -> str:

@@ -9,7 +9,7 @@ import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from tts_worker.text.characters import extends, is_opener, is_spoken, is_unspaced, spoken_weight
+from tts_worker.text.characters import breaks_before, word_weight
 
 _BLOCK_WORDS = 64
 """A gap of more words is aligned in blocks, which keeps hostile text linear; no segment has as many."""
@@ -39,21 +39,6 @@ def word_ranges(text: str) -> list[tuple[int, int]]:
     if start >= 0:
         found.append((start, len(text)))
     return found
-
-
-def breaks_before(before: str, char: str) -> bool:
-    """Return whether a new word begins at ``char`` without a space before it."""
-    if extends(char) or is_opener(before):
-        return False
-    if is_unspaced(char):
-        return True
-    # After ideographs, letters, digits and opening brackets begin a word; other punctuation is attached.
-    return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
-
-
-def _tail_is_unspaced(char: str) -> bool:
-    # Ideographic punctuation ends a word, as an ideograph does.
-    return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
 
 
 def _comparison_key(word: str) -> str:
@@ -106,25 +91,6 @@ def align_words(source: str, target: str) -> list[tuple[int, int, int, int]]:
         s = s_anchor + 1
         t = t_anchor + 1
     return [(*words, *origin) for words, origin in zip(target_units, ranges, strict=True)]
-
-
-def source_ranges(source: str, target: str) -> list[tuple[int, int]]:
-    """Return the range of ``source`` that each whitespace-separated word of ``target`` comes from.
-
-    ``target`` is a rewriting of ``source`` (numbers spelled out, abbreviations expanded, symbols replaced). Identical
-    words anchor the alignment; words between anchors are distributed in order. Ranges are half-open and monotonic; an
-    inserted word has an empty range. Defined for any two strings, in linear time for long texts.
-    """
-    result: list[tuple[int, int]] = []
-    last_end = -1
-    for target_start, target_end, start, end in align_words(source, target):
-        if target_start == last_end:  # the same whitespace-separated word continues (script without spaces)
-            before, until = result[-1]
-            result[-1] = (start if before == until else before, max(until, end))
-        else:
-            result.append((start, end))
-        last_end = target_end
-    return result
 
 
 def _anchors(source: list[str], target: list[str], s0: int, t0: int) -> Iterator[tuple[int, int]]:
@@ -229,8 +195,3 @@ def _assign_groups(items: list[int], groups: list[int]) -> list[int]:
         result.append(group)
         done += item
     return result
-
-
-def word_weight(word: str) -> int:
-    """Return the spoken weight of ``word`` plus one for the space after it."""
-    return 1 + sum(map(spoken_weight, word))

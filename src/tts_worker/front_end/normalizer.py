@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tts_worker.errors import MissingExtra
+from tts_worker.front_end.alignment import align_words
 from tts_worker.text.language import primary_tag
-from tts_worker.text.rewrite_alignment import align_words
 from tts_worker.text.span_rewriting import Rewrite, rewrite_plain
 from tts_worker.types import Segment
 

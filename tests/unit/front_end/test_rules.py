@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
 from tts_worker.text.control_tags import ControlTags
-from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tts_worker.errors import MissingExtra
-from tts_worker.text.normalizer import Normalize, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.front_end.normalizer import Normalize, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, Span
 

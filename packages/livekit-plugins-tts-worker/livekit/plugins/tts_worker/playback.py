@@ -1,7 +1,7 @@
-"""Detects the agent's pauses: an audio output in front of LiveKit's sink.
+"""Follows the agent's playback: an audio output in front of LiveKit's sink.
 
 LiveKit emits no event when it pauses or resumes the sink, so this output forwards all calls to the sink and reports
-them.
+them, and how far each segment was played.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ from collections.abc import Callable
 from typing import Any
 
 from livekit.agents.voice import AgentSession
-from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities
+from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities, PlaybackFinishedEvent
 
 from livekit import rtc
 from tts_worker.errors import InvalidRequest
 
 
-def follow_pauses(session: AgentSession[Any], on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
-    """Call back whenever the agent pauses or resumes playback. Raises InvalidRequest without an audio output."""
+def follow_playback(
+    session: AgentSession[Any],
+    on_pause: Callable[[], None],
+    on_resume: Callable[[], None],
+    on_finished: Callable[[PlaybackFinishedEvent], None],
+) -> None:
+    """Call back whenever the agent pauses or resumes playback, and when that of a segment has ended.
+
+    Raises:
+        InvalidRequest: The session has no audio output.
+    """
     sink = session.output.audio
     if sink is None:
         raise InvalidRequest("the agent has no audio output yet: attach after session.start(...)")
-    session.output.audio = PauseTap(sink, on_pause, on_resume)
+    session.output.audio = tap = PlaybackTap(sink, on_pause, on_resume)
+    tap.on("playback_finished", on_finished)
 
 
-class PauseTap(AudioOutput):
+class PlaybackTap(AudioOutput):
     """Forwards everything to ``sink``.
 
     ``on_pause`` runs after the sink was paused and ``on_resume`` before it is resumed, so that the callbacks delay
@@ -33,7 +43,7 @@ class PauseTap(AudioOutput):
 
     def __init__(self, sink: AudioOutput, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
         super().__init__(
-            label="tts-worker pauses",
+            label="tts-worker playback",
             capabilities=AudioOutputCapabilities(pause=True),
             next_in_chain=sink,
             sample_rate=sink.sample_rate,
