@@ -48,7 +48,7 @@ examples.register_profile("thorough", **ANY_MACHINE, derandomize=False, max_exam
 examples.load_profile("same examples")
 
 SLOW = (
-    "behaviour/",
+    "behavior/",
     "browser/",
     "features/test_deletion.py",
     "gpu/",
@@ -100,15 +100,16 @@ SLOW = (
     "unit/tools/test_lm_step_graph.py",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
-    "unit/commands/test_bundles.py",
+    "features/voicepack/test_directory.py",
     "unit/commands/test_doctor_backends.py",
-    "unit/commands/test_voice_commands.py",
+    "features/acceleration/",
+    "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
     "unit/engine/test_kokoro.py",
     "unit/engine/test_process.py",
     "unit/models/test_hyperyaml.py",
     "unit/models/test_onnx_file.py",
-    "unit/models/test_pull.py",
+    "features/voicepack/test_pull.py",
     "unit/streaming/",
     "unit/test_compare_upstream.py",
     "unit/text/test_english_reading.py::test_every_character_can_be_read",
@@ -122,11 +123,12 @@ SLOW = (
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 
 SAMPLES = (
-    "behaviour/test_behaviour.py::test_behaviour_in_virtual_time",
-    "behaviour/test_behaviour.py::test_behaviour[grpc-stop_ends_speech_within_50_ms]",
+    "behavior/test_behavior.py::test_behavior_in_virtual_time",
+    "behavior/test_behavior.py::test_behavior[grpc-stop_ends_speech_within_50_ms]",
     "features/batch/test_batch.py::test_results_are_those_of_single_requests",
     "features/tracing/test_traces.py::test_websocket_utterances_become_spans",
     "features/test_deletion.py::test_sections_of_features_are_settings",
+    "features/voicepack/test_pull.py::test_complete_directory_is_not_downloaded_again",
     "integration/test_golden_chunks.py::",  # CosyVoice, in a process of its own
     "integrations/test_pipecat.py::test_turn_is_one_utterance_with_words_and_metrics",
     "simulation/test_promises.py::",
@@ -140,7 +142,7 @@ MAX_FAST_CPU_S = 5.0
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
     "tests/unit/streaming/",  # loaded networks
-    "tests/behaviour/",
+    "tests/behavior/",
     "tests/browser/",  # a browser and a server
     "tests/features/fleet/test_ray.py",  # waits for processes most of the time
     "tests/quality/",  # a recognizer

@@ -266,7 +266,7 @@ class SessionOptions:
     lexicon: Mapping[str, Any] | None = None
     markdown: bool | None = None
     urls: UrlMode | None = None
-    normalise: bool | None = None
+    normalize: bool | None = None
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
     flush_after_ms: float | None = None

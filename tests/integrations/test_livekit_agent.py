@@ -14,16 +14,16 @@ from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tt
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
 from livekit.plugins.tts_worker import TTS
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import faulty_worker, serve_setup
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
 from tts_worker.client import Client, ClientSettings, SessionOptions
-from tts_worker.client.local import LocalConnector
 from tts_worker.client.websocket import WebSocketConnector
+from tts_worker.local import LocalConnector
 
 REPLY = "One two three four five six seven."
 STORY = "This is the longest story that I know, and it goes on and on for quite a while."

@@ -1,4 +1,4 @@
-"""The engine protocol over modelled stages."""
+"""The engine protocol over modeled stages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Usage:
 
 
 class SimulatedEngine(EngineShell[SimulatedSequence]):
-    """The engine protocol over modelled stages.
+    """The engine protocol over modeled stages.
 
     Args:
         times: Times of the stages.

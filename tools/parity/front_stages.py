@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFeatures
-from tts_worker.engine.cosyvoice.voices.enrol import normalize
+from tts_worker.engine.cosyvoice.voices.enroll import normalize
 from tts_worker.engine.cosyvoice.voices.features import WHISPER_RATE_HZ, KaldiFbank
 from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import MissingExtra

@@ -89,7 +89,7 @@ class _HiftStage:
                 noise = self._zero_noise(self.start, self._samples, self.harmonics).to(self._mel)
                 close(golden, key, hift.m_source(self._f0, self._phase, noise), SHORT_WAVE)
             case "decode_source_stft":
-                close(golden, key, hift.fourier.analyse(golden["decode_source"]), FEATURES)
+                close(golden, key, hift.fourier.analyze(golden["decode_source"]), FEATURES)
             case "decode" | "decode_final0" | "decode_final1":
                 close(golden, key, self._decode(_is_final(key)), DECODE)
             case "seeded_gauss":

@@ -178,7 +178,7 @@ class FilterStage(Stage):
 def _power(net: SourceFilter, noise: Array) -> Tensor:
     """Power ``[columns, bins]`` of ``noise``, relative to the expected one of the excitation's noise."""
     dims = net.dims
-    real, imaginary = net.fourier.analyse(torch.from_numpy(noise.astype(np.float32) / 32768)[None, None]).chunk(2, 1)
+    real, imaginary = net.fourier.analyze(torch.from_numpy(noise.astype(np.float32) / 32768)[None, None]).chunk(2, 1)
     window_power = dims.n_fft * 3 / 8  # of a Hann window
     power: Tensor = (real.square() + imaginary.square())[0].T[:-1] / (window_power * noise_level(dims) ** 2)
     return power.clamp(max=6e4)

@@ -31,7 +31,7 @@ from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.voices.enrol import plain_transcript
+from tts_worker.engine.cosyvoice.voices.enroll import plain_transcript
 from tts_worker.engine.cosyvoice.voices.speaker import instruct_ids
 from tts_worker.errors import ConfigError, TTSWorkerError
 from tts_worker.voices.files import VOICES_DIR, Voice, save_voice

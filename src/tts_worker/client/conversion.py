@@ -18,9 +18,9 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from tts_worker.client.arguments import read_file
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, read_parts
 from tts_worker.client.iteration import iterate
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, settings_from
+from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
 from tts_worker.feature import find_converter

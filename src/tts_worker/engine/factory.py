@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tts_worker import __version__
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import MissingExtra, OutOfMemory
@@ -19,6 +18,7 @@ from tts_worker.settings import (
     ToneEngineSettings,
 )
 from tts_worker.types import Alignment, EngineInfo
+from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 _SAMPLED_BYTES = 65_536
@@ -30,7 +30,7 @@ class EngineFactory:
 
     Attributes:
         settings: Settings of the engine.
-        enrolled: Voices enrolled at run time, for engines that can enrol voices.
+        enrolled: Voices enrolled at run time, for engines that can enroll voices.
         memory_share: Part of a GPU's memory that the engine may use.
     """
 
@@ -55,7 +55,7 @@ def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
     return EnrolledVoices(settings.bundle, rl=settings.rl, device=settings.device)
 
 
-def can_enrol(settings: EngineSettings) -> bool:
+def can_enroll(settings: EngineSettings) -> bool:
     """Whether an engine makes voices of recordings and converts speech: its bundle may lack the models for that."""
     if not isinstance(settings, CosyVoiceEngineSettings):
         return False

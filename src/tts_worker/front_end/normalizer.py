@@ -35,7 +35,7 @@ def load_normalizer() -> Normalize:
         MissingExtra: The package is not installed.
     """
     if find_spec("wetext") is None:
-        raise MissingExtra("text normalization", "normalise")
+        raise MissingExtra("text normalization", "normalize")
     rules: dict[str, Normalizer] = {}
 
     def normalize(text: str, language: str | None) -> str:

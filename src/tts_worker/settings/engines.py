@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tts_worker.errors import ConfigError, UnknownVoice
-from tts_worker.settings.sections import Section
+from tts_worker.section import Section
 from tts_worker.voices.installed import installed_voice, installed_voices
 
 

@@ -57,7 +57,7 @@ class VoiceDetails(VoiceMetadata):
         has_prompt: Whether it has prompt audio.
         source: How the voice came about: ``recording``, ``mix`` or ``pack``.
         source_hash: SHA-256 of the file of a voice pack.
-        notes: Remarks of the enrolment.
+        notes: Remarks of the enrollment.
         figures: What was measured of the recording (``audio.prompt.PromptFigures``).
     """
 

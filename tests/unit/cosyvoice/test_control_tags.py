@@ -146,14 +146,14 @@ def test_engine_names_its_tags() -> None:
 )
 def test_say_applies_the_rules(how: dict[str, bool], spoken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def without_wetext() -> None:
-        raise MissingExtra("text normalization", "normalise")
+        raise MissingExtra("text normalization", "normalize")
 
     monkeypatch.setattr(speak_offline, "load_normalizer", without_wetext)
     assert [segment.text for segment in said("他 有3m²", **how)] == spoken
 
 
 def test_say_reads_with_wetext_where_it_is_installed() -> None:
-    pytest.importorskip("wetext", reason="needs the extra 'normalise'")
+    pytest.importorskip("wetext", reason="needs the extra 'normalize'")
     (segment,) = said("他有25%。", by_reference=True)
     assert segment.text == "他有百分之二十五。"
 

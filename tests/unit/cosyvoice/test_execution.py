@@ -36,8 +36,9 @@ PLAIN_TESTS = (
 DOCTOR = """
 from tests.fakes import without_acceleration
 from tts_worker.commands.doctor_backends import backend_findings
+from tts_worker.features.acceleration import FEATURE
 
-for finding in backend_findings():
+for finding in [*backend_findings(), *FEATURE.checks()]:
     print(finding.what, finding.status.name, finding.detail)
 """
 

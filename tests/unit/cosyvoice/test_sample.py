@@ -143,7 +143,7 @@ def test_tokens_outside_the_window_may_repeat() -> None:
 
 
 def test_hash_equals_splitmix64() -> None:
-    """splitmix64's finaliser in Python's own integers: what every device must give."""
+    """splitmix64's finalizer in Python's own integers: what every device must give."""
 
     def reference(x: int) -> int:
         x &= MASK64

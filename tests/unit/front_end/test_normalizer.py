@@ -78,7 +78,7 @@ def test_nonsense_from_the_rules_keeps_speech(rewritten: str) -> None:
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
-    with pytest.raises(MissingExtra, match=r"\.\[normalise\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[normalize\]"):
         load_normalizer()
 
 
@@ -91,7 +91,7 @@ def test_package_loads_with_the_first_text(monkeypatch: pytest.MonkeyPatch, wete
 
 @pytest.fixture(scope="module")
 def wetext() -> Normalize:
-    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    pytest.importorskip("wetext", reason='needs the extra "normalize"')
     return load_normalizer()
 
 

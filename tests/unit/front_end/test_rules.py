@@ -75,7 +75,7 @@ def test_rules_without_wetext_equal_the_reference(text: str, reference: str) -> 
 
 @pytest.mark.parametrize(("text", "reference"), [(text, written) for text, _, written in GOLDEN])
 def test_rules_after_wetext_equal_the_reference(text: str, reference: str) -> None:
-    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    pytest.importorskip("wetext", reason='needs the extra "normalize"')
     assert joined(spoken_segments([text], wetext=True)) == reference.replace("\\", "")
 
 

@@ -1,4 +1,4 @@
-"""Device behaviour simulated on the CPU: graphs with static buffers, and late results."""
+"""Device behavior simulated on the CPU: graphs with static buffers, and late results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sessions over CosyVoice in interleaved mode, on a real engine thread.
 
-Clause mode runs the whole table of tests/behaviour.
+Clause mode runs the whole table of tests/behavior.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: p
 
 
 async def test_voice_stored_at_run_time_reaches_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server process enrols voices; the same text has the same audio as with the engine on a thread."""
+    """The server process enrolls voices; the same text has the same audio as with the engine on a thread."""
     monkeypatch.setattr(config, "EULER_STEPS", OFFICIAL_STEPS)  # as in the process
     settings = CosyVoiceEngineSettings.model_validate(ENGINE)
     audio = []

@@ -6,7 +6,7 @@
   (``/tts``, ...). The response is MP3, WAV or PCM according to ``response_format``, whole or streamed.
 
 Unlike the originals, responses state the sample rate, an unknown voice is an error, a recording is never a file path,
-and synthesis stops when the client disconnects. A recording needs an engine that enrols voices.
+and synthesis stops when the client disconnects. A recording needs an engine that enrolls voices.
 """
 
 from __future__ import annotations
@@ -233,19 +233,19 @@ def _conversion(hub: SessionHub, limits: ApiLimits) -> Callable[[Request], Await
         source = RecordedSource(body.recording(fields.source))
         voice = fields.voice
         if voice is None:
-            voice = await hub.enrol(body.recording(fields.recording))
+            voice = await hub.enroll(body.recording(fields.recording))
         return converted_to(voice, fields.speed, source)
 
     return conversion
 
 
 async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str | None:
-    """Return the voice that the request names, or enrol that of its recording."""
+    """Return the voice that the request names, or enroll that of its recording."""
     name = fields.recording
     if name is None or (fields.optional_recording and name not in body.files and name not in body.fields):
         voice: str | None = fields.value("voice")
         return voice
-    return await hub.enrol(body.recording(name), fields.value("transcript", ""))
+    return await hub.enroll(body.recording(name), fields.value("transcript", ""))
 
 
 def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:

@@ -103,7 +103,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = _resolve_voice(await _enrol(validate(SpeechRequest, data), hub), hub)
+        speech_request = _resolve_voice(await _enroll(validate(SpeechRequest, data), hub), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
@@ -129,13 +129,13 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     return routes
 
 
-async def _enrol(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
-    """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enrol``."""
+async def _enroll(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
+    """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enroll``."""
     if request.ref_audio is None:
         if request.ref_text:
             raise InvalidRequest("ref_text is the transcript of ref_audio, which is missing")
         return request
-    voice = await hub.enrol(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
+    voice = await hub.enroll(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
     return request.model_copy(update={"voice": voice})
 
 

@@ -120,9 +120,9 @@ def test_load_without_audio_meets_the_goal() -> None:
     assert not Goal().is_met({**unheard, "failed": 1})
 
 
-@pytest.mark.parametrize("name", ["h200-modelled-written", "h200-modelled-mended"])
-def test_modelled_times_say_that_they_are_modelled(name: str) -> None:
-    assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modelled, not measured")
+@pytest.mark.parametrize("name", ["h200-modeled-written", "h200-modeled-mended"])
+def test_modeled_times_say_that_they_are_modeled(name: str) -> None:
+    assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modeled, not measured")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_bad_numbers_are_refused(arguments: list[str], message: str, capsys: pyt
 
 
 def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = STAGE_TIMES / "h200-modelled-mended.json"
+    file = STAGE_TIMES / "h200-modeled-mended.json"
     args = ["simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]
 
     assert main([*args, "--json"]) == 0

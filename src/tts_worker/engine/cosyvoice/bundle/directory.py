@@ -27,7 +27,7 @@ from tts_worker.engine.cosyvoice.bundle.weights import (
     check_values,
     complete,
     expected_shapes,
-    normalise_keys,
+    normalize_keys,
 )
 from tts_worker.errors import BundleError
 from tts_worker.models.bundles.onnx_file import check_onnx
@@ -159,7 +159,7 @@ class Bundle:
 
     def _read(self, part: str, expected: Mapping[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
         file = self.weight_file(part)
-        tensors = normalise_keys(part, read_tensors(file), str(file))
+        tensors = normalize_keys(part, read_tensors(file), str(file))
         return tensors, check_tensors(expected, tensors, file.name)
 
 

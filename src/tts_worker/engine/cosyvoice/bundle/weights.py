@@ -73,7 +73,7 @@ def expected_shapes(config: CosyVoiceConfig, part: str) -> Mapping[str, Shape]:
     return MappingProxyType({key: tuple(tensor.shape) for key, tensor in state.items()})
 
 
-def normalise_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
+def normalize_keys(part: str, tensors: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
     """Rename keys to the current names: strips ``generator.`` from the vocoder, weight norm as ``parametrizations``.
 
     Raises:

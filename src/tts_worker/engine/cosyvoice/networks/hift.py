@@ -356,7 +356,7 @@ class Fourier(nn.Module):
         self.inverse_kernel = (basis * twice / n).float().to(device)
         self.window_square = (window[None, None] ** 2).float().to(device)
 
-    def analyse(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
+    def analyze(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
         """STFT: ``[B, 1, L] -> [B, 2*bins, L/hop + 1]``, real parts then imaginary parts.
 
         ``ends [B]``: samples of each signal; its end is reflected there instead of at ``L``.
@@ -526,9 +526,9 @@ class Hift(nn.Module):
         stages = len(self.ups)
         columns = None  # which columns of the spectrum exist
         if ends is None:
-            spectrum = self._analyse(source, None)  # [B, n_fft+2, T*frame/hop + 1]
+            spectrum = self._analyze(source, None)  # [B, n_fft+2, T*frame/hop + 1]
         else:
-            spectrum = self._analyse(source, ends.frames * dims.frame_samples)
+            spectrum = self._analyze(source, ends.frames * dims.frame_samples)
             columns = ends.mask(spectrum, dims.frame_samples // dims.hop, 1)
             spectrum = spectrum * columns
         ahead = dims.conv_pre_look_right if dims.causal else 0
@@ -557,9 +557,9 @@ class Hift(nn.Module):
         audio = self._synthesize(x, spectrum, columns)[:, (first - dropped) * dims.frame_samples :]
         return audio[:, : -dims.frame_samples] if dims.causal and not final else audio
 
-    def _analyse(self, source: Tensor, samples: Tensor | None) -> Tensor:
+    def _analyze(self, source: Tensor, samples: Tensor | None) -> Tensor:
         """Spectrum of the excitation; ``samples [B]``: length of each."""
-        return self.fourier.analyse(source, samples)
+        return self.fourier.analyze(source, samples)
 
     def _synthesize(self, x: Tensor, spectrum: Tensor, columns: Tensor | None) -> Tensor:
         """Audio from the output of the last convolution and the excitation's spectrum of the same columns."""

@@ -72,8 +72,8 @@ class SourceFilter(Hift):
             x = self._stage(i, x, x, None, rate)
         return cast("Tensor", self.conv_post(x))
 
-    def _analyse(self, source: Tensor, samples: Tensor | None) -> Tensor:
-        return torch.cat([self.fourier.analyse(part, samples) for part in source.split(1, dim=1)], dim=1)
+    def _analyze(self, source: Tensor, samples: Tensor | None) -> Tensor:
+        return torch.cat([self.fourier.analyze(part, samples) for part in source.split(1, dim=1)], dim=1)
 
     def _synthesize(self, x: Tensor, spectrum: Tensor, columns: Tensor | None) -> Tensor:
         bins = x.shape[1] // 2

@@ -31,7 +31,7 @@ from tts_worker.errors import BundleError, InvalidRequest, MissingExtra
 
 log = logging.getLogger(__name__)
 
-_OPENING = threading.Lock()  # enrolment and conversion share the models
+_OPENING = threading.Lock()  # enrollment and conversion share the models
 
 MIN_RATE_HZ = 16_000
 MAX_TOKENIZER_S = 30.0  # limit of the speech tokenizer

@@ -1,8 +1,8 @@
 """Cache of the voices of one engine and of what is computed once per voice.
 
 A voice has a trimmed flow prompt (so that the first chunk boundary comes early), its pages in the flow cache, and the
-keys and values of the prompt text. Voices come from the model directory, from enrolment, and from a directory of stored
-voices that another thread reads again for every request, so that a slow disk does not stop the engine.
+keys and values of the prompt text. Voices come from the model directory, from enrollment, and from a directory of
+stored voices that another thread reads again for every request, so that a slow disk does not stop the engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Voices enrolled from recordings at run time.
 
-The enrolment thread (``tts_worker.voices.enrolment``) writes, the engine thread reads. An entry never changes once it
+The enrollment thread (``tts_worker.voices.enrollment``) writes, the engine thread reads. An entry never changes once it
 is stored, so no lock is needed. Entries live in memory only and outlive an engine that is rebuilt after a fault. An
 engine in a process of its own has a copy, to which changes are sent (``tts_worker.engine.base.SharedState``).
 """
@@ -78,8 +78,8 @@ class EnrolledVoices:
         """Store a voice. It takes precedence over a voice of the same name in the model directory."""
         self.apply(VoiceChange(name, voice))
 
-    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
-        """Compute and store the voice of ``recording``. Called on the enrolment thread.
+    def enroll(self, name: str, recording: Recording, transcript: str) -> None:
+        """Compute and store the voice of ``recording``. Called on the enrollment thread.
 
         Raises:
             InvalidRequest: The recording is unsuitable; the message says why.
@@ -89,18 +89,18 @@ class EnrolledVoices:
         self.store(name, self.compute(recording, transcript)[0])
 
     def compute(self, recording: Recording, transcript: str) -> tuple[Voice, PromptFigures]:
-        """Compute the voice of ``recording`` without storing it. Called on the enrolment thread.
+        """Compute the voice of ``recording`` without storing it. Called on the enrollment thread.
 
-        Raises as ``enrol``.
+        Raises as ``enroll``.
         """
-        from tts_worker.engine.cosyvoice.voices.enrol import enrol_measured
+        from tts_worker.engine.cosyvoice.voices.enroll import enroll_measured
 
         try:
             bundle, frontend = self._load_prompt_models()
-            return enrol_measured(bundle, frontend, recording, transcript)
+            return enroll_measured(bundle, frontend, recording, transcript)
         except BundleError as error:
-            log.error("voice enrolment is unavailable: %s", error.message)
-            raise SynthesisFailed("the model cannot enrol voices: its prompt models do not work") from None
+            log.error("voice enrollment is unavailable: %s", error.message)
+            raise SynthesisFailed("the model cannot enroll voices: its prompt models do not work") from None
 
     def speech_tokens(self, window: Window) -> tuple[int, ...]:
         """Return the speech tokens of the new audio of a window. Called on the conversion thread.

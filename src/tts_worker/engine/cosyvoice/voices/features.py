@@ -114,11 +114,11 @@ class KaldiFbank:
         step = (high - low) / (bins + 1)
         index = torch.arange(bins)[:, None]
         left = low + index * step
-        centre = low + (index + 1.0) * step
+        center = low + (index + 1.0) * step
         right = low + (index + 2.0) * step
         hz = WHISPER_RATE_HZ / self.n_fft * torch.arange(self.n_fft // 2)
         mel = (1127.0 * (1.0 + hz / 700.0).log())[None]
-        triangles = torch.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clamp(min=0)
+        triangles = torch.minimum((mel - left) / (center - left), (right - mel) / (right - center)).clamp(min=0)
         self.filters = F.pad(triangles, (0, 1))  # [bins, n_fft / 2 + 1]; zero at the Nyquist frequency
         self.fft_dtype = fft_dtype
         hann = torch.hann_window(self.window, periodic=False)

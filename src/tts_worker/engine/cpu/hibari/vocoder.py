@@ -137,7 +137,7 @@ class Vocoder:
     def _noise(self, first: int, last: int) -> NDArray[np.complex64]:
         """Return white noise for frames ``[last - first, 601]``.
 
-        Every frame takes neighbouring values from a random place. Frames that overlap take them from different tables.
+        Every frame takes neighboring values from a random place. Frames that overlap take them from different tables.
         """
         return noise_windows()[np.arange(first, last) % _OVERLAP, self._noise_starts[first:last]]
 
@@ -155,11 +155,11 @@ def pulse_train(f0_hz: Floats) -> Floats:
     are exact in 64 bits, in any order.
     """
     around = np.pad(f0_hz, 1, mode="edge")
-    neighbours = sliding_window_view(around, 3)
-    rows = np.flatnonzero(neighbours.max(axis=1) >= _MIN_PITCH_HZ)  # the mean of two equal ones may be rounded up
+    neighbors = sliding_window_view(around, 3)
+    rows = np.flatnonzero(neighbors.max(axis=1) >= _MIN_PITCH_HZ)  # the mean of two equal ones may be rounded up
     # Pitch is linear between the centers of frames: half a frame from the previous center, half to the next one.
     weights = ((np.arange(0.5, FRAME_SAMPLES) / FRAME_SAMPLES - 0.5) % 1).astype(np.float32).reshape(2, -1)
-    near = neighbours[rows]
+    near = neighbors[rows]
     f0 = near[:, :2, None] * (1 - weights) + near[:, 1:, None] * weights
     unvoiced = f0 <= _MIN_PITCH_HZ
     np.maximum(f0, _MIN_PITCH_HZ, out=f0)
