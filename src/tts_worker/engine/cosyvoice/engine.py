@@ -91,6 +91,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
                 control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
+                uninstructed=components.voice_cache.uninstructed,
                 extra=(
                     ("family", config.family),
                     ("text_mode", settings.text_mode.value),

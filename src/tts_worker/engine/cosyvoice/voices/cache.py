@@ -186,6 +186,11 @@ class VoiceCache:
         return (*self._bundled, *stored)
 
     @property
+    def uninstructed(self) -> tuple[str, ...]:
+        """Speakers of the model directory that follow no instruction."""
+        return tuple(name for name, speaker in self._bundled.items() if not speaker.follows_instructions)
+
+    @property
     def warm_up_names(self) -> tuple[str, ...]:
         """A voice with a prompt and one without: their first chunks differ in length.
 
