@@ -190,7 +190,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     open_stream = GrpcConnector.open_stream
 
     async def recorded(connector: GrpcConnector, options: SessionOptions) -> Any:
-        addresses.append(connector._address)
+        addresses.append(connector.address)
         return await open_stream(connector, options)
 
     monkeypatch.setattr(GrpcConnector, "open_stream", recorded)
@@ -468,7 +468,7 @@ async def test_sessions_survive_a_redis_outage() -> None:
 
 
 async def test_a_hanging_registry_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.client.fleet._CACHE_TTL_S", 0.0)
+    monkeypatch.setattr("tts_worker.client.fleet.CACHE_TTL_S", 0.0)
     await fleet.member("one")
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(run_proxy(fleet.url.removeprefix("redis://")))
