@@ -660,6 +660,7 @@ class EngineInfo:
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
+        uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
         test_signal: Its audio is not speech: the level stays as it is.
@@ -678,6 +679,7 @@ class EngineInfo:
     control_tags: tuple[str, ...] = ()
     phonemes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()
     test_signal: bool = False

