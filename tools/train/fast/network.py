@@ -41,7 +41,7 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """``x [B, C, T]``, ``mask [B, 1, T]``: 0 where there is padding."""
-        y = self.pw2(F.gelu(self.pw1(self.norm(self.dw(x * mask).transpose(1, 2)))))
+        y: Tensor = self.pw2(F.gelu(self.pw1(self.norm(self.dw(x * mask).transpose(1, 2)))))
         return x + (self.gamma * y).transpose(1, 2)
 
 
@@ -56,7 +56,8 @@ class SelfAttention(nn.Module):
         split = self.in_proj(x).view(batch, length, 3, _HEADS, width // _HEADS)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None].bool())
-        return self.out_proj(y.transpose(1, 2).reshape(batch, length, width))
+        projected: Tensor = self.out_proj(y.transpose(1, 2).reshape(batch, length, width))
+        return projected
 
 
 class AttentionLayer(nn.Module):
@@ -70,7 +71,8 @@ class AttentionLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x + self.self_attn(self.norm1(x), mask)
-        return x + self.linear2(F.gelu(self.linear1(self.norm2(x))))
+        y: Tensor = self.linear2(F.gelu(self.linear1(self.norm2(x))))
+        return x + y
 
 
 class TextEncoder(nn.Module):
@@ -92,7 +94,8 @@ class TextEncoder(nn.Module):
         x = x.transpose(1, 2)
         for _ in range(self._repeats):
             x = self.attn(x, mask)
-        return self.norm(x).transpose(1, 2)
+        encoded: Tensor = self.norm(x)
+        return encoded.transpose(1, 2)
 
 
 class Prosody(nn.Module):
@@ -151,8 +154,8 @@ class SpectraNet(nn.Module):
         x = self.dec_in(torch.cat([text, torch.stack([pitch, energy], 1) / 5], 1) * frame_mask)
         for block in self.dec:
             x = block(x, frame_mask)
-        head: Tensor = self.head(self.dec_norm(x.transpose(1, 2)))
-        return head.unflatten(2, (PARTS, BINS))
+        head: Tensor = self.head(self.dec_norm(x.transpose(1, 2))).unflatten(2, (PARTS, BINS))
+        return head
 
 
 class FastNetwork(nn.Module):
@@ -221,8 +224,9 @@ def save_network(weights: dict[str, Tensor], source: Path, target: Path) -> None
         else:
             arrays[_graph_name(name)] = array
     for tensor in model.graph.initializer:
-        if (array := arrays.get(tensor.name)) is not None:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
+        if tensor.name in arrays:
+            values = np.ascontiguousarray(arrays[tensor.name])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     target.write_bytes(model.SerializeToString())
 
 

@@ -86,8 +86,8 @@ class KokoroTeacher:
         for wave in audio:
             pcm = np.rint(np.clip(wave.reshape(-1), -1, 1) * 32767).astype(np.int16)[: len(samples)]
             samples[: len(pcm)] = pcm
-        curves = (np.asarray(curve, np.float32).reshape(-1)[:frames] for curve in (f0_hz, energy))
-        return SpokenPhrase(np.asarray(ids, np.int16), whole, *curves, samples)
+        pitch, loudness = (np.asarray(curve, np.float32).reshape(-1)[:frames] for curve in (f0_hz, energy))
+        return SpokenPhrase(np.asarray(ids, np.int16), whole, pitch, loudness, samples)
 
 
 def save_phrases(path: Path, phrases: Sequence[SpokenPhrase]) -> None:
