@@ -14,11 +14,13 @@ from tools.train.fast.teacher import KokoroTeacher, SpokenPhrase, load_phrases, 
 from tools.train.text import held_out, make_corpus
 from tts_worker.audio.pcm import Floats
 from tts_worker.engine.cpu.phrases.text import Phonemizer
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import ConfigError
 from tts_worker.types import SAMPLE_RATE_HZ, Segment
 
 CORPUS = "corpus.txt"
 _PART_PHRASES = 25
+_PART_SEEDS = 1000
 
 Report = Callable[[str], None]
 
@@ -83,16 +85,18 @@ class VoiceData:
     def _parts(self, name: str, sentences: Iterable[str], audio_s: float, *, speaks: bool) -> list[SpokenPhrase]:
         ids = phoneme_ids(self._phonemizer, sentences)
         phrases: list[SpokenPhrase] = []
-        seconds, number = 0.0, 0
-        while seconds < audio_s and (batch := list(islice(ids, _PART_PHRASES))):
+        frames = 0
+        while frames * FRAME_SAMPLES < audio_s * SAMPLE_RATE_HZ and (batch := list(islice(ids, _PART_PHRASES))):
+            number = len(phrases) // _PART_PHRASES
             path = self._run / f"{name}-{number:04d}.npz"
-            if not path.is_file():
-                teacher = KokoroTeacher(
-                    self._style, speaks=speaks, seed=1000 * self._seed + number, threads=self._threads
-                )
+            is_new = not path.is_file()
+            if is_new:
+                seed = _PART_SEEDS * self._seed + number
+                teacher = KokoroTeacher(self._style, speaks=speaks, seed=seed, threads=self._threads)
                 save_phrases(path, [teacher.say(phrase) for phrase in batch])
-            phrases += (part := load_phrases([path]))
-            seconds += sum(phrase.frames for phrase in part) * 300 / SAMPLE_RATE_HZ
-            number += 1
-            self._report(f"{name}: {len(phrases)} phrases, {seconds:.0f} s")
+            part = load_phrases([path])
+            phrases += part
+            frames += sum(phrase.frames for phrase in part)
+            if is_new:
+                self._report(f"{name}: {len(phrases)} phrases, {frames * FRAME_SAMPLES / SAMPLE_RATE_HZ:.0f} s")
         return phrases
