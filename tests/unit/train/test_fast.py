@@ -204,7 +204,7 @@ def test_resumed_fast_stage_equals_one_without_a_break(name: str, tmp_path: Path
     assert_equal(whole.state(), broken.state())
 
 
-@pytest.mark.parametrize(("name", "score"), [("prosody", "f0_hz"), ("spectra", "log")])
+@pytest.mark.parametrize(("name", "score"), [("prosody", "f0_hz"), ("spectra", "stft")])
 def test_fast_stage_learns_its_phrases(name: str, score: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="reads the graph")
     stage = make_stage(name)

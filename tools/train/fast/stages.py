@@ -17,13 +17,12 @@ from tools.train.config import StageConfig
 from tools.train.fast.network import Prosody, SpectraNet
 from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
 from tools.train.fast.vocoder import vocode, white_noise
-from tools.train.spectral import SpectralDistance
+from tools.train.spectral import AudibleDistance
 from tools.train.trainer import Stage
 from tts_worker.engine.cpu.hibari.vocoder import pulse_train
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.types import SAMPLE_RATE_HZ
 
-_SPECTRAL_WEIGHTS = {"magnitude": 1.0, "log": 1.0, "mel": 1.5}
 _PROSODY_WEIGHTS = {"duration": 1.0, "f0_hz": 0.02, "energy": 0.2}
 _NOISE_SALT, _CROP_SALT = 1, 2
 
@@ -143,8 +142,6 @@ def _mean_error(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 class SpectraStage(PhraseStage):
     """Learns spectra through the vocoder, with the teacher's durations, pitch and energy.
 
-    Each step synthesizes twice with different noise, for the energy distance (``SpectralDistance.energy``).
-
     Options:
         discriminator_from: Step from which a discriminator takes part (``Adversary``, with its options).
         crop_frames: Length of the audio that the discriminator gets of each phrase.
@@ -160,28 +157,28 @@ class SpectraStage(PhraseStage):
     ) -> None:
         super().__init__("spectra", net, settings, seed, phrases, held_out)
         self._spectra = net
-        self._distance = SpectralDistance(SAMPLE_RATE_HZ, phases=False)
+        self._distance = AudibleDistance(SAMPLE_RATE_HZ)
         self._discriminator_from = int(settings.option("discriminator_from", 1 << 60))
         self._crop_frames = int(settings.option("crop_frames", 64))
         self._adversary = Adversary(self)
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         phrases = self.batch()
-        draws, reference = self._resynthesize(phrases, self.generator(_NOISE_SALT))
-        parts = self._distance.energy(draws, reference)
-        loss = torch.stack([weight * parts[name] for name, weight in _SPECTRAL_WEIGHTS.items()]).sum()
+        audio, reference = self._resynthesize(phrases, self.generator(_NOISE_SALT))
+        parts = self._distance(audio, reference)
+        loss = torch.stack(list(parts.values())).sum()
         metrics = {"loss": loss, **parts}
         if self.step >= self._discriminator_from:
             crops = self._crops([phrase.frames for phrase in phrases])
-            audio = torch.stack([row[crop] for row, crop in zip(draws, crops, strict=False)])
+            fake = torch.stack([row[crop] for row, crop in zip(audio, crops, strict=True)])
             real = torch.stack([row[crop] for row, crop in zip(reference, crops, strict=True)])
-            loss = loss + self._adversary.play(audio, real, metrics)
+            loss = loss + self._adversary.play(fake, real, metrics)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         generator = torch.Generator(self.device).manual_seed(0)
-        parts = self._distance.energy(*self._resynthesize(self._held_out, generator))
+        parts = self._distance(*self._resynthesize(self._held_out, generator))
         return {name: float(value) for name, value in parts.items()}
 
     def state(self) -> dict[str, Any]:
@@ -192,15 +189,14 @@ class SpectraStage(PhraseStage):
         self._adversary.load_state(state["discriminator"])
 
     def _resynthesize(self, phrases: Sequence[SpokenPhrase], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return two draws ``[2 B, samples]`` and the reference ``[B, samples]``."""
+        """Return the audio and the reference, ``[B, samples]`` each."""
         batch = PhraseBatch.of(phrases, self.device)
         parts = self._spectra(batch.ids, batch.mask, batch.durations, batch.f0_hz, batch.energy, batch.frame_mask)
         pulses = padded([pulse_train(phrase.f0_hz) for phrase in phrases], self.device)
-        noise = white_noise(2 * len(phrases), parts.shape[1], generator)
-        audio = vocode(parts.repeat(2, 1, 1, 1), pulses.repeat(2, 1), noise)
+        audio = vocode(parts, pulses, white_noise(len(phrases), parts.shape[1], generator))
         reference = padded([phrase.samples.astype(np.float32) / 32768 for phrase in phrases], self.device)
         mask = batch.frame_mask[:, 0].repeat_interleave(FRAME_SAMPLES, 1)
-        return audio * mask.repeat(2, 1), reference
+        return audio * mask, reference
 
     def _crops(self, frames: Sequence[int]) -> list[slice]:
         """Random parts of phrases, all of the same length."""
