@@ -18,7 +18,7 @@ from tools.train.config import StageConfig
 from tools.train.fast import data as fast_data
 from tools.train.fast import styles
 from tools.train.fast.evaluate import TEACHER, Figures, Utterance, file_hash, similarity, table, teacher_utterances
-from tools.train.fast.network import FastNetwork, load_network, save_network
+from tools.train.fast.network import FastNetwork, load_network, pitch_offset_hz, save_network, shift_pitch
 from tools.train.fast.runner import FastConfig, FastTraining
 from tools.train.fast.stages import PhraseBatch, PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import STYLE_WIDTH, read_style
@@ -243,6 +243,31 @@ def test_export_has_the_averages_of_both_stages(tmp_path: Path, monkeypatch: pyt
         for name, value in part.state_dict().items():
             assert torch.allclose(value, weights[name], atol=float(weights[name].abs().max()) / 250)
     assert [training.steps(name) for name in stages] == [1, 1]
+
+
+def test_pitch_offset_is_found_and_corrected(network: FastNetwork) -> None:
+    higher = load_network(default_model_path())
+    weights = higher.state_dict()
+    shift_pitch(weights, 7.5)
+    higher.load_state_dict(weights)
+    assert pitch_offset_hz(higher, network, PHRASES) == pytest.approx(7.5, abs=0.01)
+    assert pitch_offset_hz(higher, network, []) == 0
+    shift_pitch(weights, -7.5)
+    higher.load_state_dict(weights)
+    assert pitch_offset_hz(higher, network, PHRASES) == pytest.approx(0, abs=0.01)
+
+
+def test_export_keeps_the_pitch(tmp_path: Path) -> None:
+    """Weights far from those of ``heart``, which int8 moves more."""
+    pytest.importorskip("onnx", reason="reads the graph")
+    training = FastTraining(FastConfig("a", "am_a"), tmp_path, CPU, report=silent)
+    for name in ("prosody", "spectra"):
+        train(make_stage(name), tmp_path, until_step=3, report=silent)
+    save_phrases(tmp_path / "prosody-0000.npz", PHRASES)
+    training.export(tmp_path / "model.onnx")
+    trained = load_network(default_model_path())
+    training.load_weights(trained)
+    assert abs(pitch_offset_hz(load_network(tmp_path / "model.onnx"), trained, PHRASES)) < 0.05
 
 
 def test_settings_of_the_voice_are_read() -> None:

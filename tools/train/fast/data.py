@@ -48,6 +48,11 @@ def phoneme_ids(phonemizer: Phonemizer, sentences: Iterable[str]) -> Iterator[tu
                 yield phrase.ids
 
 
+def part_files(run: Path, name: str) -> list[Path]:
+    """Return the files of the data ``name`` that are there, in order."""
+    return sorted(run.glob(f"{name}-*.npz"))
+
+
 class VoiceData:
     """What a voice learns from, in a folder.
 

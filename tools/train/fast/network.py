@@ -7,6 +7,7 @@ int8 with one scale each, and multiplies them with int8 activations; the module 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tools.train.fast.teacher import FRAMES_PER_DURATION
+from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
 from tts_worker.engine.cpu.hibari.model import FREE_PHASE, Spectra
 from tts_worker.engine.cpu.hibari.vocoder import BINS
 
@@ -26,6 +27,7 @@ _PROSODY_WIDTH, _TEXT_WIDTH, _SPECTRA_WIDTH = 192, 128, 256
 _HEADS = 2
 _F0_SCALE, _ENERGY_SCALE = 100.0, 5.0
 _INT8_MAX = 127
+_VOICED_HZ = 60.0
 
 
 class ConvBlock(nn.Module):
@@ -228,6 +230,32 @@ def save_network(weights: dict[str, Tensor], source: Path, target: Path) -> None
             values = np.ascontiguousarray(arrays[tensor.name])
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     target.write_bytes(model.SerializeToString())
+
+
+@torch.no_grad()
+def pitch_offset_hz(network: FastNetwork, reference: FastNetwork, phrases: Sequence[SpokenPhrase]) -> float:
+    """Mean difference of the pitch of two networks where ``reference`` is voiced, with given durations; 0 if nowhere.
+
+    Rounding matrices to int8 moves the pitch of a voice by up to some Hz, for all phrases alike.
+    """
+    differences: list[Tensor] = []
+    for phrase in phrases:
+        ids = torch.from_numpy(phrase.ids.astype(np.int64))[None]
+        durations = torch.from_numpy(phrase.durations.astype(np.int64))[None]
+        masks = torch.ones(1, 1, ids.shape[1]), torch.ones(1, 1, int(durations.sum()))
+        ours, theirs = (
+            each.pn.curves(each.pn.encode(ids, masks[0])[0], durations, masks[1])[0] for each in (network, reference)
+        )
+        differences.append((ours - theirs)[theirs > _VOICED_HZ])
+    voiced = torch.cat([*differences, torch.zeros(0)])
+    return float(voiced.mean()) if len(voiced) else 0.0
+
+
+def shift_pitch(weights: dict[str, Tensor], by_hz: float) -> None:
+    """Raise the pitch that ``weights`` predict."""
+    bias = weights["pn.pro_out.bias"].clone()
+    bias[:FRAMES_PER_DURATION] += by_hz / _F0_SCALE
+    weights["pn.pro_out.bias"] = bias
 
 
 def _graph_name(parameter: str) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from tools.train.config import NO_END, StageConfig, TextConfig, load_yaml
-from tools.train.fast.data import VoiceData, corpus
-from tools.train.fast.network import FastNetwork, load_network, save_network
+from tools.train.fast.data import VoiceData, corpus, part_files
+from tools.train.fast.network import FastNetwork, load_network, pitch_offset_hz, save_network, shift_pitch
 from tools.train.fast.stages import PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import ARCHIVE, read_style
+from tools.train.fast.teacher import load_phrases
 from tools.train.trainer import checkpoint_path, train
 from tts_worker.engine.cpu.hibari.model import HibariModel, default_model_path
 from tts_worker.errors import ConfigError
@@ -23,6 +24,7 @@ from tts_worker.errors import ConfigError
 STAGES = ("prosody", "spectra")
 _HELD_OUT_PHRASES = 12
 _SAVE_EVERY_S = 60.0
+_PITCH_PHRASES = 20
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,16 @@ class FastTraining:
                     parameter.copy_(average)
 
     def export(self, path: Path) -> None:
-        """Write the averaged weights of both stages as an int8 model."""
+        """Write the averaged weights of both stages as an int8 model, whose pitch is that of the floats on average."""
         network = load_network(default_model_path())
         self.load_weights(network)
         save_network(network.state_dict(), default_model_path(), path)
+        phrases = load_phrases(part_files(self.run, "prosody")[:1])
+        offset = pitch_offset_hz(load_network(path), network, phrases[:_PITCH_PHRASES])
+        self._report(f"int8 raises the pitch by {offset:.2f} Hz, which is corrected")
+        weights = network.state_dict()
+        shift_pitch(weights, -offset)
+        save_network(weights, default_model_path(), path)
 
     def _checkpoint(self, name: str) -> dict[str, Any]:
         path = checkpoint_path(self.run, name)
