@@ -84,8 +84,7 @@ async def parts() -> Application:
         flags={
             "engines": {"tone": {"kind": "tone"}},
             "webrtc": {"enabled": True},
-            "telephony": {"enabled": True},
-            "batch": {"enabled": True},
+            "lexicons": "lexicons",
         }
     )
     worker = Worker(settings)

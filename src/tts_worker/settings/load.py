@@ -41,6 +41,7 @@ _PATHS = (
     ("grpc", "tls_client_ca"),
     ("batch", "directory"),
     ("voices", "directory"),
+    ("lexicons",),
     ("text", "lexicon"),
     ("engines", "*", "bundle"),
     ("engines", "*", "voices"),

@@ -264,15 +264,14 @@ class TelephonySettings(Section):
         public_url: What stands before the path in the address that Twilio connects to (wss://voice.example.com), since
             it signs that address; None takes the host of the request.
         lead_ms: Playout lead. The call has a jitter buffer of this size; a STOP clears it.
-        max_calls: Media streams that may be connected.
+        max_calls: Media streams that may be connected; 0 accepts no calls.
     """
 
-    enabled: bool = True
     twilio_auth_token: SecretStr | None = Field(None, min_length=8)
     telnyx_auth_token: SecretStr | None = Field(None, min_length=8)
     public_url: str | None = Field(None, pattern=r"^wss?://[^/?#@\s]+(/[^?#\s]*)?$")
     lead_ms: Milliseconds = 200.0
-    max_calls: int = Field(256, ge=1, le=100_000)
+    max_calls: int = Field(256, ge=0, le=100_000)
 
 
 class RegistrySettings(Section):
@@ -304,15 +303,14 @@ class BatchSettings(Section):
     Attributes:
         directory: Where requests and results are kept: a batch then outlives the process, and workers that share the
             directory continue each other's. None keeps them in a temporary directory until the process ends.
-        parallel: Items that are synthesized at the same time, over all batches.
+        parallel: Items that are synthesized at the same time, over all batches; 0 accepts no batches.
         max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
             Those of one key may take half of it.
         keep_s: A batch is deleted after this time.
     """
 
-    enabled: bool = True
     directory: Path | None = None
-    parallel: int = Field(2, ge=1, le=1_000)
+    parallel: int = Field(2, ge=0, le=1_000)
     max_bytes: int = Field(1_073_741_824, ge=1)
     keep_s: Seconds = 86_400.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -64,6 +65,8 @@ class Settings(BaseSettings):
     models: ModelSettings = ModelSettings()
     batch: BatchSettings = BatchSettings()
     ray: RaySettings = RaySettings()
+    lexicons: Path | None = None
+    """Directory of stored lexicons, which workers may share; None stores none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

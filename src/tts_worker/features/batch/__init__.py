@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _add_routes(app: Application) -> None:
-    if app.settings.batch.enabled:
+    if app.settings.batch.parallel:
         from tts_worker.features.batch import routes
 
         routes.add_routes(app)
@@ -33,7 +33,7 @@ def _file_checks(settings: Settings) -> Iterator[FileCheck]:
 def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | None:
     for _, check in _file_checks(settings):
         check()
-    if not settings.batch.enabled:
+    if not settings.batch.parallel:
         return None
     from tts_worker.features.batch.runner import BatchRunner
 
