@@ -12,7 +12,7 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.gpu.engines import TEXT, device_engine, relative_difference, seeded, speak_crowd
 from tests.unit.streaming.engines import PROMPTED, run_until_idle, synthesize
-from tts_worker.engine.cosyvoice.streams import CudaStream
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream
 from tts_worker.types import Cancel, Done, Open, Text, UtteranceKey
 
 pytestmark = pytest.mark.gpu
@@ -70,7 +70,7 @@ def test_nan_in_a_slot_does_not_reach_the_next_utterance(device: torch.device) -
         subject.step(0.0)
     (slot,) = free - set(decoder._free)
     # All that the run may have written. What no run has written stays zero.
-    decoder._pool.data[:, :, slot, :, : decoder.length(slot)] = float("nan")
+    decoder.pool.data[:, :, slot, :, : decoder.length(slot)] = float("nan")
     if device.type == "cuda":  # written on another stream than what follows
         torch.cuda.synchronize()
     subject.handle(Cancel(key))

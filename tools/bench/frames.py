@@ -23,13 +23,13 @@ from tools.bench.calls import AlwaysSpeaking, Calls, SpeakingCall, unexplained_u
 from tools.bench.control_websocket import server_process
 from tools.bench.stall_monitor import StallMonitor
 from tools.bench.telephone import TelephoneCall
-from tts_worker.benchmarks.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 
 PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}
 """How a call is connected, by name."""
 
-_SETTLE_S = 1.0
+SETTLE_S = 1.0
 """From the last beginning until the measurement."""
 
 
@@ -92,7 +92,7 @@ async def measure_frames(
             for seed in range(sessions)
         ]
         stack.push_async_callback(_cancel, tasks)
-        await asyncio.sleep(start_over_s + _SETTLE_S)
+        await asyncio.sleep(start_over_s + SETTLE_S)
         at_start = list(calls.underruns)
         calls.underruns.clear()
         calls.frames = 0

@@ -14,6 +14,7 @@ from tools.worker_simulator.properties import CallCheck
 from tts_worker import grpc_serving
 from tts_worker.callers import set_caller
 from tts_worker.features.fleet.registration import registrar_of
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.server.grpc.converse import ConversationService
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
@@ -76,7 +77,8 @@ class SimulatedWorker:
         self.is_alive = True
         self.world.network.hosts[self.address] = self
         models = grpc_serving._models(self.worker)
-        self.registrar = registrar_of(self.hub, self.worker.settings, models, self.address)
+        settings = self.worker.settings
+        self.registrar = registrar_of(self.hub, settings, models, self.address, settings.section(RegistrySettings).url)
         self.registrar.start()
         self.world.spawn(self._watch_device(), f"{self.name}-device")
 
@@ -141,7 +143,7 @@ class SimulatedWorker:
     @property
     def has_batch(self) -> bool:
         """Whether an item of a batch is being spoken."""
-        return any(batch.tasks for batch in self.worker.parts["batch"]._batches.values())
+        return any(batch.tasks for batch in self.worker.parts["batch"].batches.values())
 
     @property
     def has_paused(self) -> bool:
@@ -164,7 +166,7 @@ class SimulatedWorker:
             )
         if hub.slots.speaking > world.max_sessions:
             world.violate("no more sessions speak than there are slots", f"{self.name}: {hub.slots.speaking}")
-        if hub.quotas._away and not world.redis.was_disturbed:  # type: ignore[attr-defined]
+        if hub.quotas.is_away and not world.redis.was_disturbed:  # type: ignore[attr-defined]
             world.violate("quotas are shared while Redis answers", self.name)
         limited = sum(opened.caller.key == "limited" for opened in hub._sessions.values())
         if limited > MAX_SESSIONS:
@@ -223,6 +225,6 @@ class SimulatedWorker:
         for name, engine in self.worker.engines.items():
             if engine.live_utterances:
                 world.violate("sequences are freed", f"{self.name}: {engine.live_utterances} utterances of {name}")
-        held = [lease for leases in hub.quotas._leases.values() for lease in leases]  # type: ignore[attr-defined]
+        held = [lease for leases in hub.quotas.leases.values() for lease in leases]  # type: ignore[attr-defined]
         if held:
             world.violate("slots are given back", f"{self.name} holds {len(held)} sessions of a key")

@@ -17,13 +17,17 @@ from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
+from tts_worker.client.registry.directory import ResolvedWorker, WorkerDirectory
+from tts_worker.client.registry.entry import LOOPBACK, parse_networks
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import (
     ConfigError,
@@ -36,14 +40,11 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
-from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
-from tts_worker.registry.entry import LOOPBACK, parse_networks
-from tts_worker.registry.store import RedisStore
 from tts_worker.types import SessionOptions
 
 _Answer = TypeVar("_Answer")
 
-_CACHE_TTL_S = 0.5
+CACHE_TTL_S = 0.5
 """How long a list of workers is used before the registry is read again."""
 _REFRESH_TIMEOUT_S = 0.05
 """How long a session waits for a newer list if it has an old one, so that a hanging Redis does not delay sessions."""
@@ -81,7 +82,7 @@ class FleetConnector:
         self._connectors: dict[str, GrpcConnector] = {}
         self._links: set[FailoverLink] = set()
         self._workers: list[ResolvedWorker] = []
-        self._fetched_at_s = -_CACHE_TTL_S
+        self._fetched_at_s = -CACHE_TTL_S
         self._refresh_task: asyncio.Task[None] | None = None
         self._registry_error: ConnectionLost | None = None
         self._suspects: dict[str, float] = {}
@@ -211,7 +212,7 @@ class FleetConnector:
         While the registry is unreachable, the old list is used and the read continues in the background.
         """
         loop = asyncio.get_running_loop()
-        if self._workers and not newest and loop.time() - self._fetched_at_s < _CACHE_TTL_S:
+        if self._workers and not newest and loop.time() - self._fetched_at_s < CACHE_TTL_S:
             return
         if self._refresh_task is None:
             self._refresh_task = loop.create_task(self._fetch(), name="tts-client-registry")

@@ -67,12 +67,12 @@ def _file_problems(settings: Settings) -> Iterator[SettingProblem]:
             yield _problem(path, error.message)
 
 
-def _problem(path: tuple[str, ...], message: str) -> SettingProblem:
+def _problem(path: tuple[str, str], message: str) -> SettingProblem:
     """Describe the problem of a file; ``message`` may begin with the settings, the first of which is to blame."""
     named = re.match(rf"({path[0]})\.(\w+)(, \w+\.\w+)*: ", message)
-    if named is None:
-        return SettingProblem(path, message.removeprefix(f"{'.'.join(path)}: "))
-    return SettingProblem((named[1], named[2]), message[named.end() :])
+    return (
+        SettingProblem(path, message) if named is None else SettingProblem((named[1], named[2]), message[named.end() :])
+    )
 
 
 def _place(file: Path, problem: SettingProblem, lines: dict[tuple[str, ...], int]) -> str:

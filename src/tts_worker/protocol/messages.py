@@ -208,7 +208,7 @@ class StartMessage(Message, tag="start"):
     lexicon: dict[str, Any] | Annotated[str, Meta(max_length=256, pattern=_VALID)] | None = None
     markdown: bool | None = None
     urls: Literal["drop", "host", "keep"] | None = None
-    normalise: bool | None = None
+    normalize: bool | None = None
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
     flush_after_ms: float | None = None

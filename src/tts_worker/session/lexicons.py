@@ -138,7 +138,7 @@ class LexiconCache:
     def stored(self) -> LexiconLibrary:
         """The stored lexicons. Raises InvalidRequest if the worker stores none."""
         if self.library is None:
-            raise InvalidRequest("this worker stores no lexicons: its setting lexicons names no directory")
+            raise InvalidRequest("this worker stores no lexicons: its setting lexicons.directory is not set")
         return self.library
 
     def get(self, lexicon: LexiconOption) -> Lexicon:

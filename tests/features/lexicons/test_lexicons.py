@@ -43,7 +43,7 @@ async def spoken(client: httpx.AsyncClient, **options: Any) -> bytes:
 
 async def test_lexicon_is_created_versioned_shown_and_deleted(tmp_path: Path) -> None:
     async with (
-        serving(lexicons=str(tmp_path / "new")) as address,
+        serving(lexicons={"directory": str(tmp_path / "new")}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         assert (await client.get("/v1/lexicons")).json() == {"lexicons": []}
@@ -83,7 +83,7 @@ async def test_file_is_uploaded_in_a_form(tmp_path: Path) -> None:
         lexeme(grapheme("nginx"), "<alias>engine x</alias>"), lexeme(grapheme("Nike"), "<phoneme>naɪki</phoneme>")
     )
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         form = {"data": {"name": "brands", "description": "d"}, "files": {"file": ("a.pls", file)}}
@@ -110,7 +110,6 @@ async def test_file_is_uploaded_in_a_form(tmp_path: Path) -> None:
         ({"name": "", "entries": OTHER}, "name"),
         ({"entries": OTHER}, "name"),
         ({"name": "a"}, "entries: send them"),
-        ({"name": "a", "entries": {}}, "at least one"),
         ({"name": "a", "entries": [1]}, "entries: must be an object"),
         ({"name": "a", "entries": {"x": 1}}, "entries['x'] must be a spelling"),
         ({"name": "a", "entries": {"!": "b"}}, "entries['!']: a key needs a letter"),
@@ -122,7 +121,7 @@ async def test_file_is_uploaded_in_a_form(tmp_path: Path) -> None:
 )
 async def test_bad_lexicon_is_refused(tmp_path: Path, body: dict[str, Any], complaint: str) -> None:
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         answer = await client.post("/v1/lexicons", json=body)
@@ -139,22 +138,22 @@ async def test_worker_without_a_directory_says_so() -> None:
             await client.post("/v1/audio/speech", json=speech(lexicon="brands")),
         ):
             assert answer.status_code == 400
-            assert "its setting lexicons names no directory" in answer.json()["error"]["message"]
+            assert "its setting lexicons.directory is not set" in answer.json()["error"]["message"]
 
 
 async def test_directory_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "worker.yaml").write_text("lexicons: file/below\n")
-    with pytest.raises(ConfigError, match=r"^lexicons: .*file is not a directory"):
-        async with running_worker(tone_settings(lexicons=str(tmp_path / "file"))):
+    (tmp_path / "worker.yaml").write_text("lexicons:\n  directory: file/below\n")
+    with pytest.raises(ConfigError, match=r"^lexicons\.directory: .*file is not a directory"):
+        async with running_worker(tone_settings(lexicons={"directory": str(tmp_path / "file")})):
             pass
     assert await asyncio.to_thread(cli.main, ["config", "check", str(tmp_path / "worker.yaml")]) == 1
-    assert f"worker.yaml:1: lexicons: {tmp_path}/file is not a directory" in capsys.readouterr().out
+    assert f"worker.yaml:2: lexicons.directory: {tmp_path}/file is not a directory" in capsys.readouterr().out
 
 
 async def test_named_lexicon_sounds_like_its_entries(tmp_path: Path) -> None:
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
     ):
         plain = await spoken(client)
@@ -192,7 +191,7 @@ async def audio_of(address: str, query: str = "", **start: Any) -> bytes:
 
 async def test_stream_takes_a_name_in_the_query_and_in_start(tmp_path: Path) -> None:
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         await client.post("/v1/lexicons", json={"name": "brands", "entries": ENTRIES})
@@ -219,7 +218,7 @@ async def test_stream_takes_a_name_in_the_query_and_in_start(tmp_path: Path) -> 
 async def test_session_keeps_its_version(tmp_path: Path) -> None:
     """Neither a new version nor a deletion changes what a running session says."""
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         await client.post("/v1/lexicons", json={"name": "brands", "entries": ENTRIES})
@@ -241,7 +240,7 @@ async def test_session_keeps_its_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])
 async def test_python_client_uses_a_name(tmp_path: Path, scheme: str) -> None:
-    with worker_in_thread(tone_settings(lexicons=str(tmp_path))) as worker:
+    with worker_in_thread(tone_settings(lexicons={"directory": str(tmp_path)})) as worker:
         async with httpx.AsyncClient(base_url=f"http://{worker.address}") as http:
             await http.post("/v1/lexicons", json={"name": "brands", "entries": ENTRIES})
         address = worker.address if scheme == "ws" else worker.grpc_address
@@ -259,7 +258,7 @@ async def test_grpc_session_takes_a_name(tmp_path: Path) -> None:
     pytest.importorskip("grpc", reason="needs the extra grpc")
     from tests.integration.grpc_worker import running_grpc_worker, say
 
-    async with running_grpc_worker(lexicons=str(tmp_path)) as worker:
+    async with running_grpc_worker(lexicons={"directory": str(tmp_path)}) as worker:
         await worker.worker.hub.lexicons.stored.create("brands", LexiconContent(ENTRIES))
 
         async def said(name: str, **options: str) -> bytes:
@@ -272,7 +271,9 @@ async def test_grpc_session_takes_a_name(tmp_path: Path) -> None:
 
 async def test_batch_and_its_items_take_lexicons(tmp_path: Path) -> None:
     async with (
-        serving(lexicons=str(tmp_path / "lexicons"), batch={"directory": str(tmp_path / "batches")}) as address,
+        serving(
+            lexicons={"directory": str(tmp_path / "lexicons")}, batch={"directory": str(tmp_path / "batches")}
+        ) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
     ):
         await client.post("/v1/lexicons", json={"name": "brands", "entries": ENTRIES})
@@ -289,8 +290,8 @@ async def test_batch_and_its_items_take_lexicons(tmp_path: Path) -> None:
 
 async def test_workers_share_a_directory(tmp_path: Path) -> None:
     async with (
-        serving(lexicons=str(tmp_path)) as first,
-        serving(lexicons=str(tmp_path)) as second,
+        serving(lexicons={"directory": str(tmp_path)}) as first,
+        serving(lexicons={"directory": str(tmp_path)}) as second,
         httpx.AsyncClient(base_url=f"http://{first}", timeout=60) as one,
         httpx.AsyncClient(base_url=f"http://{second}", timeout=60) as two,
     ):
@@ -315,7 +316,7 @@ async def test_workers_share_a_directory(tmp_path: Path) -> None:
         assert (await one.get("/v1/lexicons/race")).json()["versions"] == [*range(1, 10)]
 
 
-KEYS = {"anna": ["speak", "enrol"], "ben": ["speak", "enrol"], "boss": ["admin", "enrol"], "app": ["speak"]}
+KEYS = {"anna": ["speak", "enroll"], "ben": ["speak", "enroll"], "boss": ["admin", "enroll"], "app": ["speak"]}
 
 
 async def test_only_the_owner_or_an_admin_changes_a_lexicon(
@@ -325,7 +326,9 @@ async def test_only_the_owner_or_an_admin_changes_a_lexicon(
     keys = [{"name": name, "key": f"key-of-{name}", "scopes": scopes} for name, scopes in KEYS.items()]
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
     async with (
-        serving(lexicons=str(tmp_path / "lexicons"), server={"key_file": str(tmp_path / "keys.yaml")}) as address,
+        serving(
+            lexicons={"directory": str(tmp_path / "lexicons")}, server={"key_file": str(tmp_path / "keys.yaml")}
+        ) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
     ):
 
@@ -368,7 +371,7 @@ async def test_only_the_owner_or_an_admin_changes_a_lexicon(
 async def test_directory_takes_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon_library, "MAX_STORED", 1)
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         codes = [
@@ -381,7 +384,7 @@ async def test_damaged_lexicon_is_a_typed_error_without_a_path(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        serving(lexicons=str(tmp_path)) as address,
+        serving(lexicons={"directory": str(tmp_path)}) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as client,
     ):
         for name in ("good", "bad"):
@@ -425,7 +428,7 @@ def test_command_adds_lists_shows_and_deletes(
     (tmp_path / "a.yaml").write_text("nginx: engine x\nIT: {say: eye tee, case_sensitive: true}\n")
     (tmp_path / "a.pls").write_bytes(pls(lexeme(grapheme("nginx"), "<alias>engine x</alias>")))
     (tmp_path / "bad.pls").write_bytes(pls(lexeme(grapheme("nginx"))))
-    with worker_in_thread(tone_settings(lexicons=str(tmp_path / "lexicons"))) as worker:
+    with worker_in_thread(tone_settings(lexicons={"directory": str(tmp_path / "lexicons")})) as worker:
 
         def run(*arguments: str) -> tuple[int, str]:
             code = cli.main(["lexicon", "--url", f"ws://{worker.address}", *arguments])

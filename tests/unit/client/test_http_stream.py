@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.client import http_api
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError
 from tts_worker.timeouts import fail_after
 
@@ -147,7 +147,7 @@ async def test_error_of_the_source_ends_an_open_response() -> None:
 
 
 async def test_endless_refusal_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_api, "_MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(http_api, "MAX_BODY_BYTES", 100_000)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 Error\r\n\r\n")

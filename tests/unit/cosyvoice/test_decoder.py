@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.streaming.engines import networks
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.streams import HostStream
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 
 LONG: list[Item] = [(Kind.SOS, 0), *[(Kind.TEXT, 5)] * 10, (Kind.TASK, 0), *[(Kind.SPEECH, 7)] * 48]
 
@@ -52,7 +52,7 @@ def test_nan_of_a_broken_sequence_does_not_spread(then: Callable[[Decoder, int],
     slots = [subject.acquire(), subject.acquire()]
     draw_two(subject, slots, LONG)
     broken = slots[1]
-    subject._pool.data[:, :, broken, :, 30 : len(LONG) + 4] = float("nan")
+    subject.pool.data[:, :, broken, :, 30 : len(LONG) + 4] = float("nan")
     then(subject, broken)
 
     assert draw_two(subject, slots, LONG[:20]) == expected
@@ -62,7 +62,7 @@ def test_nan_of_a_broken_prefix_does_not_spread() -> None:
     subject = decoder()
     expected = subject.prefix(LONG[:20]).kv
     subject.prefix(LONG)
-    subject._pool.data[:, :, subject._prefix_slot, :, : len(LONG)] = float("nan")
+    subject.pool.data[:, :, subject._prefix_slot, :, : len(LONG)] = float("nan")
 
     assert subject.prefix(LONG[:20]).kv.equal(expected)
-    assert subject._pool.data[:, :, subject._prefix_slot, :, 20:].isfinite().all()
+    assert subject.pool.data[:, :, subject._prefix_slot, :, 20:].isfinite().all()

@@ -21,20 +21,24 @@ def _add_routes(app: Application) -> None:
 
 
 def _file_checks(settings: Settings) -> Iterator[FileCheck]:
+    from tts_worker.features.lexicons.settings import LexiconSettings
     from tts_worker.settings import check_directory
 
-    if settings.lexicons is not None:
-        yield ("lexicons",), partial(check_directory, "lexicons", settings.lexicons, must_exist=False)
+    if (directory := settings.section(LexiconSettings).directory) is not None:
+        check = partial(check_directory, "lexicons.directory", directory, must_exist=False)
+        yield ("lexicons", "directory"), check
 
 
 def _library(settings: Settings) -> LexiconLibrary | None:
+    from tts_worker.features.lexicons.settings import LexiconSettings
+
     for _, check in _file_checks(settings):
         check()
-    if settings.lexicons is None:
+    if (directory := settings.section(LexiconSettings).directory) is None:
         return None
     from tts_worker.features.lexicons.library import StoredLexicons
 
-    return StoredLexicons(settings.lexicons)
+    return StoredLexicons(directory)
 
 
 FEATURE = Feature(

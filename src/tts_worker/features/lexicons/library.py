@@ -175,7 +175,7 @@ class StoredLexicons:
             IllegalCommand: The name is taken, or there are too many lexicons.
             OverCapacity: It cannot be written.
         """
-        with audited("add_lexicon", name, ApiScope.ENROL), _hidden_paths():
+        with audited("add_lexicon", name, ApiScope.ENROLL), _hidden_paths():
             caller = current_caller()
             entries = await asyncio.to_thread(_checked, content)
             async with self._lock:
@@ -193,7 +193,7 @@ class StoredLexicons:
             InvalidRequest: A text or an entry is invalid.
             OverCapacity: It cannot be written.
         """
-        with audited("update_lexicon", name, ApiScope.ENROL), _hidden_paths():
+        with audited("update_lexicon", name, ApiScope.ENROLL), _hidden_paths():
             entries = await asyncio.to_thread(_checked, content)
             async with self._lock:
                 await asyncio.to_thread(self._add_version, name, content, entries, current_caller())
@@ -221,7 +221,7 @@ class StoredLexicons:
             _check_owner(name, self._store.details(name, self._version(name, None)), caller)
             self._store.delete(name)
 
-        with audited("delete_lexicon", name, ApiScope.ENROL), _hidden_paths():
+        with audited("delete_lexicon", name, ApiScope.ENROLL), _hidden_paths():
             async with self._lock:
                 await asyncio.to_thread(delete, current_caller())
 
@@ -262,8 +262,6 @@ def _checked(content: LexiconContent) -> dict[str, Any]:
     ):
         if len(text) > most:
             raise InvalidRequest(f"{name} may have at most {most} characters")
-    if not content.entries:
-        raise InvalidRequest("entries: a lexicon needs at least one")
     Lexicon.from_mapping(content.entries, name="entries")
     entries: dict[str, Any] = {}
     for key, value in content.entries.items():

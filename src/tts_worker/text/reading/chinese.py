@@ -348,8 +348,8 @@ def read_compared(match: re.Match[str]) -> str:
 
 
 def read_star(match: re.Match[str]) -> str:
-    is_dialled = re.match(r"\d{1,8}#", match.string[match.end() : match.end() + 10])
-    return "星号" if is_dialled else "乘" if _joins(match) else ""
+    is_dialed = re.match(r"\d{1,8}#", match.string[match.end() : match.end() + 10])
+    return "星号" if is_dialed else "乘" if _joins(match) else ""
 
 
 def _sign(char: str) -> str | None:
