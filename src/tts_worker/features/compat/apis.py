@@ -11,6 +11,7 @@ from tts_worker.features.compat import (
     cartesia_wire,
     cloning,
     cosyvoice,
+    dictionaries,
     elevenlabs,
     elevenlabs_wire,
     openai,
@@ -36,6 +37,8 @@ def add_apis(app: Application) -> None:
                     "/v2/voices",
                     "/v2/voices/",
                     "/v1/voices/add",
+                    dictionaries.ELEVENLABS_PATH,
+                    f"{dictionaries.ELEVENLABS_PATH}/",
                 }
             ),
             elevenlabs_wire.error_response,
@@ -51,7 +54,12 @@ def add_apis(app: Application) -> None:
     app.apis.add(
         VendorApi(
             "cartesia",
-            frozenset({"/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH}),
+            frozenset(
+                {
+                    *("/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH),
+                    *(dictionaries.CARTESIA_PATH, f"{dictionaries.CARTESIA_PATH}/"),
+                }
+            ),
             cartesia_wire.error_response,
             header="cartesia-version",
         )
