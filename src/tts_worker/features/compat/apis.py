@@ -8,6 +8,7 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.features.compat import (
     browser_tokens,
     cartesia,
+    cartesia_dictionaries,
     cartesia_wire,
     cloning,
     cosyvoice,
@@ -37,8 +38,8 @@ def add_apis(app: Application) -> None:
                     "/v2/voices",
                     "/v2/voices/",
                     "/v1/voices/add",
-                    dictionaries.ELEVENLABS_PATH,
-                    f"{dictionaries.ELEVENLABS_PATH}/",
+                    dictionaries.PATH,
+                    f"{dictionaries.PATH}/",
                 }
             ),
             elevenlabs_wire.error_response,
@@ -57,7 +58,7 @@ def add_apis(app: Application) -> None:
             frozenset(
                 {
                     *("/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH),
-                    *(dictionaries.CARTESIA_PATH, f"{dictionaries.CARTESIA_PATH}/"),
+                    *(cartesia_dictionaries.PATH, f"{cartesia_dictionaries.PATH}/"),
                 }
             ),
             cartesia_wire.error_response,

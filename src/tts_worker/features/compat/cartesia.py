@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.features.compat import cartesia_dictionaries, cloning, dictionaries, voice_pages
 from tts_worker.features.compat import cartesia_wire as vendor
-from tts_worker.features.compat import cloning, dictionaries, voice_pages
 from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -273,7 +273,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     _add_speech_routes(routes, hub, limits)
     _add_voice_routes(routes, hub)
-    dictionaries.add_cartesia_routes(routes, hub)
+    cartesia_dictionaries.add_routes(routes, hub)
     return routes
 
 

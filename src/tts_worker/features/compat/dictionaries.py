@@ -1,16 +1,15 @@
-"""Pronunciation dictionaries of ElevenLabs and Cartesia: the worker's stored lexicons (``session.lexicons``).
+"""Pronunciation dictionaries of ElevenLabs: the worker's stored lexicons (``session.lexicons``).
 
 The id of a dictionary is the name of a lexicon, its name the title, and the id of a version its number. Message formats
-follow the vendors' public API references as their Python SDKs use them.
+follow the vendor's public API reference as its Python SDK uses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Literal
 
@@ -26,16 +25,14 @@ from tts_worker.server.routing import Routes
 from tts_worker.server.uploads import read_body
 from tts_worker.server.validation import MULTIPART, Fields, query_parameters, request_body, upload_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.session.lexicons import LexiconContent, LexiconLibrary, StoredLexicon
+from tts_worker.session.lexicons import LexiconContent, StoredLexicon
 from tts_worker.text.lexicon import Lexicon, LexiconEntry
 from tts_worker.types import SessionOptions
 
-ELEVENLABS_PATH = "/v1/pronunciation-dictionaries"
-FILE_PATH = f"{ELEVENLABS_PATH}/add-from-file"
-CARTESIA_PATH = "/pronunciation-dicts"
+PATH = "/v1/pronunciation-dictionaries"
+FILE_PATH = f"{PATH}/add-from-file"
 _MAX_FILE_BYTES = 4 << 20
 _ARPABET = re.compile(r"[A-Z]{1,2}[012]?(?: [A-Z]{1,2}[012]?)*")
-_CARTESIA_PHONEMES = re.compile(r"<<(.+)>>")
 
 Message = dict[str, Any]
 
@@ -43,13 +40,6 @@ Message = dict[str, Any]
 def only_stored(hub: SessionHub, options: SessionOptions) -> SessionOptions:
     """Leave out a dictionary if the worker stores none: clients bring along those of their vendor."""
     return options if hub.lexicons.library is not None else replace(options, lexicon=None)
-
-
-def _time_of(lexicon: StoredLexicon) -> datetime:
-    return datetime.fromtimestamp(lexicon.created_at_s, timezone.utc)
-
-
-# -- ElevenLabs -------------------------------------------------------------------------------------------------------
 
 
 class Locator(Fields):
@@ -121,7 +111,7 @@ class DictionaryQuery(Fields):
     sort_direction: str = "descending"
 
 
-def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
+def add_routes(routes: Routes, hub: SessionHub) -> None:
     """Add ElevenLabs' routes."""
     lexicons = hub.lexicons
 
@@ -144,7 +134,7 @@ def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
         return await added(fields, await asyncio.to_thread(lexicons.stored.read_file, file))
 
     @routes.post(
-        f"{ELEVENLABS_PATH}/add-from-rules",
+        f"{PATH}/add-from-rules",
         summary="Create a pronunciation dictionary from rules",
         openapi_extra=partial(request_body, NewDictionary),
     )
@@ -153,7 +143,7 @@ def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
         return await added(new, new.entries)
 
     @routes.get(
-        ELEVENLABS_PATH,
+        PATH,
         summary="List the pronunciation dictionaries",
         openapi_extra=partial(query_parameters, DictionaryQuery),
     )
@@ -173,7 +163,7 @@ def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:
             }
         )
 
-    @routes.get(f"{ELEVENLABS_PATH}/{{name}}", summary="Show a pronunciation dictionary with its rules")
+    @routes.get(f"{PATH}/{{name}}", summary="Show a pronunciation dictionary with its rules")
     async def show(name: str) -> Response:
         stored, entries = await lexicons.stored.get(name)
         return SafeJSONResponse({**_metadata(stored), "rules": [_rule(each) for each in Lexicon.from_mapping(entries)]})
@@ -194,7 +184,7 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
         return validate(RulesUpdate, parse_object(await request.body(), "body"))
 
     @routes.post(
-        f"{ELEVENLABS_PATH}/{{name}}/set-rules",
+        f"{PATH}/{{name}}/set-rules",
         summary="Replace the rules of a pronunciation dictionary",
         openapi_extra=partial(request_body, RulesUpdate),
     )
@@ -202,7 +192,7 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
         return await changed(name, (await update_of(request)).entries)
 
     @routes.post(
-        f"{ELEVENLABS_PATH}/{{name}}/add-rules",
+        f"{PATH}/{{name}}/add-rules",
         summary="Add rules to a pronunciation dictionary",
         openapi_extra=partial(request_body, RulesUpdate),
     )
@@ -212,7 +202,7 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
         return await changed(name, {**entries, **new})
 
     @routes.post(
-        f"{ELEVENLABS_PATH}/{{name}}/remove-rules",
+        f"{PATH}/{{name}}/remove-rules",
         summary="Remove rules from a pronunciation dictionary",
         openapi_extra=partial(request_body, RulesRemoval),
     )
@@ -250,128 +240,3 @@ def _rule(entry: LexiconEntry) -> Message:
         return {"type": "alias", **rule, "word_boundaries": True, "alias": entry.alias}
     alphabet = "cmu-arpabet" if _ARPABET.fullmatch(entry.phonemes) else "ipa"
     return {"type": "phoneme", **rule, "word_boundaries": True, "phoneme": entry.phonemes, "alphabet": alphabet}
-
-
-# -- Cartesia ---------------------------------------------------------------------------------------------------------
-
-
-class DictionaryItem(Fields):
-    """An item. An alias between ``<<`` and ``>>`` is phonemes, separated by bars."""
-
-    text: str
-    alias: str
-    case_sensitive: bool = False
-
-    @property
-    def entry(self) -> Message:
-        phonemes = _CARTESIA_PHONEMES.fullmatch(self.alias.strip())
-        say = self.alias if phonemes is None else f"/{phonemes[1].replace('|', '')}/"
-        return {"say": say, "case_sensitive": self.case_sensitive}
-
-
-class DictionaryUpdate(Fields):
-    """Body of ``PATCH /pronunciation-dicts/{id}``."""
-
-    name: str = Field("", max_length=100)
-    items: list[DictionaryItem] | None = Field(None, max_length=5_000)
-
-    @property
-    def entries(self) -> dict[str, Message]:
-        return {item.text: item.entry for item in self.items or ()}
-
-
-class DictionaryCreation(DictionaryUpdate):
-    """Body of ``POST /pronunciation-dicts``."""
-
-    name: str = Field(min_length=1, max_length=100)
-
-
-class PageQuery(Fields):
-    """Query parameters of ``GET /pronunciation-dicts``."""
-
-    limit: int = Field(10, ge=1, le=100)
-    starting_after: str | None = Field(None, max_length=64)
-    ending_before: str | None = Field(None, max_length=64)
-
-
-def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
-    """Add Cartesia's routes. Its SDK ends the path of the list with a slash."""
-    lexicons = hub.lexicons
-
-    async def create(request: Request) -> Response:
-        new = validate(DictionaryCreation, parse_object(await request.body(), "body"))
-        name = await asyncio.to_thread(lexicons.stored.unused_name, new.name)
-        stored = await lexicons.stored.create(name, LexiconContent(new.entries, new.name))
-        return SafeJSONResponse(await _dictionary(lexicons.stored, stored.name))
-
-    async def list_all(request: Request) -> Response:
-        query = validate(PageQuery, dict(request.query_params))
-        shown = page(
-            await lexicons.stored.list(), limit=query.limit, after=query.starting_after, before=query.ending_before
-        )
-        data = [await _dictionary(lexicons.stored, each.name) for each in shown.items]
-        return SafeJSONResponse({"data": data, "has_more": shown.has_more})
-
-    for path in (CARTESIA_PATH, f"{CARTESIA_PATH}/"):
-        routes.add(
-            path,
-            create,
-            method="POST",
-            summary="Create a pronunciation dictionary for Cartesia clients",
-            openapi_extra=partial(request_body, DictionaryCreation),
-        )
-        routes.add(
-            path,
-            list_all,
-            summary="List the pronunciation dictionaries for Cartesia clients",
-            openapi_extra=partial(query_parameters, PageQuery),
-        )
-
-    @routes.get(f"{CARTESIA_PATH}/{{name}}", summary="Show a pronunciation dictionary for Cartesia clients")
-    async def show(name: str) -> Response:
-        return SafeJSONResponse(await _dictionary(lexicons.stored, name))
-
-    async def update(request: Request, name: str) -> Response:
-        change = validate(DictionaryUpdate, parse_object(await request.body(), "body"))
-        _, entries = await lexicons.stored.get(name)
-        content = LexiconContent(entries if change.items is None else change.entries, change.name)
-        await lexicons.stored.update(name, content)
-        return SafeJSONResponse(await _dictionary(lexicons.stored, name))
-
-    routes.add(
-        f"{CARTESIA_PATH}/{{name}}",
-        update,
-        method="PATCH",
-        summary="Change a pronunciation dictionary for Cartesia clients",
-        openapi_extra=partial(request_body, DictionaryUpdate),
-    )
-
-    @routes.delete(
-        f"{CARTESIA_PATH}/{{name}}", summary="Delete a pronunciation dictionary for Cartesia clients", status_code=204
-    )
-    async def delete(name: str) -> Response:
-        await lexicons.stored.delete(name)
-        return Response(status_code=204)
-
-
-async def _dictionary(library: LexiconLibrary, name: str) -> Message:
-    stored, entries = await library.get(name)
-    return {
-        "id": stored.name,
-        "name": stored.title,
-        "created_at": _time_of(stored).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "owner_id": stored.owner or "",
-        "pinned": False,
-        "items": _items([*Lexicon.from_mapping(entries)]),
-    }
-
-
-def _items(entries: Sequence[LexiconEntry]) -> list[Message]:
-    return [
-        {
-            "text": entry.grapheme,
-            "alias": entry.alias if entry.phonemes is None else f"<<{'|'.join(entry.phonemes)}>>",
-            "case_sensitive": entry.case_sensitive,
-        }
-        for entry in entries
-    ]

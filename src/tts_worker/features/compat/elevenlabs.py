@@ -359,7 +359,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
     cloning.add_elevenlabs_routes(routes, hub)
-    dictionaries.add_elevenlabs_routes(routes, hub)
+    dictionaries.add_routes(routes, hub)
     _add_speech(routes, hub, limits)
     _add_conversion(routes, hub, limits)
 
