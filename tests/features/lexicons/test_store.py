@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, TTSWorkerError, UnknownLexicon
@@ -30,6 +30,7 @@ texts = st.text(max_size=12)
 entries_of = st.dictionaries(texts, texts | st.fixed_dictionaries({"say": texts, "case_sensitive": st.booleans()}))
 
 
+@settings(max_examples=30)  # each flushes dozens of files
 @given(st.lists(entries_of, min_size=1, max_size=4), texts, st.none() | texts)
 def test_versions_round_trip(
     tmp_path_factory: pytest.TempPathFactory, versions: list[dict[str, Any]], title: str, owner: str | None
