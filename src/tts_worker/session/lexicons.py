@@ -77,10 +77,6 @@ class LexiconLibrary(Protocol):
         """
         ...
 
-    def pinned(self, references: str) -> str:
-        """Return the references with the versions that they stand for now. Blocks. Raises as ``find`` does."""
-        ...
-
     async def list(self) -> Sequence[StoredLexicon]:
         """Return the newest versions, ordered by name."""
         ...

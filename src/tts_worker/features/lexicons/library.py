@@ -67,7 +67,7 @@ def parse_reference(reference: str) -> Reference:
 class StoredLexicons:
     """The lexicons in a directory that several workers may share: each sees at once what another has changed.
 
-    ``find``, ``pinned``, ``read_file`` and ``unused_name`` may be called on any thread.
+    ``find``, ``read_file`` and ``unused_name`` may be called on any thread.
 
     Args:
         directory: The directory; it is created with the first lexicon.
@@ -94,11 +94,6 @@ class StoredLexicons:
         with _hidden_paths():
             found = [self._read(name, self._version(name, version)) for name, version in parse_references(references)]
         return Lexicon.merged(*reversed(found))
-
-    def pinned(self, references: str) -> str:
-        """Return the references with the versions that they stand for now. Raises as ``find`` does."""
-        with _hidden_paths():
-            return ",".join(f"{name}@{self._version(name, version)}" for name, version in parse_references(references))
 
     def _version(self, name: str, version: int | None) -> int:
         versions = self._store.versions(name)
