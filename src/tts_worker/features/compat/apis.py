@@ -8,9 +8,11 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.features.compat import (
     browser_tokens,
     cartesia,
+    cartesia_dictionaries,
     cartesia_wire,
     cloning,
     cosyvoice,
+    dictionaries,
     elevenlabs,
     elevenlabs_wire,
     openai,
@@ -36,6 +38,8 @@ def add_apis(app: Application) -> None:
                     "/v2/voices",
                     "/v2/voices/",
                     "/v1/voices/add",
+                    dictionaries.PATH,
+                    f"{dictionaries.PATH}/",
                 }
             ),
             elevenlabs_wire.error_response,
@@ -51,7 +55,12 @@ def add_apis(app: Application) -> None:
     app.apis.add(
         VendorApi(
             "cartesia",
-            frozenset({"/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH}),
+            frozenset(
+                {
+                    *("/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH),
+                    *(cartesia_dictionaries.PATH, f"{cartesia_dictionaries.PATH}/"),
+                }
+            ),
             cartesia_wire.error_response,
             header="cartesia-version",
         )
