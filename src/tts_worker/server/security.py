@@ -181,12 +181,12 @@ class AuthMiddleware:
         return self._max_upload_bytes if self._paths.is_upload(scope["path"]) else self._max_body_bytes
 
     def _key_in_headers(self, headers: Headers) -> str | None:
-        authorization = headers.get("authorization", "")
-        if authorization[:7].lower() == "bearer ":
-            return authorization[7:].strip()
+        scheme, separator, key = headers.get("authorization", "").partition(" ")
+        if separator and scheme.lower() in self._paths.key_schemes:
+            return key.strip()
         for name in self._paths.key_headers:
-            if (key := headers.get(name)) is not None:
-                return key
+            if (named := headers.get(name)) is not None:
+                return named
         for protocol in headers.get("sec-websocket-protocol", "").split(","):
             if protocol.strip().startswith(KEY_SUBPROTOCOL):
                 return protocol.strip()[len(KEY_SUBPROTOCOL) :]

@@ -1,4 +1,4 @@
-"""APIs of other vendors, for their unmodified clients: OpenAI, ElevenLabs, Cartesia, CosyVoice."""
+"""APIs of other vendors, for their unmodified clients: OpenAI, ElevenLabs, Cartesia, Deepgram, CosyVoice."""
 
 from __future__ import annotations
 

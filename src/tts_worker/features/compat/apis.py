@@ -1,4 +1,4 @@
-"""Adds the APIs of ElevenLabs, Cartesia, CosyVoice and OpenAI to the server."""
+"""Adds the APIs of ElevenLabs, Cartesia, CosyVoice, Deepgram and OpenAI to the server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tts_worker.features.compat import (
     cartesia_wire,
     cloning,
     cosyvoice,
+    deepgram,
     elevenlabs,
     elevenlabs_wire,
     openai,
@@ -57,13 +58,15 @@ def add_apis(app: Application) -> None:
         )
     )
     app.apis.add(VendorApi("cosyvoice", cosyvoice.PATHS))
+    app.apis.add(VendorApi("deepgram", frozenset(deepgram.PATHS), deepgram.error_response, deepgram.error_status))
     app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
     app.model_names.extend(openai.OPENAI_MODELS)
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
     rules.key_headers += ["xi-api-key", "api-key"]  # that of ElevenLabs, and of OpenAI's clients for Azure
+    rules.key_schemes.append("token")  # of Deepgram
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
-    for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
+    for router in (elevenlabs.router, cartesia.router, cosyvoice.router, deepgram.router):
         app.routes.include(router(hub, limits))
     browser_tokens.add_elevenlabs_routes(app.routes, app.keys.tokens)
     browser_tokens.add_cartesia_routes(app.routes, app.keys.tokens)

@@ -1,8 +1,8 @@
 """Many contexts multiplexed on one WebSocket: the part that the compatibility APIs share.
 
 A context is a client-chosen name with its own session. A cancel takes effect on arrival, even while the client does not
-read. The vendor's messages are encoded and decoded by ``cartesia`` and ``elevenlabs``. An error that names a context is
-the last message of that context.
+read. The vendor's messages are encoded and decoded by ``cartesia`` and ``elevenlabs``, and by ``turns`` for protocols
+with one context per connection. An error that names a context is the last message of that context.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tts_worker.errors import (
     SendTimeout,
     TextTooLong,
     TTSWorkerError,
+    as_exception,
     error_info,
 )
 from tts_worker.protocol.json_codec import dumps, parse_object
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 _MAX_NAME_CHARS = 128
 
 Message = dict[str, Any]
+WireMessage = Message | bytes
+"""Bytes are a binary message: audio, in some protocols."""
 
 
 class ContextEncoder(Protocol):
@@ -47,8 +50,8 @@ class ContextEncoder(Protocol):
         """Whether the last message of the context was returned."""
         ...
 
-    def messages(self, item: Output) -> Iterable[Message]:
-        """Encode one output of the session."""
+    def messages(self, item: Output) -> Iterable[WireMessage]:
+        """Encode one output of the session. A TTSWorkerError it raises ends the context, and is sent to the client."""
         ...
 
 
@@ -107,6 +110,7 @@ class ContextSocket:
         hub: Admits sessions.
         limits: Limits of the connection.
         make_protocol: Builds the vendor's protocol for this object.
+        is_fatal: Whether an error ends the connection, with the close code of the error.
 
     Attributes:
         contexts: Open contexts by name.
@@ -119,6 +123,7 @@ class ContextSocket:
         hub: SessionHub,
         limits: ApiLimits,
         make_protocol: Callable[[ContextSocket], VendorProtocol],
+        is_fatal: Callable[[ErrorInfo], bool] = lambda error: False,
     ) -> None:
         self.contexts: dict[str, SpeechContext] = {}
         self._socket = MessageSocket(websocket, limits, "context-socket")
@@ -128,6 +133,9 @@ class ContextSocket:
         self._reply_queued = asyncio.Event()
         self.finishing = False
         self._finished = asyncio.Event()
+        self._last_message: Callable[[], Message] | None = None
+        self._failure: TTSWorkerError | None = None
+        self._is_fatal = is_fatal
         self._protocol = make_protocol(self)
 
     # -- for the vendor's protocol ------------------------------------------------------------------------------------
@@ -158,14 +166,23 @@ class ContextSocket:
         self._reply_queued.set()
 
     def fail(self, error: ErrorInfo, name: str | None) -> None:
-        """Send an error and end the context that it names, if any."""
+        """Send an error and end the context that it names, if any; a fatal one ends the connection."""
         self.reply(self._protocol.error(error, name))
         if name is not None:
             self.drop(name, "failed")
+        if self._is_fatal(error):
+            self.finishing = True
+            self._failure = as_exception(error)
+            self._finished.set()
 
-    def finish(self) -> None:
-        """Close the connection once all contexts have ended."""
+    def finish(self, last_message: Callable[[], Message] | None = None) -> None:
+        """Close the connection once all contexts have ended.
+
+        Args:
+            last_message: Returns what is sent then; None sends nothing.
+        """
         self.finishing = True
+        self._last_message = last_message
         self._end_if_done()
 
     def check_text(self, text: str) -> None:
@@ -197,8 +214,12 @@ class ContextSocket:
 
     async def _wait_until_finished(self) -> None:
         await self._finished.wait()
+        if self._failure is None and self._last_message is not None:
+            self.reply(self._last_message())
         async with self._write_lock:
             await self._send_all_replies()
+        if self._failure is not None:
+            raise self._failure
 
     def _end_if_done(self) -> None:
         if self.finishing and not self.contexts:
@@ -244,7 +265,7 @@ class ContextSocket:
     def _report_failure(self, context: SpeechContext, error: ErrorInfo) -> None:
         if not context.closed:
             with contextlib.suppress(SendTimeout):
-                self.reply(self._protocol.error(error, context.name))
+                self.fail(error, context.name)
 
     async def _stream(self, context: SpeechContext, session: LocalSession) -> None:
         while not context.encoder.finished:
@@ -253,7 +274,7 @@ class ContextSocket:
                 item = None if context.closed else session.poll()
                 if item is not None:
                     for message in context.encoder.messages(item):
-                        await self._socket.send(dumps(message))
+                        await self._socket.send(message if isinstance(message, bytes) else dumps(message))
             if context.closed or (item is None and session.state is State.CLOSED):
                 return
             if item is None:

@@ -25,8 +25,8 @@ from tts_worker.errors import (
     InvalidRequest,
     TextTooLong,
     TTSWorkerError,
-    UnknownVoice,
 )
+from tts_worker.features.compat.voice_names import own_voice
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -103,14 +103,15 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = _resolve_voice(await _enrol(validate(SpeechRequest, data), hub), hub)
+        speech_request = await _enrol(validate(SpeechRequest, data), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         checksums = wants_checksums(request.query_params)
+        voice = own_voice(hub, speech_request.voice_name, OPENAI_VOICES.__contains__)
         options = _options(speech_request, rate_hz, _engine(speech_request.model, hub))
-        options = within_speeds(hub, replace(options, instruct=instruct))
+        options = within_speeds(hub, replace(options, voice=voice, instruct=instruct))
         encoder = open_encoder(speech_request.response_format, rate_hz)
         if speech_request.stream:
             audio = download(hub, options, text, encoder)
@@ -138,17 +139,6 @@ async def _enrol(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
     return request.model_copy(update={"voice": voice})
 
 
-def _resolve_voice(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
-    """Replace one of ``OPENAI_VOICES`` by the default voice if no voice or alias has the name."""
-    if request.voice_name not in OPENAI_VOICES:
-        return request
-    try:
-        hub.voices.get(request.voice_name)
-    except UnknownVoice:
-        return request.model_copy(update={"voice": None})
-    return request
-
-
 def _engine(name: str, hub: SessionHub) -> str | None:
     """Return the engine that a request names as its model; None for the models of the vendor.
 
@@ -165,7 +155,6 @@ def _engine(name: str, hub: SessionHub) -> str | None:
 
 def _options(request: SpeechRequest, rate_hz: int, engine: str | None) -> SessionOptions:
     return SessionOptions(
-        voice=request.voice_name,
         model=engine,
         speed=request.speed,
         seed=request.seed,
