@@ -17,10 +17,10 @@ import grpc
 
 import tts_worker
 from tts_worker.client import SessionOptions
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.store import RedisStore
 from tts_worker.types import Ended, PcmFrame
 
 REPLY = "Of course. The museum opens at nine, but the garden behind it is free and open all day long."

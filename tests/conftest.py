@@ -48,7 +48,7 @@ examples.register_profile("thorough", **ANY_MACHINE, derandomize=False, max_exam
 examples.load_profile("same examples")
 
 SLOW = (
-    "behaviour/",
+    "behavior/",
     "browser/",
     "features/test_deletion.py",
     "gpu/",
@@ -97,14 +97,15 @@ SLOW = (
     "unit/tools/bench/",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
-    "unit/commands/test_bundles.py",
+    "features/voicepack/test_directory.py",
     "unit/commands/test_doctor_backends.py",
-    "unit/commands/test_voice_commands.py",
+    "features/acceleration/",
+    "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
     "unit/engine/test_process.py",
     "unit/models/test_hyperyaml.py",
     "unit/models/test_onnx_file.py",
-    "unit/models/test_pull.py",
+    "features/voicepack/test_pull.py",
     "unit/streaming/",
     "unit/test_compare_upstream.py",
     "unit/test_distribution.py",
@@ -117,7 +118,7 @@ SLOW = (
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
     "tests/unit/streaming/",  # loaded networks
-    "tests/behaviour/",
+    "tests/behavior/",
     "tests/browser/",  # a browser and a server
     "tests/features/fleet/test_ray.py",  # waits for processes most of the time
     "tests/quality/",  # a recognizer

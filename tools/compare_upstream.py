@@ -52,8 +52,8 @@ from torch import Tensor
 import tts_worker
 from tools.bench.engine import TEXT, forced_tokens, random_voice
 from tools.forced_speech import SWITCH_INTERVAL_S, VOICE
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.errors import EngineFault
 from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.files import save_voice

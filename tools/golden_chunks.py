@@ -34,7 +34,7 @@ from tts_worker.errors import ConfigError, SynthesisFailed
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
     from tts_worker.voices.files import Voice
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "cosyvoice" / "golden_chunks.json"
@@ -201,7 +201,7 @@ def speak_all() -> dict[str, Any]:
 def _speak(family: str, text: str) -> dict[str, Any]:
     from tools.random_bundle.writer import write_random_bundle
     from tts_worker.engine.chunk_log import chunk_log
-    from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
+    from tts_worker.engine.cosyvoice.audio.segment import AudioSegment
     from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 
     logging.getLogger("tts_worker").setLevel(logging.ERROR)  # random weights are meant here
@@ -236,8 +236,8 @@ def _voice(bundle: Bundle) -> Voice:
     """Return a voice with a prompt. Its values are quotients of small integers, the same everywhere."""
     import numpy as np
 
-    from tts_worker.engine.cosyvoice.config import V3
-    from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+    from tts_worker.engine.cosyvoice.bundle.config import V3
+    from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
     from tts_worker.voices.files import Voice
 
     config = bundle.config

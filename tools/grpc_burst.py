@@ -21,8 +21,8 @@ from typing import Any
 
 import grpc
 
-from tts_worker.benchmarks.stats import percentile, rounded_ms
-from tts_worker.benchmarks.texts import SENTENCES
+from tts_worker.features.bench.stats import percentile, rounded_ms
+from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 

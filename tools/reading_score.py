@@ -15,20 +15,36 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.reading.english.words import ONES, TENS
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import Segment, UrlMode
 
 _KIND = re.compile(r"(?:en_)?([A-Za-z]+)")
 # A mark after which no abbreviation is looked for. The stop of a title and of "a.m." stays.
 _STOP = re.compile(r"(?<![A-Za-z]\.[A-Za-z])(?<!\b[MDS][rst])(?<!\bMrs)\.(?=[\"”)]?(?:\s|$))")
+_SPELLING = {
+    "AM": "A.M.",
+    "us dollars": "US dollars",
+    "oclock": "o'clock",
+    "august": "August",
+    "abc": "ABC",
+    "cdf": "CDF",
+}
+_RESPELLED = re.compile(rf"\b(?:{'|'.join(_SPELLING)})\b")
+_NUMBER = rf"(?:{'|'.join((*ONES, *filter(None, TENS)))})"
+_AND = re.compile(rf"(?<=hundred)(?= and {_NUMBER}) and|(?<=thousand)(?= and {_NUMBER}) and")
+_OH = re.compile(r"\bo\b")
+_NEGATIVE = re.compile(rf"\bnegative(?= (?:point|{_NUMBER}))", re.IGNORECASE)
+_APART = re.compile(r"\b(kilo|mega|giga|milli) (?=liter|watt|volt)")
+"""Spellings of wordings that mislead the phonemizer."""
 _SILENT = re.compile(r"[ˈˌ.,;:!?—…\"“”()\-]")
 _REDUCED = str.maketrans({"ᵊ": "ə", "ɐ": "ə", "ᵻ": "ə", "T": "t", "ʔ": "t"})
 _WEAK = {"ə": "A", "ði": "ðə", "tʊ": "tə"}
@@ -94,9 +110,16 @@ def read_cases(path: Path) -> list[Case]:
     return cases
 
 
-def score(cases: Iterable[Case], urls: UrlMode = UrlMode.KEEP) -> list[Result]:
-    """Read each case and compare it with its wordings."""
+def score(cases: Iterable[Case], urls: UrlMode = UrlMode.KEEP, *, allow_british: bool = False) -> list[Result]:
+    """Read each case and compare it with its wordings, or with these in American words too."""
+    if allow_british:
+        cases = [replace(case, wordings=(*case.wordings, *map(american, case.wordings))) for case in cases]
     return [_result(case, urls) for case in cases]
+
+
+def american(wording: str) -> str:
+    """Return numbers as Americans say them: no "and" after hundreds, "zero" for "o", "minus" for "negative"."""
+    return _OH.sub("zero", _AND.sub("", _NEGATIVE.sub("minus", wording)))
 
 
 def spoken_segments(text: str, urls: UrlMode = UrlMode.KEEP) -> list[Segment]:
@@ -146,7 +169,7 @@ def _result(case: Case, urls: UrlMode) -> Result:
 
 def _readings(wording: str) -> tuple[str, str]:
     """Return the phonemes of words, whole and cut into segments: a homograph may depend on the words beside it."""
-    words = _STOP.sub("!", wording)
+    words = _STOP.sub("!", _RESPELLED.sub(lambda word: _SPELLING[word[0]], _APART.sub(r"\1", wording)))
     pipeline = TextPipeline(TextOptions(markdown=False))
     segments = pipeline.feed(words) + pipeline.end()
     return phonemes_of([Segment.whole(words)]), phonemes_of(segments)
@@ -207,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list with the figures of each file")
     parser.add_argument("--failures", type=int, default=1000, metavar="N", help="print at most N failures of each file")
     parser.add_argument("--urls", type=UrlMode, choices=list(UrlMode), default=UrlMode.KEEP, help="how URLs are read")
+    parser.add_argument("--british", action="store_true", help="take British words of a number for the American ones")
     args = parser.parse_args(arguments)
     figures = []
     for path in args.files:
@@ -214,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cases = read_cases(path)
         except (OSError, ValueError) as error:
             raise SystemExit(str(error)) from None
-        figures.append({"file": path.name, **figures_of(score(cases, args.urls))})
+        figures.append({"file": path.name, **figures_of(score(cases, args.urls, allow_british=args.british))})
     if args.json:
         print(json.dumps(figures, ensure_ascii=False, indent=1))
     else:

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tools.parity.v1_stages import HOP_TOKENS, SAMPLE_STRIDE, SPEECH_SEED
-from tts_worker.engine.cosyvoice.models.flow import initial_noise
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.flow import initial_noise
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
 
 HARMONICS = 9
 PROMPT_TOKENS = 8

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 
 from playwright.async_api import Page, async_playwright
 
-from tts_worker.benchmarks.stats import percentile
+from tts_worker.features.bench.stats import percentile
 from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 

@@ -17,24 +17,17 @@ CLIENT = (
     "errors.py",
     "timeouts.py",
     "types.py",
+    "version.py",
     "client/*.py",
+    "client/registry/*.py",
     "integrations/*.py",
     "protocol/*",
-    "registry/__init__.py",
-    "registry/directory.py",
-    "registry/entry.py",
-    "registry/signature.py",
-    "registry/store.py",
     "text/__init__.py",
     "text/characters.py",
     "text/decoding.py",
-    "text/rewrite_alignment.py",
     "text/spoken_words.py",
 )
 """The client's files below ``tts_worker``, as glob patterns. Their imports must not leave this list."""
-
-SERVER = ("client/local.py",)
-"""Files that match ``CLIENT`` and belong to the server: a client of a worker in the same process."""
 
 PACKAGED = ("configs", "voicepacks")
 """Folders next to ``src`` that the server's wheel has inside the package."""
@@ -43,7 +36,7 @@ PACKAGED = ("configs", "voicepacks")
 def client_files(package: Path) -> set[Path]:
     """Return the client's files of the package folder ``tts_worker``, relative to it."""
     chosen = {path for pattern in CLIENT for path in package.glob(pattern) if path.is_file()}
-    return {path.relative_to(package) for path in chosen} - {Path(name) for name in SERVER}
+    return {path.relative_to(package) for path in chosen}
 
 
 def source_files(package: Path) -> set[Path]:

@@ -15,6 +15,8 @@ import importlib
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
+from tts_worker.version import __version__
+
 if TYPE_CHECKING:
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from tts_worker.client.tts import TTS
     from tts_worker.settings import Settings
 
-__version__ = "0.1.0"
 __all__ = ["TTS", "AsyncTTS", "Speech", "__version__", "connect", "create_worker"]
 
 _LAZY = {

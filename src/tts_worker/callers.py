@@ -19,7 +19,7 @@ class ApiScope(str, Enum):
     """Permissions of an API key. A key without scopes may only read voices, models and metrics."""
 
     SPEAK = "speak"
-    ENROL = "enrol"
+    ENROLL = "enroll"
     ADMIN = "admin"
 
 

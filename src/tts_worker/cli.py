@@ -20,25 +20,20 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, Protocol, cast
 
-from tts_worker import __version__
 from tts_worker.errors import DeviceLost, ErrorCode, MissingExtra, TTSWorkerError
 from tts_worker.feature import Command, feature_commands
 from tts_worker.logs import discard_output
+from tts_worker.version import __version__
 
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
     "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
     "voices": "list the voices",
-    "voice": "add, list and import voices of a CosyVoice model directory",
-    "voicepack": "download, check or convert CosyVoice model directories, or create a voice pack",
     "config init": "write a configuration with settings, their defaults and their meaning",
     "config check": "report everything that is invalid in a configuration, by line",
-    "completion": "print the completion of commands and options for bash, zsh or fish",
     "doctor": "report what is installed, what is missing and how to install it",
-    "export": "export ONNX graphs of a CosyVoice model directory",
-    "bench latency": "measure the first-audio latency",
 }
-"""Command of the core -> summary. ``bench latency`` is the module ``bench_latency``. Features add further commands."""
+"""Command of the core -> summary. ``config init`` is the module ``config_init``. Features add further commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "say": (
@@ -52,13 +47,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "serve --port 9000 --config worker.yaml",
         "serve --set session.lead_ms=60",
     ),
-    "voice": ('voice add anna --bundle CosyVoice2-0.5B --audio prompt.wav --text "What is said in it."',),
-    "voicepack": ("voicepack pull cosyvoice2-0.5b", "voicepack check CosyVoice2-0.5B"),
-    "completion": ("completion bash", "completion zsh", "completion fish"),
     "config init": ("config init --short", "config init /etc/tts-worker.yaml"),
     "config check": ("config check worker.yaml",),
     "doctor": ("doctor", "doctor --json"),
-    "bench latency": ("bench latency --engine cpu",),
 }
 """Command of the core -> examples for its help, without the program's name."""
 
@@ -210,11 +201,12 @@ def _sentence(text: str) -> str:
 
 def _find_command(words: list[str]) -> tuple[str, Command | None]:
     """Return the longest command that ``words`` begin with; reads the records of features if the core has none."""
-    for name in (" ".join(words[:2]), " ".join(words[:1])):
-        if name in COMMANDS:
-            return name, _own_command(name)
-    name = " ".join(words[:1])
-    return name, feature_commands().get(name)
+    names = (" ".join(words[:2]), " ".join(words[:1]))
+    if (own := next(filter(COMMANDS.__contains__, names), None)) is not None:
+        return own, _own_command(own)
+    commands = feature_commands()
+    name = next(filter(commands.__contains__, names), names[-1])
+    return name, commands.get(name)
 
 
 def _help(words: list[str]) -> int:

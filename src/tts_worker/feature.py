@@ -6,18 +6,17 @@ and what they refer to imports its modules when it is enabled or called. Feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tts_worker.errors import ConfigError
+from tts_worker.feature_names import present
 
 if TYPE_CHECKING:
+    from tts_worker.finding import Finding
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
     from tts_worker.server.grpc.server import ExtraPort, GrpcExtension
@@ -27,20 +26,6 @@ if TYPE_CHECKING:
     from tts_worker.session.quotas import Quotas
     from tts_worker.session.record import UtteranceExporter
     from tts_worker.settings import Settings
-
-SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "compat": (),
-    "conversion": (),
-    "webrtc": ("webrtc",),
-    "telephony": ("telephony",),
-    "batch": ("batch",),
-    "fleet": ("registry", "ray"),
-    "tracing": ("tracing",),
-    "page": (),
-    "agent": (),
-}
-"""The features, in the order in which they add to the worker and its server, and their sections of the settings."""
-
 
 FileCheck = tuple[tuple[str, str], Callable[[], object]]
 """A section and a key of the settings that names a file, and what raises TTSWorkerError if the file cannot be used."""
@@ -128,6 +113,7 @@ class Feature:
             is disabled.
         deployments: Flag of ``serve``, without the dashes -> what runs then.
         commands: Its commands by name.
+        checks: Returns what ``doctor`` finds of its libraries.
         extras: The extras that only it needs, by name.
     """
 
@@ -144,33 +130,14 @@ class Feature:
     registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
+    checks: Callable[[], Iterable[Finding]] | None = None
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
 
 @cache
 def features() -> Mapping[str, Feature]:
     """Return the records of the features that this installation has, by name."""
-    return {name: cast(Feature, import_module(f"tts_worker.features.{name}").FEATURE) for name in _present()}
-
-
-def _present() -> Iterator[str]:
-    for name in SECTIONS:
-        with suppress(ModuleNotFoundError):  # the folder of all features
-            spec = find_spec(f"tts_worker.features.{name}")
-            if spec is not None and spec.origin is not None:  # not a deleted folder whose byte code is left
-                yield name
-
-
-def check_sections(settings: Settings, present: Mapping[str, Feature]) -> None:
-    """Reject settings of a feature that this installation lacks.
-
-    Raises:
-        ConfigError: Names the section and the feature.
-    """
-    for name in SECTIONS.keys() - present.keys():
-        for section in SECTIONS[name]:
-            if getattr(settings, section) != type(settings).model_fields[section].default:
-                raise ConfigError(f"{section}: this installation lacks the feature {name}")
+    return {name: cast(Feature, import_module(f"tts_worker.features.{name}").FEATURE) for name in present()}
 
 
 def web_folders() -> list[Path]:

@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """Load of a GPU or a slice; ``utilisation`` is None where it is unknown, as for slices."""
+    """Load of a GPU or a slice; ``utilization`` is None where it is unknown, as for slices."""
 
     memory_used_bytes: int
     memory_total_bytes: int
-    utilisation: float | None
+    utilization: float | None
 
 
 def visible_uuid(index: int, uuid: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -87,10 +87,10 @@ class NvmlReader:
             except nvml.NVMLError:
                 continue
             try:
-                utilisation = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                utilization = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
             except nvml.NVMLError:  # a slice
-                utilisation = None
-            states[name] = GpuState(int(memory.used), int(memory.total), utilisation)
+                utilization = None
+            states[name] = GpuState(int(memory.used), int(memory.total), utilization)
         return states
 
     def _find(self, nvml: Any, uuid: str) -> tuple[str, Any] | None:

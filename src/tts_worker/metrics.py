@@ -11,6 +11,7 @@ import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -28,9 +29,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from tts_worker import __version__
 from tts_worker.gpus import GpuMonitor
 from tts_worker.types import ComputationCounts, ControlName, Ended
+from tts_worker.version import __version__
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 _AUDIO_S = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -91,8 +92,8 @@ class _GpuCollector(Collector):
         for uuid, state in self._monitor.states.items():
             used.add_metric([uuid], state.memory_used_bytes)
             total.add_metric([uuid], state.memory_total_bytes)
-            if state.utilisation is not None:
-                busy.add_metric([uuid], state.utilisation)
+            if state.utilization is not None:
+                busy.add_metric([uuid], state.utilization)
         yield from (used, total, busy)
 
 
@@ -259,115 +260,84 @@ class Metrics:
         registry.register(self._engines)
         self.gpus = GpuMonitor()
         registry.register(_GpuCollector(self.gpus))
-        self.first_audio_s = Histogram(
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.first_audio_s = histogram(
             "tts_first_audio_seconds",
             "From the first speakable text of an utterance until its first frame is sent.",
             _SESSION_LABELS,
             buckets=_AUDIO_S,
-            registry=registry,
         )
-        self.converted_s = Histogram(
+        self.converted_s = histogram(
             "tts_conversion_first_audio_seconds",
             "From the first window of source audio of a conversion until its first converted frame is sent.",
             _SESSION_LABELS,
             buckets=_AUDIO_S,
-            registry=registry,
         )
-        self.source_s = Counter(
-            "tts_source_audio_seconds_total", "Source audio of conversions.", _SESSION_LABELS, registry=registry
-        )
-        self.queue_wait_s = Histogram(
+        self.source_s = counter("tts_source_audio_seconds_total", "Source audio of conversions.", _SESSION_LABELS)
+        self.queue_wait_s = histogram(
             "tts_queue_wait_seconds",
             "From the first speakable text of an utterance until the engine starts with it.",
             _SESSION_LABELS,
             buckets=_AUDIO_S,
-            registry=registry,
         )
-        self.underruns = Counter(
-            "tts_underruns_total",
-            "Times that a client's buffer ran empty.",
-            _SESSION_LABELS,
-            registry=registry,
-        )
-        self.underrun_s = Counter(
-            "tts_underrun_seconds_total", "Duration of those underruns.", _SESSION_LABELS, registry=registry
-        )
-        self.control_s = Histogram(
+        self.underruns = counter("tts_underruns_total", "Times that a client's buffer ran empty.", _SESSION_LABELS)
+        self.underrun_s = counter("tts_underrun_seconds_total", "Duration of those underruns.", _SESSION_LABELS)
+        self.control_s = histogram(
             "tts_control_seconds",
             "From a control command until its acknowledgement is sent; no stopped audio is sent after it.",
             ["command"],
             buckets=_FAST_S,
-            registry=registry,
         )
-        self.utterances = Counter(
-            "tts_utterances_total",
-            "Utterances by outcome.",
-            (*_SESSION_LABELS, "outcome", "code"),
-            registry=registry,
+        self.utterances = counter(
+            "tts_utterances_total", "Utterances by outcome.", (*_SESSION_LABELS, "outcome", "code")
         )
-        self.sent_s = Counter(
-            "tts_audio_sent_seconds_total", "Audio sent to clients.", _SESSION_LABELS, registry=registry
+        self.sent_s = counter("tts_audio_sent_seconds_total", "Audio sent to clients.", _SESSION_LABELS)
+        self.wasted_s = counter("tts_audio_wasted_seconds_total", "Audio generated and never sent.", _SESSION_LABELS)
+        self._refused = counter(
+            "tts_refused_total", "Sessions and utterances refused, by error code.", ["transport", "code"]
         )
-        self.wasted_s = Counter(
-            "tts_audio_wasted_seconds_total", "Audio generated and never sent.", _SESSION_LABELS, registry=registry
-        )
-        self._refused = Counter(
-            "tts_refused_total",
-            "Sessions and utterances refused, by error code.",
-            ["transport", "code"],
-            registry=registry,
-        )
-        self._connections = Gauge(
-            "tts_connections", "TCP connections of the HTTP server, by state.", ["state"], registry=registry
-        )
-        self._grpc_connections = Gauge(
+        self._connections = gauge("tts_connections", "TCP connections of the HTTP server, by state.", ["state"])
+        self._grpc_connections = gauge(
             "tts_grpc_connections",
             "TCP connections of a gRPC port; those that wait have shown no valid key.",
             ["port", "state"],
-            registry=registry,
         )
-        self._closed_connections = Counter(
+        self._closed_connections = counter(
             "tts_connections_closed_total",
             "TCP connections that the worker closed because of a limit, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self._certificate_expiry = Gauge(
+        self._certificate_expiry = gauge(
             "tts_certificate_expiry_timestamp_seconds",
             "When the TLS certificate of a server expires, as a Unix time.",
             ["server"],
-            registry=registry,
         )
-        self._auth_failures = Counter(
+        self._auth_failures = counter(
             "tts_auth_failures_total",
             "Requests refused for their API key, by transport and reason (missing, wrong, rate).",
             ["transport", "reason"],
-            registry=registry,
         )
-        self._sessions = Gauge("tts_sessions", "Open sessions, idle ones included.", registry=registry)
-        self._max_open = Gauge("tts_max_open_sessions", "Sessions that may be open.", registry=registry)
-        self._slots = Gauge("tts_max_sessions", "Slots: sessions that may speak at the same time.", registry=registry)
-        self._slots_used = Gauge("tts_slots_used", "Slots that a new session cannot take.", registry=registry)
-        self._speaking = Gauge("tts_speaking_sessions", "Sessions that speak or are paused.", registry=registry)
-        self._lead = Gauge("tts_buffered_seconds", "Audio generated and not yet sent, all sessions.", registry=registry)
-        self._ready = Gauge("tts_ready", "1 if the worker accepts sessions.", registry=registry)
-        self._loop_lag = Histogram(
-            "tts_loop_lag_seconds", "How late the event loop runs its timers.", buckets=_FAST_S, registry=registry
-        )
-        self._resident = Gauge("tts_model_resident", "1 if the model is in memory.", ["model"], registry=registry)
-        self._load_s = Histogram(
+        self._sessions = gauge("tts_sessions", "Open sessions, idle ones included.")
+        self._max_open = gauge("tts_max_open_sessions", "Sessions that may be open.")
+        self._slots = gauge("tts_max_sessions", "Slots: sessions that may speak at the same time.")
+        self._slots_used = gauge("tts_slots_used", "Slots that a new session cannot take.")
+        self._speaking = gauge("tts_speaking_sessions", "Sessions that speak or are paused.")
+        self._lead = gauge("tts_buffered_seconds", "Audio generated and not yet sent, all sessions.")
+        self._ready = gauge("tts_ready", "1 if the worker accepts sessions.")
+        self._loop_lag = histogram("tts_loop_lag_seconds", "How late the event loop runs its timers.", buckets=_FAST_S)
+        self._resident = gauge("tts_model_resident", "1 if the model is in memory.", ["model"])
+        self._load_s = histogram(
             "tts_model_load_seconds",
             "From the request for a model until it is warm.",
             ["model"],
             buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 40, 80, 160),
-            registry=registry,
         )
-        self._load_failures = Counter(
-            "tts_model_load_failures_total", "Loads that failed, by error code.", ["model", "code"], registry=registry
+        self._load_failures = counter(
+            "tts_model_load_failures_total", "Loads that failed, by error code.", ["model", "code"]
         )
-        self._unloads = Counter(
-            "tts_model_unloads_total", "Models unloaded, by reason.", ["model", "reason"], registry=registry
-        )
+        self._unloads = counter("tts_model_unloads_total", "Models unloaded, by reason.", ["model", "reason"])
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from tts_worker import __version__
 from tts_worker.errors import DeviceLost
 from tts_worker.feature import features, web_folders
 from tts_worker.logs import fields
@@ -35,6 +34,7 @@ from tts_worker.server.listener import listen
 from tts_worker.server.page import WebFiles
 from tts_worker.server.tls import TlsContext, expiry_s
 from tts_worker.settings import ServerSettings, Settings
+from tts_worker.version import __version__
 from tts_worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tts_worker.errors import ErrorInfo
 
@@ -78,7 +78,8 @@ class Span(NamedTuple):
 class Skipped:
     """Original characters ``[start, end)`` that the voice does not speak.
 
-    ``reason`` is ``script`` for letters of a script that it cannot read; others may follow.
+    ``reason`` is ``script`` for letters of a script that it cannot read, ``pronunciation`` for a word that its
+    phonemizer has no phonemes for; others may follow.
     """
 
     start: int
@@ -218,6 +219,10 @@ class UrlMode(str, Enum):
     KEEP = "keep"
 
 
+DropReasoning = bool | Literal["from_start"]
+"""Whether reasoning and tool text is dropped; "from_start": a text begins within reasoning."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """Options of one session; None selects the worker's default.
@@ -261,7 +266,7 @@ class SessionOptions:
     lexicon: Mapping[str, Any] | None = None
     markdown: bool | None = None
     urls: UrlMode | None = None
-    normalise: bool | None = None
+    normalize: bool | None = None
     pause_timeout_s: float | None = None
     text_idle_timeout_s: float | None = None
     flush_after_ms: float | None = None
@@ -407,13 +412,14 @@ class Audio:
     """One chunk of an utterance, in order.
 
     ``words`` are new word timestamps at or after the chunk's first sample; a word is announced at the latest with the
-    chunk it begins in.
+    chunk it begins in. ``skipped`` are words that the engine does not speak, at the latest with the word after them.
     """
 
     key: UtteranceKey
     pcm: bytes
     meta: ChunkMeta
     words: tuple[WordTiming, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -422,10 +428,16 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All audio was emitted. ``truncated`` is the reason if the audio ends before the text, else None."""
+    """All audio was emitted.
+
+    Attributes:
+        truncated: The reason if the audio ends before the text, else None.
+        skipped: Words that the engine does not speak, after those of the last audio.
+    """
 
     key: UtteranceKey
     truncated: str | None = None
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,13 +653,14 @@ class EngineInfo:
         max_utterances: Utterances it can hold at the same time.
         sample_rate_hz: Rate of its audio.
         text_by_word: It wants segments word by word, while the text is being written.
-        front_end: Its text follows the rules of CosyVoice's front end (``text.front_end``), in whole segments.
+        front_end: Its text follows the rules of CosyVoice's front end (``front_end``), in whole segments.
         speed_range: Supported ``SynthesisParams.speed``.
         device: Device it runs on.
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
+        uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
         test_signal: Its audio is not speech: the level stays as it is.
@@ -666,6 +679,7 @@ class EngineInfo:
     control_tags: tuple[str, ...] = ()
     phonemes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()
     test_signal: bool = False

@@ -15,7 +15,7 @@ from tts_worker.adapter import TTSWorker
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.engine.factory import (
     EngineFactory,
-    can_enrol,
+    can_enroll,
     enroller_of,
     info_before_loading,
     model_version,
@@ -23,7 +23,8 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, check_sections, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter
+from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
 from tts_worker.models.policy import EvictionRules
@@ -34,13 +35,13 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionTimeouts
+from tts_worker.session.session import LocalSession
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
-from tts_worker.text.normalizer import load_normalizer
 from tts_worker.text.pipeline import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
-from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.packs import InstalledPack, read_voicepacks
 from tts_worker.voices.store import VoiceStore
@@ -58,7 +59,6 @@ class Worker:
     """
 
     def __init__(self, settings: Settings) -> None:
-        check_sections(settings, features())
         self.settings = settings
         self.metrics = Metrics()
         self.engines: dict[str, EngineLoop] = {}
@@ -86,7 +86,7 @@ class Worker:
         library = VoiceLibrary(
             VoiceCatalog(packs, default=voices.default, aliases=voices.aliases, on_demand=settings.models.on_demand),
             {name: store for name, store in stores.items() if store is not None},
-            enrolling=[name for name, engine in settings.engines.items() if self.can_enrol(name, engine)],
+            enrolling=[name for name, engine in settings.engines.items() if self.can_enroll(name, engine)],
             max_stored=voices.max_stored,
         )
         self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
@@ -149,9 +149,9 @@ class Worker:
         folder = stored_voices_dir(settings)
         return None if folder is None else VoiceStore(folder)
 
-    def can_enrol(self, name: str, settings: EngineSettings) -> bool:
-        """Whether a configured engine can enrol voices once it is loaded."""
-        return can_enrol(settings)
+    def can_enroll(self, name: str, settings: EngineSettings) -> bool:
+        """Whether a configured engine can enroll voices once it is loaded."""
+        return can_enroll(settings)
 
     def is_loaded(self, name: str) -> bool:
         """Whether an engine is running."""
@@ -181,10 +181,10 @@ class Worker:
         await self.models.unload(name)
 
     async def _load(self, name: str) -> None:
-        engine, enrolment, version = await self._start_engine(name)
+        engine, enrollment, version = await self._start_engine(name)
         settings = self.settings.engines[name]
         try:
-            self.hub.add_engine(name, settings.kind, engine, enrolment)
+            self.hub.add_engine(name, settings.kind, engine, enrollment)
         except BaseException:
             await engine.stop()
             raise
@@ -193,7 +193,7 @@ class Worker:
     async def _replace_engine(self, name: str) -> None:
         """Start an engine beside the running one, and use it for new sessions; the old one ends with its sessions."""
         try:
-            engine, enrolment, version = await self._start_engine(name)
+            engine, enrollment, version = await self._start_engine(name)
         except (OutOfMemory, ConfigError) as error:
             if isinstance(error, ConfigError) and not error.message.startswith("memory_gb:"):
                 raise
@@ -201,7 +201,7 @@ class Worker:
             raise type(error)(f"{error.message}; {hint}") from None
         settings = self.settings.engines[name]
         try:
-            sessions = self.hub.replace_engine(name, settings.kind, engine, enrolment)
+            sessions = self.hub.replace_engine(name, settings.kind, engine, enrollment)
         except BaseException:
             await engine.stop()
             raise
@@ -222,7 +222,7 @@ class Worker:
         finally:
             await engine.stop()
 
-    async def _start_engine(self, name: str) -> tuple[EngineLoop, Enrolment | None, str]:
+    async def _start_engine(self, name: str) -> tuple[EngineLoop, Enrollment | None, str]:
         """Build and warm up an engine. Raises its error."""
         settings = self.settings.engines[name]
         enroller = enroller_of(settings)
@@ -242,7 +242,7 @@ class Worker:
             if isinstance(error, DeviceLost):
                 self.lost.set()
             raise
-        return engine, Enrolment(enroller) if enroller is not None and can_enrol(settings) else None, version
+        return engine, Enrollment(enroller) if enroller is not None and can_enroll(settings) else None, version
 
     async def _use_engine(self, name: str, engine: EngineLoop, version: str) -> None:
         self.engines[name] = engine

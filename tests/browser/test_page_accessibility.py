@@ -1,4 +1,4 @@
-"""What the page looks like: axe-core in every state, both colour schemes, forced colours, narrow and disabled."""
+"""What the page looks like: axe-core in every state, both color schemes, forced colors, narrow and disabled."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SHOW_CONNECTION = """async (state) => {
 
 
 async def test_placeholder_has_enough_contrast(browser: Browser, address: str) -> None:
-    """The placeholder has the colour of unspoken text, which the test above measures."""
+    """The placeholder has the color of unspoken text, which the test above measures."""
     async with DemoPage.open(browser, address) as demo:
         color = "getComputedStyle(document.getElementById('text'), '::placeholder').webkitTextFillColor"
         await demo.write(TEXT)
@@ -98,7 +98,7 @@ async def pixels(page: Page, selector: str) -> bytes:
     return await page.locator(selector).screenshot(animations="disabled")
 
 
-async def test_switches_show_their_state_with_forced_colours(browser: Browser, address: str) -> None:
+async def test_switches_show_their_state_with_forced_colors(browser: Browser, address: str) -> None:
     async with DemoPage.open(browser, address, forced_colors="active") as demo:
         await demo.until_state("Ready")
         off = await pixels(demo.page, "#live")

@@ -1,4 +1,4 @@
-"""A worker with a tone engine that enrols voices: the level of a recording selects one of its tones."""
+"""A worker with a tone engine that enrolls voices: the level of a recording selects one of its tones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tts_worker.engine.tone import ToneEngine
 from tts_worker.errors import InvalidRequest
 from tts_worker.serving import create_application
 from tts_worker.types import Command, Open, SynthesisParams
-from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.files import Voice
 from tts_worker.worker import Worker
 
@@ -30,7 +30,7 @@ class ToneEnroller:
 
     Attributes:
         tones: Voice name -> tone.
-        enrolled: Names in the order of enrolment.
+        enrolled: Names in the order of enrollment.
         transcripts: Their transcripts.
         forgotten: Evicted names in order.
     """
@@ -40,7 +40,7 @@ class ToneEnroller:
     transcripts: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
-    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+    def enroll(self, name: str, recording: Recording, transcript: str) -> None:
         if recording.seconds < 1:
             raise InvalidRequest(f"the audio has {recording.seconds:.1f} s of speech; use 1 to 30 s")
         self.tones[name] = "tone-high" if float(np.abs(recording.samples).max()) > 0.5 else "tone-low"
@@ -85,7 +85,7 @@ class EnrollingWorker(Worker):
     async def _load(self, name: str) -> None:
         engine = EngineLoop(lambda: EnrollingToneEngine(self.enroller), name=name)
         await engine.start()
-        self.hub.add_engine(name, "tone", engine, Enrolment(self.enroller, max_unused=3))
+        self.hub.add_engine(name, "tone", engine, Enrollment(self.enroller, max_unused=3))
         self.engines[name] = engine
 
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CapturingRunner
-from tts_worker.engine.cosyvoice.graph_runner import Compute, Tensors
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Tensors
 
 
 class FakeGraphRunner(CapturingRunner):

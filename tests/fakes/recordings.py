@@ -1,4 +1,4 @@
-"""Recordings of a buzzing voice, for tests of enrolment."""
+"""Recordings of a buzzing voice, for tests of enrollment."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tts_worker.engine.cosyvoice.engine_config import ACCELERATION
+from tts_worker.engine.cosyvoice.execution.settings import ACCELERATION
 
 REASON = "is about acceleration"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
 import os
 import subprocess
@@ -15,10 +15,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.conftest import tone_settings
 from tts_worker.commands import doctor
-from tts_worker.errors import ConfigError
-from tts_worker.feature import SECTIONS, check_sections, features
+from tts_worker.feature import features
+from tts_worker.feature_names import SECTIONS
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +40,8 @@ import asyncio, importlib, pkgutil, sys
 import httpx, uvicorn
 import tts_worker.features
 from tts_worker import errors
-from tts_worker.feature import SECTIONS, features
+from tts_worker.feature import features
+from tts_worker.feature_names import SECTIONS
 from tts_worker.serving import create_application
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, SessionOptions
@@ -56,6 +56,14 @@ for module in pkgutil.walk_packages(tts_worker.features.__path__, "tts_worker.fe
     except (errors.MissingExtra, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name.startswith("tts_worker"):
             raise
+
+for name in ("batch", "registry"):
+    try:
+        load_settings(flags={name: {}})
+    except errors.ConfigError as error:
+        assert absent in error.message and "lacks the feature" in error.message, error
+    else:
+        assert absent != {"batch": "batch", "registry": "fleet"}[name]
 
 async def main():
     async with running_worker(load_settings(flags={"engines": {"tone": {"kind": "tone"}}})) as worker:
@@ -167,16 +175,11 @@ def test_the_rest_serves_without_a_feature(name: str, tmp_path: Path) -> None:
     run(package_without(tmp_path, frozenset({name})), "-c", REMAINING, name)
 
 
-def test_settings_of_an_absent_feature_are_refused() -> None:
-    given = tone_settings(registry={"url": "redis://127.0.0.1"}, grpc={"enabled": True})
-    check_sections(given, features())
-    with pytest.raises(ConfigError, match="registry: this installation lacks the feature fleet"):
-        check_sections(given, {name: feature for name, feature in features().items() if name != "fleet"})
-    check_sections(tone_settings(), {})
-
-
 def test_sections_of_features_are_settings() -> None:
-    assert {section for sections in SECTIONS.values() for section in sections} <= {*Settings.model_fields}
+    for feature, names in SECTIONS.items():
+        if names:
+            declared = importlib.import_module(f"tts_worker.features.{feature}.settings").SECTIONS
+            assert declared == {name: Settings.model_fields[name].annotation for name in names}
 
 
 def test_every_feature_has_a_page_of_the_docs() -> None:
@@ -186,5 +189,6 @@ def test_every_feature_has_a_page_of_the_docs() -> None:
 
 
 def test_every_extra_is_known_to_doctor() -> None:
-    provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
-    assert {*provided} - {*doctor._all_extras()} <= {"dev", "test", "quality"}
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {*project["optional-dependencies"]} - {*doctor._all_extras()} <= {"dev", "test", "quality"}

@@ -12,8 +12,8 @@ import pytest
 if TYPE_CHECKING:  # imported late: without PyTorch the other tests need this file, too
     import torch
 
-    from tts_worker.engine.cosyvoice.bundle import Bundle
-    from tts_worker.engine.cosyvoice.networks import Networks
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+    from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +55,7 @@ def large_bundle(device: torch.device, tmp_path_factory: pytest.TempPathFactory)
     Those that are in the folder GPU_BUNDLES already, as ``FAMILY-SIZE``, are not written again.
     """
     from tools.random_bundle.writer import write_random_bundle
-    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 
     size = "full" if device.type == "cuda" else "tiny"
     bundles: dict[str, Bundle] = {}

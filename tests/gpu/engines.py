@@ -12,14 +12,14 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput, segments
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import PROMPTED, bundle, engine, run_until_idle, settings, voice
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStream, streams_for
 from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import ExecutionStream, streams_for
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.token_generator import Script
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 from tts_worker.types import Boundary, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))

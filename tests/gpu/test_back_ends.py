@@ -18,17 +18,18 @@ from tests.gpu.test_graphs import eager_calls, recorded_mel
 from tests.gpu.test_numbers import MAX_ERROR, exact_mel, streamed_mel
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from tests.unit.streaming.engines import voice
-from tts_worker.engine.cosyvoice.acceleration.accelerator import attention_library, use_kernels
+from tools.bench.gpu_flashinfer import flashinfer_library
+from tts_worker.engine.cosyvoice.acceleration.accelerator import use_kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference as relative_difference_of
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, StreamingConfig
-from tts_worker.engine.cosyvoice.execution import Backend
-from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.execution.plan import Backend
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine, load_networks
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import CUDA
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import slot_attention
 
@@ -118,7 +119,7 @@ def test_tensorrt_speaks_like_pytorch(options: LoadOptions) -> None:
     assert any(options.plan_cache.iterdir())
 
 
-@pytest.mark.parametrize("mode", [mode.value for mode in AttentionMode])
+@pytest.mark.parametrize("mode", ["kernels", "flashinfer", "gather"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_has_the_numbers_of_the_cpu(
     family: str,
@@ -129,13 +130,13 @@ def test_attention_has_the_numbers_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the official size in bfloat16, over the pages of five chunks, one of which is partial."""
-    if mode == AttentionMode.FLASHINFER:
-        pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
+    if mode == "flashinfer":
+        pytest.importorskip("flashinfer", reason="needs flashinfer-python")
     for operator in (paged_attention, slot_attention):
         monkeypatch.setattr(operator, "is_excluded", False)  # for the other tests
     flow = load_networks(large_bundle(family), cuda, half=True)
     library = library_of(flow, mode)
-    use_kernels(flow, cuda, StreamingConfig(attention=AttentionMode(mode)))
+    use_kernels(flow, cuda, StreamingConfig(gathers=mode == "gather"))
 
     mel = streamed_mel(flow, cuda, library)
 
@@ -144,7 +145,9 @@ def test_attention_has_the_numbers_of_the_cpu(
 
 def library_of(loaded: Networks, mode: str) -> Callable[[PageShape], PagedLibrary] | None:
     assert isinstance(loaded.flow, Flow)
-    library, missing = attention_library(loaded.flow, AttentionMode(mode), captures=False)
+    if mode != "flashinfer":
+        return None
+    library, missing = flashinfer_library(loaded.flow, False)
     assert missing == ()
     return library
 
@@ -174,10 +177,10 @@ def test_attention_reads_more_memory_than_32_bits_count(cuda: torch.device) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flashinfer_is_captured(family: str, cuda: torch.device) -> None:
     """A graph is replayed with another plan for every pass."""
-    pytest.importorskip("flashinfer", reason="needs the extra 'flashinfer'")
+    pytest.importorskip("flashinfer", reason="needs flashinfer-python")
     mels = []
     for graphs in (False, True):
-        subject = device_engine(family, cuda, half=True, graphs=graphs, crowd=2, attention=AttentionMode.FLASHINFER)
+        subject = device_engine(family, cuda, half=True, graphs=graphs, crowd=2, library=flashinfer_library)
         assert subject.info.degraded == ()
         with pytest.MonkeyPatch.context() as patch:
             mels.append(recorded_mel(subject, patch))

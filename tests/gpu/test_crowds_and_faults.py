@@ -12,7 +12,7 @@ import torch
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.gpu.engines import TEXT, device_engine, relative_difference, seeded, speak_crowd
 from tests.unit.streaming.engines import PROMPTED, run_until_idle, synthesize
-from tts_worker.engine.cosyvoice.streams import CudaStream
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream
 from tts_worker.types import Cancel, Done, Open, Text, UtteranceKey
 
 pytestmark = pytest.mark.gpu

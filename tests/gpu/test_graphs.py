@@ -19,9 +19,9 @@ from tts_worker.engine.cosyvoice.acceleration import compiling, kernels
 from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import CompileMode
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
 from tts_worker.types import Boundary, Done, SynthesisParams
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape, SlotPool
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape, SlotPool
 from tts_worker.types import SynthesisParams
 
 pytestmark = pytest.mark.gpu

@@ -42,7 +42,7 @@ def key_file(folder: Path, **app: Any) -> Path:
     digest = hashlib.sha256(OPERATOR.encode()).hexdigest()
     keys = [
         {"name": "app", "key": APP, "scopes": ["speak"], **app},
-        {"name": "operator", "sha256": digest, "scopes": ["speak", "enrol", "admin"]},
+        {"name": "operator", "sha256": digest, "scopes": ["speak", "enroll", "admin"]},
         {"name": "reader", "key": READER, "scopes": []},
     ]
     file = folder / "keys.yaml"
@@ -64,7 +64,7 @@ async def test_scopes_limit_a_key(tmp_path: Path) -> None:
     worker = EnrollingWorker(server={"key_file": str(key_file(tmp_path))})
     form = {"data": {"tts_text": "Hi."}, "files": {"prompt_wav": ("a.wav", wav(speech(2.0)))}}
     async with serving_worker(worker) as address, httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
-        for key, reads, speaks, enrols in (
+        for key, reads, speaks, enrolls in (
             (APP, 200, 200, 403),
             (OPERATOR, 200, 200, 200),
             (READER, 200, 403, 403),
@@ -73,7 +73,7 @@ async def test_scopes_limit_a_key(tmp_path: Path) -> None:
             assert (await client.get("/metrics", headers=bearer(key))).status_code == reads
             assert (await speak(client, key)).status_code == speaks
             answer = await client.post("/inference_cross_lingual", headers=bearer(key), **form)
-            assert answer.status_code == enrols
+            assert answer.status_code == enrolls
         for path in ("/health", "/health/ready"):
             assert (await client.get(path)).status_code == 200, "health needs no key"
 

@@ -25,7 +25,7 @@ import soundfile
 
 from tts_worker.cli import all_commands, main
 from tts_worker.commands import doctor
-from tts_worker.commands.finding import Finding, Status
+from tts_worker.finding import Finding, Status
 
 PROGRAM = [sys.executable, "-m", "tts_worker"]
 TONE = ["--engine", "tone"]
@@ -369,7 +369,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("no_color", "code"), [("", "\033[1;31m"), ("1", "")])
-def test_doctor_is_coloured_on_a_terminal(
+def test_doctor_is_colored_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_color: str, code: str
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

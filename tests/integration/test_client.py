@@ -15,8 +15,8 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 import tts_worker
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import TRANSPORTS, Setup, serve_setup
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import TRANSPORTS, Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
@@ -48,7 +48,7 @@ async def open_recorder(client: Client, options: SessionOptions = FAST) -> Recor
 
 _WORKER = """
 import asyncio
-from tests.behaviour.transports import TRANSPORTS, Setup, serve_setup
+from tests.behavior.transports import TRANSPORTS, Setup, serve_setup
 async def main():
     async with serve_setup(Setup()) as address:
         print(address, flush=True)
@@ -460,7 +460,7 @@ async def test_invalid_greeting_is_refused(greeting: Any, error: type[TTSWorkerE
 
 async def test_unknown_fields_and_messages_are_ignored() -> None:
     async def script(socket: ServerConnection) -> None:
-        await send(socket, {**READY, "colour": "blue"})
+        await send(socket, {**READY, "color": "blue"})
         text = json.loads(await socket.recv())
         named = {"context": text["context"], "mood": "good"}
         word = {"text": "x", "start_char": 0, "end_char": 1, "start_sample": 0, "end_sample": 480, "stress": 1}

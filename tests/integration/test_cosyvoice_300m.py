@@ -36,7 +36,7 @@ def few_layers() -> Iterator[None]:
     import torch
 
     from tests.unit.cosyvoice.networks import little_work
-    from tts_worker.engine.cosyvoice.networks import Networks
+    from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
     with little_work(), pytest.MonkeyPatch.context() as patch:
         load = Networks.load

@@ -29,15 +29,15 @@ from tests.integration.grpc_worker import dial as dial_grpc
 from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_connections import open_tcp
 from tests.integration.test_websocket import dial
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.signature import sign_entry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.features.agent.command import agent_extension
 from tts_worker.features.agent.script import ScriptedModel
 from tts_worker.features.agent.service import speech_options
 from tts_worker.features.batch import request as batch_request
 from tts_worker.features.telephony.routes import MAX_UNSTARTED
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.signature import sign_entry
-from tts_worker.registry.store import RedisStore
 from tts_worker.server import connections
 from tts_worker.server.grpc.port_connections import parse_peer
 from tts_worker.server.grpc.server import PortConfig

@@ -1,4 +1,4 @@
-"""Several engines in one worker: loading on demand, eviction, voice routing and enrolment."""
+"""Several engines in one worker: loading on demand, eviction, voice routing and enrollment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tts_worker.models.manager import ModelState
 from tts_worker.models.policy import EvictionRules
 from tts_worker.settings import load_settings
 from tts_worker.types import Command, EngineInfo, Open, Outcome, SessionOptions
-from tts_worker.voices.enrolment import Enrolment, voice_name
+from tts_worker.voices.enrollment import Enrollment, voice_name
 from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
@@ -316,64 +316,64 @@ def test_preload_beyond_the_cap_is_rejected() -> None:
 
 
 class BlockedEnroller(ToneEnroller):
-    """Waits for ``unblocked`` before it enrols a voice."""
+    """Waits for ``unblocked`` before it enrolls a voice."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unblocked = threading.Event()
 
-    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+    def enroll(self, name: str, recording: Recording, transcript: str) -> None:
         assert self.unblocked.wait(60)
-        super().enrol(name, recording, transcript)
+        super().enroll(name, recording, transcript)
 
 
-async def test_cancelled_caller_does_not_cancel_the_enrolment() -> None:
+async def test_cancelled_caller_does_not_cancel_the_enrollment() -> None:
     enroller = BlockedEnroller()
-    enrolment = Enrolment(enroller)
-    cancelled = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
-    await until(lambda: enrolment.pending)
-    waiting = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
+    enrollment = Enrollment(enroller)
+    cancelled = asyncio.create_task(enrollment.voice_of(wav(speech(2)), "one"))
+    await until(lambda: enrollment.pending)
+    waiting = asyncio.create_task(enrollment.voice_of(wav(speech(2)), "one"))
     cancelled.cancel()
     enroller.unblocked.set()
     name = (await waiting).name
     assert name == voice_name(wav(speech(2)), "one")
     assert enroller.enrolled == [name]
-    enrolment.close()
+    enrollment.close()
 
 
-async def test_pending_enrolments_are_limited() -> None:
+async def test_pending_enrollments_are_limited() -> None:
     enroller = BlockedEnroller()
-    enrolment = Enrolment(enroller, max_pending=1)
-    first = asyncio.create_task(enrolment.voice_of(wav(speech(2)), "one"))
-    await until(lambda: enrolment.pending)
+    enrollment = Enrollment(enroller, max_pending=1)
+    first = asyncio.create_task(enrollment.voice_of(wav(speech(2)), "one"))
+    await until(lambda: enrollment.pending)
     with pytest.raises(OverCapacity):
-        await enrolment.voice_of(wav(speech(2)), "another")
+        await enrollment.voice_of(wav(speech(2)), "another")
     enroller.unblocked.set()
     await first
-    enrolment.close()
+    enrollment.close()
 
 
 async def test_voices_in_use_are_not_evicted() -> None:
     enroller = ToneEnroller()
-    enrolment = Enrolment(enroller, max_unused=1)
-    names = [(await enrolment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
-    enrolled = await enrolment.voice_of(wav(speech(2)), "two", in_use=lambda: names)
+    enrollment = Enrollment(enroller, max_unused=1)
+    names = [(await enrollment.voice_of(wav(speech(2)), text)).name for text in ("one",)]
+    enrolled = await enrollment.voice_of(wav(speech(2)), "two", in_use=lambda: names)
     assert enrolled.evicted == ()
-    enrolled = await enrolment.voice_of(wav(speech(2)), "three")
+    enrolled = await enrollment.voice_of(wav(speech(2)), "three")
     assert enrolled.evicted == (*names, voice_name(wav(speech(2)), "two"))
-    enrolment.close()
+    enrollment.close()
 
 
-async def test_a_voice_taken_during_an_enrolment_remains() -> None:
+async def test_a_voice_taken_during_an_enrollment_remains() -> None:
     worker = EnrollingWorker()
     worker.enroller = enroller = BlockedEnroller()
     enroller.unblocked.set()
     await worker.start()
     try:
         texts = ("one", "two", "three")  # as many as remain unused
-        first, *_ = [await worker.hub.enrol(wav(speech(2)), text) for text in texts]
+        first, *_ = [await worker.hub.enroll(wav(speech(2)), text) for text in texts]
         enroller.unblocked.clear()
-        enrolling = asyncio.create_task(worker.hub.enrol(wav(speech(2)), "four"))
+        enrolling = asyncio.create_task(worker.hub.enroll(wav(speech(2)), "four"))
         await until(lambda: worker.hub.count_sessions("tone"))
         session = worker.hub.open(SessionOptions(voice=first))
         enroller.unblocked.set()
@@ -389,14 +389,14 @@ async def test_the_voice_of_a_queued_utterance_remains() -> None:
     worker = EnrollingWorker()
     await worker.start()
     try:
-        first = await worker.hub.enrol(wav(speech(2)), "one")
+        first = await worker.hub.enroll(wav(speech(2)), "one")
         session = worker.hub.open(SessionOptions(voice=first))
         session.speak("Hello. " * 100)
         session.end_text()
         session.speak("Good bye.")
         worker.hub.configure(session, SessionOptions(voice="tone"))
         for text in ("two", "three", "four"):
-            await worker.hub.enrol(wav(speech(2)), text)
+            await worker.hub.enroll(wav(speech(2)), text)
         assert worker.hub.voices.is_taken(first)
         session.close()
     finally:
@@ -404,7 +404,7 @@ async def test_the_voice_of_a_queued_utterance_remains() -> None:
 
 
 @pytest.mark.timeout(400)  # runs neural networks on few cores
-async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
+async def test_cosyvoice_enrolls_a_voice_and_uses_it() -> None:
     """A tiny CosyVoice model beside another engine is loaded for a session; its voice is removed with it."""
     pytest.importorskip("torch", reason="torch is not installed")
     engines = {
@@ -422,18 +422,18 @@ async def test_cosyvoice_enrols_a_voice_and_uses_it() -> None:
     flags = {"engines": engines, "models": models, "session": {"loudness": None}}
     async with running_worker(load_settings(flags=flags)) as worker:
         with pytest.raises(InvalidRequest, match="no engine"):
-            await worker.hub.enrol(wav(speech(4)), SAID, engine="tone")
+            await worker.hub.enroll(wav(speech(4)), SAID, engine="tone")
         assert not worker.is_loaded("cosy")
-        name = await worker.hub.enrol(wav(speech(4)), SAID)
-        assert await worker.hub.enrol(wav(speech(4)), SAID, engine="cosy") == name
+        name = await worker.hub.enroll(wav(speech(4)), SAID)
+        assert await worker.hub.enroll(wav(speech(4)), SAID, engine="cosy") == name
         assert await spoken(worker, fast(voice=name, seed=3)) == name
         assert await spoken(worker, fast(voice=name, instruct="Softly.", needs=("instruct",))) == name
-        without_transcript = await worker.hub.enrol(wav(speech(4)))
+        without_transcript = await worker.hub.enroll(wav(speech(4)))
         assert without_transcript != name
         assert await spoken(worker, fast(voice=without_transcript, seed=3)) == without_transcript
         for audio, word in ((wav(speech(1)), "3 to 30 s"), (b"RIFF", "cannot be read"), (b"", "empty")):
             with pytest.raises(InvalidRequest, match=word):
-                await worker.hub.enrol(audio)
+                await worker.hub.enroll(audio)
         await worker.unload("cosy")
         with pytest.raises(UnknownVoice):
             await worker.hub.admit(fast(voice=name))

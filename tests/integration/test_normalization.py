@@ -14,26 +14,26 @@ import pytest
 from tests.conftest import tone_settings, until
 from tests.integration.test_session import say
 from tts_worker.errors import ConfigError, MissingExtra
+from tts_worker.front_end.normalizer import Normalize, load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.session import hub as hub_module
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
 from tts_worker.settings import load_settings
-from tts_worker.text.normalizer import Normalize, load_normalizer
 from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.worker import Worker, running_worker
 
-ASKED = SessionOptions(realtime=False, normalise=True)
+ASKED = SessionOptions(realtime=False, normalize=True)
 
 
 async def test_missing_wetext_is_named_to_who_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wetext", None)
     async with running_worker(tone_settings(text={"reading": "reference"})) as worker:
         worker.hub.open(SessionOptions(realtime=False)).close()  # starts without it
-        with pytest.raises(MissingExtra, match=r"pip install .*\[normalise\]"):
+        with pytest.raises(MissingExtra, match=r"pip install .*\[normalize\]"):
             worker.hub.open(ASKED)
 
 
@@ -45,12 +45,12 @@ async def test_own_reading_needs_no_wetext(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_removed_setting_names_its_replacement() -> None:
-    with pytest.raises(ConfigError, match=r"text.normalise: removed: .*text.reading \(own or reference\)"):
-        load_settings(flags={"text": {"normalise": False}})
+    with pytest.raises(ConfigError, match=r"text.normalize: removed: .*text.reading \(own or reference\)"):
+        load_settings(flags={"text": {"normalize": False}})
 
 
 async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker) -> None:
-    plain, _ = await say(worker, "我有100元。", SessionOptions(realtime=False, normalise=False))
+    plain, _ = await say(worker, "我有100元。", SessionOptions(realtime=False, normalize=False))
     written, _ = await say(worker, "我有一百元。")
     normalized, ended = await say(worker, "我有100元。", ASKED)
     assert len(normalized) == len(written) != len(plain)
@@ -112,12 +112,12 @@ def by_reference(normalize: Normalize | None = None) -> HubConfig:
     ],
 )
 async def test_wetext_reads_in_the_text_language(language: str | None, text: str, expected: str) -> None:
-    pytest.importorskip("wetext", reason='needs the extra "normalise"')
+    pytest.importorskip("wetext", reason='needs the extra "normalize"')
     assert await text_for(RecordingEngine(), text, by_reference(load_normalizer()), language=language) == expected
 
 
 @pytest.mark.parametrize(
-    ("config", "normalise", "text", "expected"),
+    ("config", "normalize", "text", "expected"),
     [
         (HubConfig(), None, "我 喜欢（很）3m².", "我喜欢很三平方米。"),
         (HubConfig(), True, "价格是￥12.50", "价格是十二元五角。"),
@@ -134,9 +134,9 @@ async def test_wetext_reads_in_the_text_language(language: str | None, text: str
     ],
 )
 async def test_setting_and_option_say_who_reads(
-    config: HubConfig, normalise: bool | None, text: str, expected: str
+    config: HubConfig, normalize: bool | None, text: str, expected: str
 ) -> None:
-    assert await text_for(RecordingEngine(), text, config, normalise=normalise) == expected
+    assert await text_for(RecordingEngine(), text, config, normalize=normalize) == expected
 
 
 SENTENCES = (

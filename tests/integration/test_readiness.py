@@ -1,4 +1,4 @@
-"""Readiness and enrolment while a second engine is loading, over HTTP and gRPC."""
+"""Readiness and enrollment while a second engine is loading, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tts_worker.grpc_serving import running_grpc
 from tts_worker.serving import create_application
 from tts_worker.settings import EngineSettings, load_settings
 from tts_worker.types import ComputationCounts, EngineReport
-from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.enrollment import Enrollment
 from tts_worker.worker import Worker
 
 
 class TwoEngines(Worker):
-    """Engine "plain" loads at once; "enroller", which can enrol voices, loads when ``go_on`` is set."""
+    """Engine "plain" loads at once; "enroller", which can enroll voices, loads when ``go_on`` is set."""
 
     def __init__(self, *, has_enroller: bool = True, broken: bool = False, **models: object) -> None:
         self.has_enroller = has_enroller
@@ -43,7 +43,7 @@ class TwoEngines(Worker):
         engines = {"plain": {"kind": "tone"}, "enroller": {"kind": "tone"}}
         super().__init__(load_settings(flags={"engines": engines, "grpc": grpc, "models": models}))
 
-    def can_enrol(self, name: str, settings: EngineSettings) -> bool:
+    def can_enroll(self, name: str, settings: EngineSettings) -> bool:
         return self.has_enroller and name == "enroller"
 
     async def start(self) -> None:
@@ -62,7 +62,7 @@ class TwoEngines(Worker):
             enroller = ToneEnroller()
             engine = EngineLoop(lambda: EnrollingToneEngine(enroller), name=name)
             await engine.start()
-            self.hub.add_engine(name, "tone", engine, Enrolment(enroller))
+            self.hub.add_engine(name, "tone", engine, Enrollment(enroller))
         self.engines[name] = engine
 
 
@@ -167,11 +167,11 @@ async def test_on_demand_engine_does_not_block_readiness() -> None:
         await until(lambda: worker.hub.ready)
         assert (await client.get("/health/ready")).status_code == 200
         worker.go_on.set()
-        name = await worker.hub.enrol(wav(speech(2.0)), SAID)
-        assert worker.hub.voices.get(name).engine == "enroller", "enrolment loads the engine that it needs"
+        name = await worker.hub.enroll(wav(speech(2.0)), SAID)
+        assert worker.hub.voices.get(name).engine == "enroller", "enrollment loads the engine that it needs"
 
 
-async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
+async def test_enrollment_routes_answer_503_while_the_engine_loads() -> None:
     worker = TwoEngines()
     recording = wav(speech(2.0))
     async with serving(worker) as client:
@@ -190,7 +190,7 @@ async def test_enrolment_routes_answer_503_while_the_engine_loads() -> None:
         assert answer.status_code == 200
 
 
-async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
+async def test_grpc_enrollment_is_unavailable_while_the_engine_loads() -> None:
     worker = TwoEngines()
     async with (
         serving(worker),
@@ -207,7 +207,7 @@ async def test_grpc_enrolment_is_unavailable_while_the_engine_loads() -> None:
         assert dict(exc_info.value.trailing_metadata() or ())["tts-retryable"] == "true"
 
 
-async def test_enrolment_without_a_capable_engine_is_400() -> None:
+async def test_enrollment_without_a_capable_engine_is_400() -> None:
     worker = TwoEngines(has_enroller=False)
     async with serving(worker) as client:
         data = {"tts_text": "Hi.", "prompt_text": SAID}
@@ -215,10 +215,10 @@ async def test_enrolment_without_a_capable_engine_is_400() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
-async def test_enrolment_with_an_incapable_engine_is_rejected() -> None:
+async def test_enrollment_with_an_incapable_engine_is_rejected() -> None:
     worker = TwoEngines()
     async with serving(worker):
         with pytest.raises(InvalidRequest):
-            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="plain")
+            await worker.hub.enroll(wav(speech(2.0)), SAID, engine="plain")
         with pytest.raises(NotReady):
-            await worker.hub.enrol(wav(speech(2.0)), SAID, engine="enroller")
+            await worker.hub.enroll(wav(speech(2.0)), SAID, engine="enroller")

@@ -56,7 +56,39 @@ async def test_websocket_names_skipped_text(address: str, text: str, skipped: li
         assert words == [], "a skipped word has times"
 
 
-@pytest.mark.parametrize("text", ["Hello, world.", "Café naïve Zoë", "π is 3", "🎉 **bold** `code`", "12, 14 & 15"])
+@pytest.mark.parametrize(
+    ("text", "skipped"),
+    [
+        ("Say ʘʘ, then stop.", [(4, 6)]),
+        ("ᏣᎳᎩ is a language.", [(0, 3)]),
+        ("It ends. In ʘʘ ǃ!", [(12, 16)]),
+        ("It ends.\n\nʘʘ", [(10, 12)]),
+        ("Good. ʘʘ. Good.", [(6, 8)]),
+    ],
+)
+async def test_word_without_pronunciation_is_named(address: str, text: str, skipped: list[tuple[int, int]]) -> None:
+    async with dial(address, "/v1/stream?realtime=false") as client:
+        await client.send(type="text", text=text, end=True)
+        done = await client.until("done")
+        assert done["skipped"] == [{"start": start, "end": end, "reason": "pronunciation"} for start, end in skipped]
+        assert (done["text_spoken"], done["text_remaining"]) == (text, "")
+
+
+async def test_reasons_stay_apart(address: str) -> None:
+    async with dial(address, "/v1/stream?realtime=false") as client:
+        await client.send(type="text", text="One ʘʘ 你好 two 你好.", end=True)
+        done = await client.until("done")
+        assert [(run["start"], run["end"], run["reason"]) for run in done["skipped"]] == [
+            (4, 6, "pronunciation"),
+            (7, 9, "script"),
+            (14, 16, "script"),
+        ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Hello, world.", "Café naïve Zoë", "π is 3", "🎉 **bold** `code`", "12, 14 & 15", "*** — ...", "a → b", "x"],
+)
 async def test_spoken_text_has_no_skipped_field(address: str, text: str) -> None:
     async with dial(address, "/v1/stream?realtime=false") as client:
         await client.send(type="text", text=text, end=True)

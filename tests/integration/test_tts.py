@@ -22,15 +22,15 @@ import soundfile
 
 import tts_worker
 import tts_worker.client.tts
-from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_worker
+from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
 from tts_worker import TTS, AsyncTTS, Speech
 from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
-from tts_worker.client.local import LocalConnector
 from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, Draining, InvalidRequest, UnknownVoice
+from tts_worker.local import LocalConnector
 from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"
@@ -242,7 +242,7 @@ def test_blocked_texts_do_not_delay_others(tts: TTS) -> None:
         ("Hello.", {"realtime": "yes"}, InvalidRequest),
         ("Hello.", {"urls": ["keep"]}, InvalidRequest),
         ("Hello.", {"urls": "all"}, InvalidRequest),
-        ("Hello.", {"colour": "red"}, TypeError),
+        ("Hello.", {"color": "red"}, TypeError),
     ],
 )
 def test_bad_input_is_a_typed_error(tts: TTS, text: object, options: dict[str, object], error: type) -> None:

@@ -49,9 +49,9 @@ pytestmark = pytest.mark.timeout(300)
 
 KEYS = {
     "keys": [
-        {"name": "studio", "key": "studio-key-0123456789", "scopes": ["speak", "enrol"]},
-        {"name": "small", "key": "small-key-0123456789", "scopes": ["enrol"], "max_voices": 1},
-        {"name": "tight", "key": "tight-key-0123456789", "scopes": ["enrol"], "max_recording_bytes": 1000},
+        {"name": "studio", "key": "studio-key-0123456789", "scopes": ["speak", "enroll"]},
+        {"name": "small", "key": "small-key-0123456789", "scopes": ["enroll"], "max_voices": 1},
+        {"name": "tight", "key": "tight-key-0123456789", "scopes": ["enroll"], "max_recording_bytes": 1000},
         {"name": "reader", "key": "reader-key-0123456789", "scopes": ["speak"]},
     ]
 }
@@ -445,7 +445,7 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
             (studio.voices.add("bad", wav(speech(1, 16_000)), consent=True), InvalidRequest, "3 to 30 s"),
             (studio.voices.add("bad", b"", consent=True), InvalidRequest, "recording"),
             (studio.voices.add("bad", "/nowhere/a.wav", consent=True), InvalidRequest, "cannot be read"),
-            (studio.voices.add("bad", GOOD, colour="red"), InvalidRequest, "colour"),
+            (studio.voices.add("bad", GOOD, color="red"), InvalidRequest, "color"),
             (studio.voices.add("kim", GOOD, consent=True), IllegalCommand, "already"),
             (studio.voices.mix("bad", {"kim": 1}), InvalidRequest, "mix"),
             (studio.voices.mix("bad", {"kim": 1, "absent": 1}), UnknownVoice, "absent"),
@@ -455,8 +455,8 @@ async def test_client_adds_lists_mixes_and_deletes(served: Served, scheme: str, 
             (studio.voices.get(""), UnknownVoice, "unknown"),
             (studio.voices.delete("a/b"), UnknownVoice, "a/b"),
             (studio.voices.delete("absent"), UnknownVoice, "absent"),
-            (reader.voices.add("bad", GOOD, consent=True), Forbidden, "enrol"),
-            (reader.voices.delete("kim"), Forbidden, "enrol"),
+            (reader.voices.add("bad", GOOD, consent=True), Forbidden, "enroll"),
+            (reader.voices.delete("kim"), Forbidden, "enroll"),
             (stranger.voices.list(), Unauthenticated, "API key"),
         ]
         for call, error, words in refusals:

@@ -212,9 +212,14 @@ async def test_start_configures_the_session() -> None:
         await client.until("done")
 
 
-@pytest.mark.parametrize(("drops", "words"), [(True, ["Hi."]), (False, ["secret", "plan", "Hi."])])
-async def test_reasoning_is_not_spoken_but_counts_in_the_report(drops: bool, words: list[str]) -> None:
-    text = "<think>secret plan</think> Hi."
+@pytest.mark.parametrize(
+    ("drops", "opening", "words"),
+    [(True, "<think>", ["Hi."]), ("from_start", "", ["Hi."]), (False, "<think>", ["secret", "plan", "Hi."])],
+)
+async def test_reasoning_is_not_spoken_but_counts_in_the_report(
+    drops: bool | str, opening: str, words: list[str]
+) -> None:
+    text = f"{opening}secret plan</think> Hi."
     async with (
         serving(text={"drop_reasoning": drops}) as address,
         dial(address, "/v1/stream?realtime=false") as client,

@@ -14,7 +14,7 @@ pytest.importorskip("playwright.async_api", reason="needs playwright")
 
 from playwright.async_api import async_playwright
 
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behavior.transports import Setup, serve_setup
 from tests.browser.conftest import ABSENT, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behavior.transports import Setup, serve_setup
 from tests.fakes.media_stream import TwilioMessages, calling
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -29,15 +29,15 @@ from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
 from livekit.plugins.tts_worker import TTS
 from livekit.plugins.tts_worker.speech import as_api_error
-from tests.behaviour.faults import fault_at
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
+from tests.behavior.faults import fault_at
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions, connect
-from tts_worker.client.local import LocalConnector
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
+from tts_worker.local import LocalConnector
 from tts_worker.types import UrlMode
 
 TEXT = "Hello there, my friend. How are you?"
@@ -255,7 +255,7 @@ OPTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "lexicon": ({"lexicon": {"Hill": "Valley"}}, {"lexicon": {"Hill": "Valley"}}, "Dr Hill."),
     "markdown": ({"markdown": False}, {"markdown": False}, "This is <b>bold</b>."),
     "urls": ({"urls": "host"}, {"urls": UrlMode.HOST}, "See https://example.com/a/b now."),
-    "normalize": ({"normalize": False}, {"normalise": False}, "It takes 2h 15m."),
+    "normalize": ({"normalize": False}, {"normalize": False}, "It takes 2h 15m."),
     "8 kHz": ({"sample_rate": 8_000}, {"sample_rate": 8_000}, "Hi there."),
     "48 kHz": ({"sample_rate": 48_000}, {"sample_rate": 48_000}, "Hi there."),
 }

@@ -12,15 +12,15 @@ pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tts
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import faulty_worker, serve_setup
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
 from tts_worker.client import Client, SessionOptions
-from tts_worker.client.local import LocalConnector
+from tts_worker.local import LocalConnector
 
 REPLY = "One two three four five six seven."
 STORY = "This is the longest story that I know, and it goes on and on for quite a while."
@@ -109,6 +109,30 @@ async def test_false_interruption_resumes_at_the_next_sample() -> None:
         expected_pcm, _ = await reference(text)
         assert played[: len(expected_pcm)] == expected_pcm
         assert [receipt.reason for receipt in recorded.receipts] == ["finished"]
+
+
+async def test_receipt_of_an_attached_agent_tells_what_was_played() -> None:
+    """Also that of a stream which was sent whole before it was interrupted: the worker is 2 s ahead."""
+    async with (
+        serve_plugin(max_ahead_s=2.0) as (voice, recorded),
+        run_agent(voice, [REPLY, "Yes?"], can_pause=False) as harness,
+    ):
+        voice.attach(harness.session)
+        reply = harness.session.generate_reply(user_input="Count!")
+        await harness.speaker.wait_position(0.4)
+        harness.vad.start_speech()
+        await reply
+        harness.vad.end_speech()
+        harness.stt.transcribe("Stop.")
+        await harness.wait_turns(2)
+        heard, whole = recorded.receipts
+        played = len(harness.speaker.played[0]) // 2
+        assert heard.samples_played == pytest.approx(played, abs=1)
+        assert played < heard.samples_sent
+        _, starts_s = await reference(REPLY)
+        assert len(heard.text_spoken.split()) <= sum(start_s <= played / 24_000 for start_s in starts_s)
+        assert heard.text_spoken + heard.text_remaining == REPLY
+        assert whole.text_spoken == "Yes?"
 
 
 async def test_pause_that_becomes_an_interruption() -> None:

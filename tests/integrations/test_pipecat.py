@@ -41,13 +41,13 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.workers.runner import WorkerRunner
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_setup, serve_worker
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, SessionOptions
-from tts_worker.client.local import LocalConnector
 from tts_worker.errors import InvalidRequest
 from tts_worker.integrations.pipecat import TTSWorkerSettings, TTSWorkerTTSService
+from tts_worker.local import LocalConnector
 from tts_worker.types import UrlMode
 
 REPLY = "Hello there, my friend. How are you today?"
@@ -249,7 +249,7 @@ async def test_options_reach_the_worker_and_can_be_updated() -> None:
         await bot.worker.queue_frame(TTSUpdateSettingsFrame(delta=TTSWorkerSettings(urls="shorten")))  # type: ignore[arg-type]
         await bot.write(text)
         await bot.wait_stopped(2)
-        old = await reference(text, seed=3, speed=4.0, lexicon=lexicon, normalise=False, urls=UrlMode.HOST)
+        old = await reference(text, seed=3, speed=4.0, lexicon=lexicon, normalize=False, urls=UrlMode.HOST)
         new = await reference(text, seed=4, speed=4.0)
         assert old != new
         assert bot.down.pcm == old + new

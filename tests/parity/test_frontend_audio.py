@@ -18,11 +18,11 @@ from torch import Tensor
 
 from tools.reference.algorithms import ReferenceFrontend, SincResampler
 from tts_worker.audio.decode import Recording, read_recording
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.features import KaldiFbank, MelSpectrogram, WhisperMel, slaney_filters
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.voices.features import KaldiFbank, MelSpectrogram, WhisperMel, slaney_filters
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import BundleError, InvalidRequest
 
 LIMIT = 1e-4

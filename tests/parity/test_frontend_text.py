@@ -1,4 +1,4 @@
-"""What the language model reads: token ids and normalised text, equal to the reference's in every recorded case."""
+"""What the language model reads: token ids and normalized text, equal to the reference's in every recorded case."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.cosyvoice.bundles import DATA, FAMILIES, tiny
 
 from tools.reference.text import is_only_punctuation, normalize_and_split, wetext_rewriter
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import spoken_transcript
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer, special_tokens
-from tts_worker.engine.cosyvoice.transcript import normalize, spell_out_numbers
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer, special_tokens
+from tts_worker.engine.cosyvoice.voices.enroll import normalize, spell_out_numbers, spoken_transcript
 from tts_worker.errors import BundleError
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.language import contains_chinese
@@ -131,18 +130,18 @@ def test_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
         TextTokenizer(tmp_path / "nowhere", "cosyvoice2", 21)
 
 
-@pytest.mark.parametrize("normaliser", ["none", "wetext"])
+@pytest.mark.parametrize("normalizer", ["none", "wetext"])
 @pytest.mark.parametrize("name", ["tiny_v2", "qwen2_v2"])
-def test_normalized_text_matches_the_reference(name: str, normaliser: str) -> None:
+def test_normalized_text_matches_the_reference(name: str, normalizer: str) -> None:
     """Cases with wetext were recorded with the version that this project uses; the reference pins an older one."""
     tokenizer = tokenizer_of(name)
-    rewrite = wetext_rewriter() if normaliser == "wetext" else None
+    rewrite = wetext_rewriter() if normalizer == "wetext" else None
 
     def count(piece: str) -> int:
         return len(tokenizer.encode(piece, allow_special=True))
 
     recorded = golden("normalize.json")["cases"]
-    cases = [case for case in recorded if (case["tokenizer"], case["normalizer"]) == (name, normaliser)]
+    cases = [case for case in recorded if (case["tokenizer"], case["normalizer"]) == (name, normalizer)]
     assert len(cases) == 35
     for case in cases:
         assert normalize_and_split(case["text"], count, rewrite=rewrite) == case["split"]
@@ -150,12 +149,12 @@ def test_normalized_text_matches_the_reference(name: str, normaliser: str) -> No
         assert normalize_and_split(case["text"], count, enabled=False) == case["frontend_off"]
 
 
-@pytest.mark.parametrize("normaliser", ["none", "wetext"])
-def test_transcripts_match_the_reference(normaliser: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if normaliser == "none":
-        monkeypatch.setattr("tts_worker.engine.cosyvoice.enrol._normalizer", lambda: None)
+@pytest.mark.parametrize("normalizer", ["none", "wetext"])
+def test_transcripts_match_the_reference(normalizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if normalizer == "none":
+        monkeypatch.setattr("tts_worker.engine.cosyvoice.voices.enroll._normalizer", lambda: None)
     for case in golden("normalize.json")["cases"]:
-        if (case["tokenizer"], case["normalizer"]) == ("tiny_v2", normaliser):
+        if (case["tokenizer"], case["normalizer"]) == ("tiny_v2", normalizer):
             # wetext escapes quotes, which the model would read
             assert spoken_transcript(case["text"]) == case["nosplit"].replace("\\", ""), case["text"]
 

@@ -25,10 +25,10 @@ from tools.parity.report import Check, ParityReport, Status
 from tools.parity.runner import run_parity
 from tools.parity.v1_stages import check_v1_estimator, check_v1_stream
 from tts_worker.cli import run_command
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.tensor_files import read_safetensors, write_safetensors
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.tensor_files import read_safetensors, write_safetensors
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow
 from tts_worker.errors import BundleError, ConfigError, InvalidRequest
 
 pytestmark = pytest.mark.timeout(400)  # a whole run of every stage is half a minute of work where two share a core

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.phrases import engine, sequence
-from tts_worker.engine.phrases.admission import PendingRun, meets_deadlines
-from tts_worker.engine.phrases.engine import PhraseEngine
-from tts_worker.engine.phrases.network import AudioBlock, PhraseNetwork, PhraseSynthesis
-from tts_worker.engine.phrases.text import Phrase
-from tts_worker.engine.phrases.timing import FRAME_SAMPLES
+from tts_worker.engine.cpu.phrases import engine, sequence
+from tts_worker.engine.cpu.phrases.admission import PendingRun, meets_deadlines
+from tts_worker.engine.cpu.phrases.engine import PhraseEngine
+from tts_worker.engine.cpu.phrases.network import AudioBlock, PhraseNetwork, PhraseSynthesis
+from tts_worker.engine.cpu.phrases.text import Phrase
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -51,7 +51,7 @@ class Clock:
         self.now_s = 0.0
 
 
-class ModelledSynthesis(PhraseSynthesis[None]):
+class ModeledSynthesis(PhraseSynthesis[None]):
     def __init__(self, phrase: Phrase, clock: Clock, second_s: float) -> None:
         self.phrase = phrase
         self._second_s = second_s
@@ -75,7 +75,7 @@ class ModelledSynthesis(PhraseSynthesis[None]):
         return AudioBlock(samples, ())
 
 
-class ModelledNetwork(PhraseNetwork[None]):
+class ModeledNetwork(PhraseNetwork[None]):
     """A segment of N characters is a phrase of N phonemes, which takes ``id_s`` each.
 
     Rendering takes ``second_s`` for a second of audio.
@@ -96,8 +96,8 @@ class ModelledNetwork(PhraseNetwork[None]):
 
     def synthesis(
         self, phrase: Phrase, prediction: None, params: SynthesisParams, noise: np.random.Generator
-    ) -> ModelledSynthesis:
-        return ModelledSynthesis(phrase, self._clock, self._second_s)
+    ) -> ModeledSynthesis:
+        return ModeledSynthesis(phrase, self._clock, self._second_s)
 
 
 class VirtualThread:
@@ -139,8 +139,8 @@ class Crowd:
         for module in (engine, sequence):
             monkeypatch.setattr(module, "perf_counter", lambda: self.clock.now_s)
         monkeypatch.setattr(engine, "WorkerThread", lambda name, prepare: self.thread)
-        info = EngineInfo("modelled", voices=("v",), languages=("en",), alignment=Alignment.NONE, max_utterances=64)
-        self.network = ModelledNetwork(self.clock, id_s, second_s)
+        info = EngineInfo("modeled", voices=("v",), languages=("en",), alignment=Alignment.NONE, max_utterances=64)
+        self.network = ModeledNetwork(self.clock, id_s, second_s)
         self.engine: PhraseEngine[None] = PhraseEngine(info, self.network)
         self.engine.on_work(lambda: None)
         self.first_audio_s: dict[UtteranceKey, float] = {}

@@ -1,4 +1,4 @@
-"""The scheduler over modelled stages: fairness, no starvation, no underruns below capacity, isolation of faults."""
+"""The scheduler over modeled stages: fairness, no starvation, no underruns below capacity, isolation of faults."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.text.characters import cluster_end, is_spoken
-from tts_worker.text.spoken_words import cut_at, source_ranges, split_spoken, spoken_words
+from tts_worker.text.spoken_words import cut_at, split_spoken, spoken_words
 from tts_worker.types import Boundary, Receipt, Segment, Span, Word, WordTiming
 
 FRAGMENTS = st.one_of(
@@ -18,21 +18,6 @@ FRAGMENTS = st.one_of(
     st.text(max_size=6),
 )
 TEXTS = st.lists(FRAGMENTS, max_size=25).map(" ".join)
-
-
-@settings(deadline=None, max_examples=150)
-@given(TEXTS, TEXTS)
-def test_source_ranges_are_monotonic_and_inside_the_source(source: str, target: str) -> None:
-    ranges = source_ranges(source, target)
-    assert len(ranges) == len(target.split())
-    assert all(0 <= start <= end <= len(source) for start, end in ranges)
-    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(ranges))
-
-
-@settings(deadline=None, max_examples=50)
-@given(TEXTS)
-def test_source_ranges_of_identical_text_are_its_words(text: str) -> None:
-    assert [text[start:end] for start, end in source_ranges(text, text)] == text.split()
 
 
 @st.composite

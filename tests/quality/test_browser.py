@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-async def test_recogniser_reads_the_received_track(judge: Judge) -> None:
+async def test_recognizer_reads_the_received_track(judge: Judge) -> None:
     text = "The quick brown fox jumps over the lazy dog."
     async with (
         async_playwright() as playwright,

@@ -16,9 +16,10 @@ from tests.quality.judge import Judge
 from tools.speech_study.calls import Said, Worker
 from tools.train.evaluate import Evaluation, Score, weights_hash
 from tools.train.text import held_out
-from tts_worker.engine.cosyvoice.alignment import DEFAULT_TOKENS_PER_WEIGHT, text_weight
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.config import DEFAULT_TOKENS_PER_WEIGHT
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.tokens.alignment import text_weight
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.voices.installed import FOLDER, installed_voices
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]

@@ -18,7 +18,7 @@ from tests.unit.cosyvoice.bundles import tiny
 from tools.bench.engine import forced_tokens, random_voice
 from tools.compare_upstream import StreamTimes, figures_of, mel_figures
 from tools.forced_speech import VOICE, load, speak_mel
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.voices.files import save_voice
 
 

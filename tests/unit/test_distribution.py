@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import tts_worker
-from tts_worker.commands.completion import SHELLS
+from tts_worker.features.completion.command import SHELLS
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
 
@@ -99,7 +99,7 @@ def test_wheels_have_no_common_file_and_no_gap(wheels: Wheels) -> None:
     assert {"tts_worker/__init__.py", "tts_worker/py.typed", "tts_worker/client/grpc.py"} <= client
     assert {
         "tts_worker/cli.py",
-        "tts_worker/client/local.py",
+        "tts_worker/local.py",
         "tts_worker/voicepacks/hibari/heart/metadata.yaml",
     } <= server
 

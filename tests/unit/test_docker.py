@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tts_worker.commands import serve
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.serving import create_application
 from tts_worker.settings import Settings, load_settings
 from tts_worker.worker import Worker
@@ -67,10 +68,11 @@ def test_service_matches_command_line_and_settings(name: str, monkeypatch: pytes
     listening = {settings.server.port} | ({settings.grpc.port} if settings.grpc.enabled else set())
     assert published == listening
     assert arguments(service).ray == (name == "ray")
-    if settings.registry.url is not None:
-        host = settings.registry.url.get_secret_value().split("/")[2].split(":")[0]
+    registry = settings.section(RegistrySettings)
+    if registry.url is not None:
+        host = registry.url.get_secret_value().split("/")[2].split(":")[0]
         assert host in SERVICES
-        assert settings.registry.address == f"{name}:{settings.grpc.port}"
+        assert registry.address == f"{name}:{settings.grpc.port}"
     grace_s = float(service["stop_grace_period"].removesuffix("s"))
     assert grace_s > settings.server.drain_s
     assert not (set(service["environment"]) - {"RAY_USAGE_STATS_ENABLED"}) - {

@@ -13,9 +13,11 @@ import pytest
 from tests.fakes.assigned_booleans import assigned_booleans
 from tools.engine_simulator.stage_times import VirtualClock
 from tts_worker.engine import loop, process, shell
-from tts_worker.engine.cosyvoice import interleave, phases, runs
+from tts_worker.engine.cosyvoice import phases
+from tts_worker.engine.cosyvoice.audio import chunks
+from tts_worker.engine.cosyvoice.tokens import interleave, runs
+from tts_worker.engine.cpu.phrases import sequence as phrases
 from tts_worker.engine.phases import change_phase
-from tts_worker.engine.phrases import sequence as phrases
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "src" / "tts_worker" / "engine", ROOT / "tools" / "engine_simulator", ROOT / "tools" / "reference")
@@ -34,7 +36,7 @@ TABLES: list[dict[Enum, frozenset[Enum]]] = [
     phases.SEQUENCE_TRANSITIONS,
     phases.TOKEN_PASS_TRANSITIONS,
     phases.TEXT_TRANSITIONS,
-    phases.SEGMENT_TRANSITIONS,
+    chunks.SEGMENT_TRANSITIONS,
     interleave._TRANSITIONS,
     runs.RUN_TRANSITIONS,
     phrases._TRANSITIONS,

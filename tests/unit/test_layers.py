@@ -6,50 +6,54 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tts_worker.feature import SECTIONS
+from tests.unit.ceilings import PACKAGE, ceilings, code_lines, measured
+from tts_worker.feature_names import SECTIONS
 
-PACKAGE = Path(__file__).parents[2] / "src" / "tts_worker"
-
-# Lowest first. A module belongs to the row with its longest matching prefix and may import from that row and below.
-ROWS: tuple[tuple[str, ...], ...] = (
-    ("types", "errors", "callers", "__init__"),
-    ("protocol",),
-    ("text", "audio", "metrics", "logs", "tracing", "gpus", "models.bundles", "timeouts", "safe_yaml", "atomic_files"),
-    ("voices",),
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "logs", "tracing", "gpus", "atomic_files", "safe_yaml", "timeouts"),
+    ("feature_names", "finding", "section", "version"),
+    ("types", "callers", "models"),
+    ("protocol", "text", "metrics"),
+    ("front_end",),
+    ("audio", "client"),
+    ("voices", "integrations"),
     ("settings",),
-    (
-        "session.machine",
-        "session.utterance",
-        "session.pacer",
-        "session.slots",
-        "engine.base",
-        "engine.scheduler",
-        "engine.shell",
-        "engine.output_buffer",
-        "engine.phases",
-        "engine.cosyvoice.chunks",
-        "engine.cosyvoice.phases",
-        "engine.cosyvoice.render_progress",
-        "engine.cosyvoice.silence",
-        "engine.cosyvoice.timings",
-    ),
-    ("engine",),
-    ("models", "session"),
-    ("server", "registry", "adapter"),
-    ("feature", "worker", "grpc_serving", "serving"),
-    ("client",),  # creates workers: "local:" in this process
-    ("integrations",),
-    ("cli", "__main__", "commands", "benchmarks"),
+    ("session", "engine"),
+    ("adapter", "server"),
+    ("feature",),
+    ("worker", "cli"),
+    ("local", "grpc_serving", "__init__", "__main__"),
+    ("serving",),
+    ("commands",),
     ("features",),
 )
-PURE = ROWS[1] + ROWS[5]
+"""The folders and files of the package, lowest first: each may import what is in lower rows."""
+
+PURE = (
+    "protocol",
+    "session.machine",
+    "session.utterance",
+    "session.pacer",
+    "session.slots",
+    "engine.base",
+    "engine.scheduler",
+    "engine.shell",
+    "engine.output_buffer",
+    "engine.phases",
+    "engine.cosyvoice.audio.chunks",
+    "engine.cosyvoice.phases",
+    "engine.cosyvoice.tokens.guard",
+    "engine.cosyvoice.timings",
+)
 """Modules without a clock, thread, event loop or tensor."""
 
 EXTRAS = (
@@ -77,48 +81,58 @@ class Import:
     imported: str  # with "tts_worker." for modules of this package
     line: int
     at_module_level: bool
+    for_types: bool = False  # only a type checker sees it
 
 
 @cache
 def _modules() -> dict[str, Path]:
+    """Return the modules by their name in the package, a folder's ``__init__`` by that of the folder."""
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
-            continue  # generated
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         names[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
     return names
 
 
 @cache
+def _all_imports() -> tuple[Import, ...]:
+    """Return all imports, also those for types only."""
+    written = {name: path for name, path in _modules().items() if not name.endswith(("_pb2", "_pb2_grpc"))}
+    return tuple(found for name, path in written.items() for found in _imports_of(name, path))
+
+
+@cache
 def _imports() -> tuple[Import, ...]:
-    return tuple(found for name, path in _modules().items() for found in _imports_of(name, path))
+    """Return the imports that are made when the program runs."""
+    return tuple(found for found in _all_imports() if not found.for_types)
 
 
 def _imports_of(name: str, path: Path) -> Iterator[Import]:
-    for node, at_module_level in _import_statements(ast.parse(path.read_text("utf-8")), True):
+    for node, at_module_level, for_types in _import_statements(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             module = node.module or ""
             ours = {f"{module}.{alias.name}" for alias in node.names} & _our_names()
             for imported in ours or {module}:
-                yield Import(name, imported, node.lineno, at_module_level)
+                yield Import(name, imported, node.lineno, at_module_level, for_types)
         else:
             for alias in node.names:
-                yield Import(name, alias.name, node.lineno, at_module_level)
+                yield Import(name, alias.name, node.lineno, at_module_level, for_types)
 
 
-def _import_statements(node: ast.AST, at_module_level: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Yield the imports inside ``node`` except those for types only, and whether they run when it is imported."""
+def _import_statements(
+    node: ast.AST, at_module_level: bool = True, for_types: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    """Yield the imports inside ``node``, whether they run when it is imported, and whether they are for types only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, at_module_level
+            yield child, at_module_level, for_types
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _import_statements(child, False)
-        elif isinstance(child, ast.expr) or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
-            continue  # an expression holds no statement
-        else:
-            yield from _import_statements(child, at_module_level)
+            yield from _import_statements(child, False, for_types)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from _import_statements(child, False, True)
+        elif not isinstance(child, ast.expr):  # an expression holds no statement
+            yield from _import_statements(child, at_module_level, for_types)
 
 
 @cache
@@ -126,26 +140,71 @@ def _our_names() -> frozenset[str]:
     return frozenset(f"tts_worker.{known}" for known in _modules())
 
 
-def _row(module: str) -> int:
-    candidates = [
-        (len(prefix), row)
-        for row, names in enumerate(ROWS)
-        for prefix in names
-        if module == prefix or module.startswith(f"{prefix}.")
+def _our_imports() -> list[tuple[Import, str]]:
+    """Return the imports of this package's modules, and the name of each in the package."""
+    return [
+        (found, found.imported.removeprefix("tts_worker").removeprefix(".") or "__init__")
+        for found in _all_imports()
+        if found.imported.split(".")[0] == "tts_worker"
     ]
-    assert candidates, f"{module} belongs to no layer: add it to ROWS"
-    return max(candidates)[1]
 
 
 def _describe(found: Import) -> str:
     return f"{found.importer}:{found.line} imports {found.imported}"
 
 
-def test_layers_import_only_lower_layers() -> None:
-    ours = [f for f in _imports() if f.imported.startswith("tts_worker.") and f.importer != "__init__"]
-    wrong = [_describe(f) for f in ours if _row(f.imported.removeprefix("tts_worker.")) > _row(f.importer)]
+def test_packages_import_only_lower_layers() -> None:
+    """Imports for types and those inside functions count, too."""
+    layer = {name: number for number, names in enumerate(LAYERS) for name in names}
+    assert layer.keys() == {name.split(".")[0] for name in _modules()}
+    wrong = [
+        _describe(found)
+        for found, imported in _our_imports()
+        if (importing := found.importer.split(".")[0]) != imported.split(".")[0]
+        and layer[importing] <= layer[imported.split(".")[0]]
+    ]
     assert not wrong, "\n".join(wrong)
-    assert len(ours) > 300
+    assert len(_our_imports()) > 1_000
+
+
+def _ways(module: str) -> tuple[str, ...]:
+    """Return the folders on the way to a module, and its file."""
+    parts = tuple(module.split("."))
+    is_folder = module != "__init__" and _modules()[module].name == "__init__.py"
+    return (*parts, "__init__") if is_folder else parts
+
+
+def test_no_folder_has_a_circle() -> None:
+    """The files and folders inside each folder can be put in an order in which each imports only earlier ones."""
+    arrows: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for found, imported in _our_imports():
+        ways = _ways(found.importer), _ways(imported)
+        if ways[0] != ways[1]:
+            common = next(at for at, (one, other) in enumerate(zip(*ways, strict=False)) if one != other)
+            arrows[".".join(ways[0][:common])][ways[0][common]].add(ways[1][common])
+    circles = []
+    for folder, graph in arrows.items():
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            circles.append(f"{folder or 'tts_worker'}: {' <- '.join(error.args[1])}")
+    assert circles == [], "\n".join(circles)
+    assert {"", "session", "client", "engine", "engine.cosyvoice"} <= arrows.keys()
+
+
+def test_packages_stay_below_their_ceilings() -> None:
+    lines, limits = measured(), ceilings()
+    assert lines.keys() == limits.keys(), "update the table as tests/unit/ceilings.py says"
+    above = [f"{name}: {lines[name]}, at most {limits[name]}" for name in lines if lines[name] > limits[name]]
+    assert not above, "\n".join(above)
+    # Ceilings fall with the code.
+    loose = [f"{name}: {lines[name]}" for name in lines if limits[name] > 1.03 * lines[name] + 10]
+    assert not loose, f"lower the ceilings as tests/unit/ceilings.py says: {', '.join(loose)}"
+
+
+def test_code_lines_leave_out_blank_lines_comments_and_docstrings() -> None:
+    source = '"""Two\nlines."""\n\n# comment\nx = (\n    1,\n)\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+    assert code_lines(source) == 6
 
 
 def _feature(module: str) -> str | None:
@@ -157,21 +216,12 @@ def _feature(module: str) -> str | None:
 def test_core_imports_no_feature_and_features_not_each_other() -> None:
     """Imports for types and those inside functions count, too."""
     wrong = [
-        f"{name}:{node.lineno} imports {module}"
-        for name, path in _modules().items()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for module in _imported_modules(node)
-        if (imported := _feature(module)) is not None and imported != _feature(name)
+        _describe(found)
+        for found, imported in _our_imports()
+        if _feature(imported) not in (None, _feature(found.importer))
     ]
     assert not wrong, "\n".join(wrong)
     assert {_feature(name) for name in _modules()} == {None, *SECTIONS}
-
-
-def _imported_modules(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    for alias in node.names:
-        module = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-        yield module.removeprefix("tts_worker.")
 
 
 def test_records_of_features_are_cheap_to_read() -> None:
@@ -185,9 +235,9 @@ def test_records_of_features_are_cheap_to_read() -> None:
 
 
 def test_acceleration_is_imported_only_by_name() -> None:
-    """The plain path must work without the folder: ``engine.cosyvoice.execution`` looks for it."""
+    """The plain path must work without the folder: ``engine.cosyvoice.execution.plan`` looks for it."""
     folder = "engine.cosyvoice.acceleration"
-    about_it = (folder, "commands.doctor_acceleration", "commands.export")
+    about_it = (folder, "features.acceleration")
     wrong = [
         _describe(found)
         for found in _imports()
@@ -201,13 +251,11 @@ def test_package_does_not_need_the_tools() -> None:
     assert [_describe(found) for found in _imports() if found.imported.split(".")[0] == "tools"] == []
 
 
-def test_sessions_and_engines_do_not_import_each_other() -> None:
+def test_server_does_not_import_engines() -> None:
     wrong = [
         _describe(found)
-        for found in _imports()
-        if (found.importer.startswith("engine") and found.imported.startswith("tts_worker.session"))
-        or (found.importer.startswith("session") and found.imported.startswith("tts_worker.engine"))
-        or (found.importer.startswith("server") and found.imported.startswith("tts_worker.engine"))
+        for found, imported in _our_imports()
+        if found.importer.startswith("server") and imported.startswith("engine")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -218,6 +266,13 @@ def test_pure_modules_import_no_io() -> None:
         _describe(found)
         for found in _imports()
         if found.importer.startswith(PURE) and found.imported.split(".")[0] in impure
+    ]
+    wrong += [
+        _describe(found)
+        for found, imported in _our_imports()
+        if found.importer.startswith(PURE)
+        and imported.startswith(("engine", "session"))
+        and not imported.startswith(PURE)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -231,7 +286,7 @@ def test_torch_is_imported_only_by_engines_and_tools() -> None:
     allowed = (
         "engine",
         "commands.doctor",
-        "commands.export",
+        "features.acceleration",
     )
     wrong = [
         _describe(found)
@@ -264,7 +319,7 @@ def test_triton_is_imported_only_by_launches() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-WALL_CLOCK = ("registry", "features.fleet", "features.tracing", "server.tokens")
+WALL_CLOCK = ("client.registry", "features.fleet", "features.tracing", "server.tokens")
 
 
 def test_wall_clock_is_used_only_where_processes_agree_on_it() -> None:
@@ -328,12 +383,13 @@ BASE_MODULES = (
     "server.http",
     "client",
     "session.hub",
-    "engine.hibari.engine",
+    "engine.cpu.hibari.engine",
     "engine.tone",
     "commands.say",
     "commands.serve",
     "features.agent.command",
     "commands.doctor",
+    "features.voicepack.command",
 )
 
 

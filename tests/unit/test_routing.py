@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 CALLED_OTHERWISE = {
     "/static": "/static/",
     "/v2/voices": "voices.search(",
+    "/v1/single-use-token/{kind}": "tokens.single_use.create(",
 }
 """Paths that stand in no test, and what the tests call instead: a file, or a function of the vendor's client."""
 

@@ -22,7 +22,12 @@ from tts_worker.cli import all_commands
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tools").rglob("*.md")),
+]
 SHELLS = ("sh", "bash", "shell", "console")
 TOOLS = ("tools.bench", "tools.parity", "tools.random_bundle", "tools.reference")
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 from tools.bench.stall_monitor import Stall, is_machine_stall
 from tools.bench.timed_websocket import TimedWebSocket
-from tts_worker.benchmarks.texts import paragraph
+from tts_worker.features.bench.texts import paragraph
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 _UNDERRUN_S = 0.005

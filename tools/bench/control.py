@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from tools.bench.stall_monitor import Stall, StallMonitor
-from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
-from tts_worker.benchmarks.texts import paragraph
+from tts_worker.features.bench.stats import Figure, LoopLag, percentile, rounded_ms
+from tts_worker.features.bench.texts import paragraph
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
 from tts_worker.types import Acknowledged, ControlName, Ended, Outcome, PcmFrame, SessionOptions, UtteranceKey

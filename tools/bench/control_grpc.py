@@ -19,9 +19,9 @@ import grpc
 
 from tools.bench.control import Commander, ControlTimes
 from tools.bench.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
-from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.stats import Figure, LoopLag, percentile, rounded_ms
+from tts_worker.features.bench.texts import paragraph
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.types import BYTES_PER_SAMPLE, ControlName

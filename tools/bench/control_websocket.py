@@ -20,9 +20,9 @@ from typing import NamedTuple
 from websockets.asyncio.client import ClientConnection, connect
 
 from tools.bench.control import Commander, ControlTimes, PendingCommands
-from tts_worker.benchmarks.stats import Figure, LoopLag, percentile, rounded_ms
-from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.stats import Figure, LoopLag, percentile, rounded_ms
+from tts_worker.features.bench.texts import paragraph
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, ControlName
 
 _MESSAGES = {

@@ -17,8 +17,8 @@ from time import monotonic
 
 import h11
 
-from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.texts import SENTENCES
 
 _READ_BYTES = 65_536
 

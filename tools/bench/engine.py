@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from tools.bench.playback import PlaybackClient, failure_of
-from tts_worker.benchmarks.stats import Figure, percentile, rss_mb
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.loader import LoadOptions, default_threads, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.engine.engine_thread import SWITCH_INTERVAL_S
 from tts_worker.errors import SynthesisFailed
+from tts_worker.features.bench.stats import Figure, percentile, rss_mb
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

@@ -29,8 +29,8 @@ from websockets.asyncio.client import connect
 from tools.bench.calls import Calls, SpeakingCall, scrape, unexplained_underruns
 from tools.bench.downloads import Download, DownloadProcess
 from tools.bench.stall_monitor import StallMonitor
-from tts_worker.benchmarks.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 CALL_TEXT = "A live caller speaks."

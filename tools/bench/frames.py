@@ -23,8 +23,8 @@ from tools.bench.calls import AlwaysSpeaking, Calls, SpeakingCall, unexplained_u
 from tools.bench.control_websocket import server_process
 from tools.bench.stall_monitor import StallMonitor
 from tools.bench.telephone import TelephoneCall
-from tts_worker.benchmarks.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 
 PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}
 """How a call is connected, by name."""

@@ -36,6 +36,7 @@ from tools.bench.engine import VOICE, Bench, forced_tokens
 from tools.bench.gpu_attention import Sizes, measure_attention
 from tools.bench.gpu_convolutions import measure_convolutions
 from tools.bench.gpu_counts import EngineCounts, computations_of, fallbacks_of, stage_times_of
+from tools.bench.gpu_flashinfer import flashinfer_library
 from tools.bench.gpu_load import Arrivals, CallScript, measure_arrivals, slots_for
 from tools.bench.gpu_machine import describe_machine
 from tools.bench.gpu_outputs import Outputs, compare_outputs, draw_ids, scores_after
@@ -43,20 +44,20 @@ from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.measure_stages import measure_stage_times, speak_together
 from tools.bench.stage_times import stage_times_as_json
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.benchmarks.stats import percentile
-from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.compiling import BUDGET_S
 from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V1, V2, V3
-from tts_worker.engine.cosyvoice.engine_config import CompileMode
-from tts_worker.engine.cosyvoice.graph_runner import captured_rows
+from tts_worker.engine.cosyvoice.bundle.config import V1, V2, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import captured_rows
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, cuda_utterances
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.errors import DeviceLost
+from tts_worker.features.bench.stats import percentile
+from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.types import Segment, UtteranceKey
 
 log = logging.getLogger(__name__)
@@ -235,9 +236,9 @@ def _variant_sections(plan: Plan) -> list[Section]:
     switches: dict[str, tuple[Figures, dict[str, bool]]] = {
         "compiled": ({"kernels": False, "compile": "on"}, cuda),
         "no_kernels": ({"kernels": False, "compile": "off"}, cuda | not_v1),
-        "gather": ({"attention": "gather"}, cuda | not_v1),
+        "gather": ({"gathers": True}, cuda | not_v1),
         "no_graphs": ({"graphs": False}, cuda),
-        "flashinfer": ({"attention": "flashinfer"}, cuda | not_v1),
+        "flashinfer": ({"library": flashinfer_library}, cuda | not_v1),
         "stride_2": ({"stride_chunks": 2}, not_v1),
         "kernels_compiled": ({"compile": "on"}, cuda | not_v1),
         "float32": ({"half": False}, {}),
@@ -366,7 +367,7 @@ class GpuBench:
 
     @property
     def bench(self) -> Bench:
-        """The engine at hand; the one as served if there is none."""
+        """The loaded engine; loads the default one first if necessary."""
         return self._bench or self.load_engine(self._plan.options)
 
     def load_engine(self, options: LoadOptions) -> Bench:

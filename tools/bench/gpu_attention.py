@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -11,19 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.benchmarks.stats import percentile
-from tts_worker.engine.cosyvoice.acceleration.attention import (
-    FlashInfer,
-    check_flashinfer,
-    find_flashinfer,
-)
+from tools.bench.gpu_flashinfer import FlashInfer, check_flashinfer, find_flashinfer
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
-from tts_worker.engine.cosyvoice.kv_cache import PageRow, PageShape
-from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import attention_splits, slot_attention
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.bench.stats import percentile
 
 Figures = dict[str, Any]
 BATCHES = (1, 8)
@@ -77,7 +73,7 @@ def _slots(cache: Tensor, groups: int, batch: int, context: int, repeats: int) -
     rest = 0, torch.arange(batch, device=device), ends[:, None] - 1, ends, attention_splits(context)
     exact = slot_attention.composition(queries.float(), cache.float(), *rest)
     calls = dict(_own(slot_attention, queries, cache, *rest))
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    return figures_of(calls, exact, repeats)
 
 
 def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
@@ -101,7 +97,7 @@ def _pages(flow: Flow, batch: int, past: int, repeats: int) -> Figures:
         calls["flashinfer"] = partial(library.store_and_attend, qkv, None, store, table[:, -1:])
     except BackendUnavailable as error:
         calls["flashinfer"] = error.message
-    figures = {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    figures = figures_of(calls, exact, repeats)
     if "ms" in figures["flashinfer"]:
         figures["flashinfer"]["plan_ms"] = time_ms(lambda: library.plan(rows, 1), repeats, device)
     return figures
@@ -129,11 +125,16 @@ def kernel_fault(operator: FusedOperator[..., Any]) -> str:
     return operator.fault or "fused kernels need a CUDA device and triton"
 
 
-def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
-    if isinstance(call, str):
-        return {"skipped": call}
-    difference = largest_difference(call(), exact)
-    return {**time_of(call, repeats, exact.device), "difference": difference}
+def figures_of(calls: Mapping[str, Callable[[], Tensor] | str], exact: Tensor, repeats: int) -> Figures:
+    """Return the time of each way to compute ``exact`` and its difference from it, or why it was skipped."""
+    figures: Figures = {}
+    for name, call in calls.items():
+        if isinstance(call, str):
+            figures[name] = {"skipped": call}
+        else:
+            difference = largest_difference(call(), exact)
+            figures[name] = {**time_of(call, repeats, exact.device), "difference": difference}
+    return figures
 
 
 def largest_difference(got: Tensor, exact: Tensor) -> float:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.bench.gpu_attention import kernel_fault, largest_difference, time_of
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv
-from tts_worker.engine.cosyvoice.models.dit import Dit
-from tts_worker.engine.cosyvoice.models.hift import F0Predictor
-from tts_worker.engine.cosyvoice.networks import Networks
+from tools.bench.gpu_attention import Figures, figures_of, kernel_fault
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.blocks import CausalConv
+from tts_worker.engine.cosyvoice.networks.dit import Dit
+from tts_worker.engine.cosyvoice.networks.hift import F0Predictor
 from tts_worker.engine.cosyvoice.ops.audio import causal_conv, elu_rows, pack_conv
 
-Figures = dict[str, Any]
 BATCHES = (1, 8)
 BRANCHES = 2
 
@@ -66,7 +64,7 @@ def _pitch(predictor: F0Predictor, mel: Tensor, repeats: int) -> Figures:
         "float64": lambda: float64(mel),
         "float32": lambda: float32(mel),
     }
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
+    return figures_of(calls, exact, repeats)
 
 
 def _positions(conv: CausalConv, x: Tensor, repeats: int) -> Figures:
@@ -97,11 +95,4 @@ def _positions(conv: CausalConv, x: Tensor, repeats: int) -> Figures:
         "grouped": lambda: grouped(x, weight, bias),
         "products": products,
     }
-    return {name: _figures(call, exact, repeats) for name, call in calls.items()}
-
-
-def _figures(call: Callable[[], Tensor] | str, exact: Tensor, repeats: int) -> Figures:
-    if isinstance(call, str):
-        return {"skipped": call}
-    difference = largest_difference(call(), exact)
-    return {**time_of(call, repeats, exact.device), "difference": difference}
+    return figures_of(calls, exact, repeats)

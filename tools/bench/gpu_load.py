@@ -18,11 +18,11 @@ from time import perf_counter
 from typing import Protocol
 
 from tools.bench.playback import PlaybackClient, failure_of
-from tts_worker.benchmarks.stats import LoopLag, percentile, rounded_ms
-from tts_worker.benchmarks.texts import SENTENCES
 from tts_worker.engine.base import Engine, ReportingEngine
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import EngineFault, ErrorCode
+from tts_worker.features.bench.stats import LoopLag, percentile, rounded_ms
+from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

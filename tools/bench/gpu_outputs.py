@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from tools.bench.engine import forced_tokens
-from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.voices.features import MelSpectrogram
 from tts_worker.types import SAMPLE_RATE_HZ
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.benchmarks.stats import Figure, rounded_ms
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.models.dims import LmDims
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.networks.dims import LmDims
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
+from tts_worker.features.bench.stats import Figure, rounded_ms
 
 _EMBEDDINGS = 8
 """Rows of the text table: the benchmark feeds vectors, so the 150 000 rows of the model would only take memory."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from tools.bench.stall_monitor import StallMonitor, is_machine_stall
-from tts_worker.benchmarks.stats import Figure, percentile, rounded_ms, rss_mb
-from tts_worker.benchmarks.texts import paragraph
 from tts_worker.errors import ErrorCode, OverCapacity
+from tts_worker.features.bench.stats import Figure, percentile, rounded_ms, rss_mb
+from tts_worker.features.bench.texts import paragraph
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions

@@ -101,8 +101,8 @@ def _verbalizer(languages: list[str]) -> Callable[[Any], Any] | None:
 def _measure_front_end(chars: int) -> dict[str, float]:
     """Return microseconds per character of the segments; nothing for a version without these rules."""
     try:
-        from tts_worker.text.front_end import FrontEnd
-        from tts_worker.text.normalizer import load_normalizer, normalize_segment
+        from tts_worker.front_end.normalizer import load_normalizer, normalize_segment
+        from tts_worker.front_end.rules import FrontEnd
         from tts_worker.text.pipeline import TextPipeline
     except ImportError:
         return {}

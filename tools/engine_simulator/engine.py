@@ -1,4 +1,4 @@
-"""The engine protocol over modelled stages."""
+"""The engine protocol over modeled stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.engine_simulator.config import (
 )
 from tools.engine_simulator.sequence import SimulatedSequence, SimulatedVoice
 from tools.engine_simulator.stage_times import Execution, StageTimes, VirtualClock
-from tts_worker.engine.cosyvoice.chunks import Chunk, trimmed_prompt
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, trimmed_prompt
 from tts_worker.engine.cosyvoice.phases import SequencePhase, TokenPass
 from tts_worker.engine.cosyvoice.timings import running_mean
 from tts_worker.engine.scheduler import (
@@ -78,7 +78,7 @@ class Usage:
 
 
 class SimulatedEngine(EngineShell[SimulatedSequence]):
-    """The engine protocol over modelled stages.
+    """The engine protocol over modeled stages.
 
     Args:
         times: Times of the stages.

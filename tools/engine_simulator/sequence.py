@@ -6,16 +6,20 @@ from collections import deque
 from dataclasses import dataclass
 
 from tools.engine_simulator.config import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SimulationConfig, TokensOf
-from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk, GridPlan
-from tts_worker.engine.cosyvoice.phases import (
+from tts_worker.engine.cosyvoice.audio.chunks import (
+    AHEAD_CHUNKS,
     CLOSING_BOUNDARIES,
+    Chunk,
+    GridPlan,
+    RenderProgress,
+    SegmentPhase,
+)
+from tts_worker.engine.cosyvoice.phases import (
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
-    SegmentPhase,
     SequencePhase,
     TokenPass,
 )
-from tts_worker.engine.cosyvoice.render_progress import RenderProgress
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence

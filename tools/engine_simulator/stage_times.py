@@ -1,4 +1,4 @@
-"""Modelled or measured times of the stages of a simulated engine, and its clock."""
+"""Modeled or measured times of the stages of a simulated engine, and its clock."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Execution(str, Enum):
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Modelled or measured times.
+    """Modeled or measured times.
 
     With ``STREAMS``, the first four are times on the device and the launches occupy the engine thread. Otherwise the
     first four occupy the thread on which they run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tts_worker.commands.bundles import need_torch
+from tts_worker.commands.model_directory import need_torch
 from tts_worker.commands.progress import Bar
 
 

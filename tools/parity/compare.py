@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tools.parity.report import Check, Status
-from tts_worker.engine.cosyvoice.tensor_files import read_safetensors
+from tts_worker.engine.cosyvoice.bundle.tensor_files import read_safetensors
 
 # Largest absolute differences: log-probabilities, mu and mel, front-end features, one network on recorded inputs
 SCORES = 1e-4

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tools.parity.compare import DECODE, FEATURES, MEL, PITCH_HZ, SCORES, CheckList, Golden
 from tools.parity.flow_stages import outputs_of, run_estimator, whole_past
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.models.dit import Dit
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.dit import Dit
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
 
 NO_MODULE = "this network has no such module"
 

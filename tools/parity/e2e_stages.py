@@ -13,12 +13,12 @@ from tools.parity.compare import MEL, CheckList, Golden
 from tools.parity.hift_stages import noise_named, seed_of
 from tools.reference.compat import Compat
 from tools.reference.pipeline import AudioChunk, OfflinePipeline
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.models.hift import Noise
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.tensor_files import read_pickled
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
+from tts_worker.engine.cosyvoice.networks.hift import Noise
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.text.instruction import END_OF_PROMPT
 
 

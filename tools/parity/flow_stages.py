@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.parity.compare import FEATURES, MEL, CheckList, Golden
-from tts_worker.engine.cosyvoice.kv_cache import Memory, NoPast
-from tts_worker.engine.cosyvoice.models.blocks import chunk_mask
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.flow_encoder import EncoderPast, relative_sinusoids
+from tts_worker.engine.cosyvoice.networks.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow_encoder import EncoderPast, relative_sinusoids
+from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, NoPast
 
 EXACT = 1e-6
 NOISE = 1e-5  # the last bits of torch's generator depend on the processor's vector width

@@ -15,13 +15,13 @@ from tools.parity.compare import FEATURES, CheckList, Golden
 from tools.reference.algorithms import ReferenceFrontend
 from tools.reference.text import normalize_and_split, wetext_rewriter
 from tts_worker.audio.decode import Recording, read_recording
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, KaldiFbank
-from tts_worker.engine.cosyvoice.tensor_files import read_pickled
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.transcript import normalize
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.tensor_files import read_pickled
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFeatures
+from tts_worker.engine.cosyvoice.voices.enroll import normalize
+from tts_worker.engine.cosyvoice.voices.features import WHISPER_RATE_HZ, KaldiFbank
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import MissingExtra
 
 ACROSS_RELEASES = "its grammars differ between releases"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tools.parity.compare import DECODE, FEATURES, PITCH_HZ, SHORT_WAVE, CheckList, Golden
 from tools.reference.algorithms import BufferedNoise, DefaultGeneratorNoise, NaturalNoise
-from tts_worker.engine.cosyvoice.models.hift import Hift, Noise
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import Hift, Noise
 
 
 def seed_of(meta: dict[str, Any]) -> int:
@@ -89,7 +89,7 @@ class _HiftStage:
                 noise = self._zero_noise(self.start, self._samples, self.harmonics).to(self._mel)
                 close(golden, key, hift.m_source(self._f0, self._phase, noise), SHORT_WAVE)
             case "decode_source_stft":
-                close(golden, key, hift.fourier.analyse(golden["decode_source"]), FEATURES)
+                close(golden, key, hift.fourier.analyze(golden["decode_source"]), FEATURES)
             case "decode" | "decode_final0" | "decode_final1":
                 close(golden, key, self._decode(_is_final(key)), DECODE)
             case "seeded_gauss":

@@ -14,12 +14,12 @@ from tools.parity.compare import SCORES, CheckList, Golden
 from tools.reference.algorithms import nucleus, reference_draw
 from tools.reference.compat import Compat
 from tools.reference.pipeline import OfflinePipeline, TokenDecoder
-from tts_worker.engine.cosyvoice.interleave import Draw
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO
-from tts_worker.engine.cosyvoice.silence import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.guard import SILENCE_LIMIT_TOKENS, SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.tokens.interleave import Draw
+from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import SynthesisFailed
 
 EXACT = 1e-6  # copied rows

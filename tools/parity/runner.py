@@ -25,11 +25,11 @@ from tools.parity.hift_stages import check_hift
 from tools.parity.lm_stages import check_bistream, check_free_run, check_llm, check_sampling, check_silence
 from tools.parity.report import ParityReport
 from tools.parity.v1_stages import check_v1_flow, check_v1_llm, check_v1_speech, check_v1_stream
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V1, V3
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.loader import load_networks, resolve_device
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.errors import InvalidRequest
 
 BFLOAT16_LIMIT = 0.05

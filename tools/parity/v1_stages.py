@@ -8,14 +8,14 @@ from torch import Tensor
 from tools.parity.compare import FEATURES, MEL, NETWORK, PITCH_HZ, SCORES, CheckList, Golden
 from tools.reference.algorithms import FadeState, reference_fade
 from tools.reference.v1_pipeline import V1Decoder, V1Pipeline
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
-from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
+from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.voices.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 
 HOP_TOKENS = 30  # of the recorded stream; the model's own would make long files
 SAMPLE_STRIDE = 5  # of the recorded utterances
@@ -36,7 +36,7 @@ def _check_v1_mode(checks: CheckList, golden: Golden, networks: Networks, mode: 
         golden.ids(f"{mode}.text"),
         embedding[0] if len(embedding) else torch.zeros(lm.dims.spk_embed),
         lm_prompt=golden.ids(f"{mode}.speech"),
-        tells_speaker=len(embedding) > 0,
+        with_speaker=len(embedding) > 0,
     )
     decoder = V1Decoder(networks, request)
     device = lm.llm_decoder.weight.device
@@ -134,7 +134,7 @@ def check_v1_speech(checks: CheckList, golden: Golden, networks: Networks) -> No
             golden.ids("llm_prompt_speech_token"),
             flow_prompt,
             prompt_mel,
-            tells_speaker=True,
+            with_speaker=True,
         ),
         "instruct": Request(text, embedding, prompt_text, prompt_mel=silent),
         "conversion": Request((), embedding, flow_prompt=flow_prompt, prompt_mel=prompt_mel),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.random_bundle.yaml_values import SAMPLING, SOLVER
-from tts_worker.engine.cosyvoice.config import WHISPER
-from tts_worker.engine.cosyvoice.whisper_tokenizer import whisper_special_tokens
+from tts_worker.engine.cosyvoice.bundle.config import WHISPER
+from tts_worker.engine.cosyvoice.tokens.tokenizer import whisper_special_tokens
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,16 @@ from torch import Tensor
 
 from tools.random_bundle.v1 import V1_LM_SIZES, v1_yaml, write_whisper_vocabulary
 from tools.random_bundle.yaml_values import SAMPLING, SOLVER
-from tts_worker.engine.cosyvoice.bundle import RANDOM_WEIGHTS_MARKER, TEXT_MODEL_DIR, WHISPER_VOCABULARY, Bundle
-from tts_worker.engine.cosyvoice.config import V1, V2, V3, YAML_NAMES
-from tts_worker.engine.cosyvoice.features import WHISPER_RATE_HZ, WhisperMel
-from tts_worker.engine.cosyvoice.tokenizer import special_tokens
-from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.bundle.config import V1, V2, V3, YAML_NAMES
+from tts_worker.engine.cosyvoice.bundle.directory import (
+    RANDOM_WEIGHTS_MARKER,
+    TEXT_MODEL_DIR,
+    WHISPER_VOCABULARY,
+    Bundle,
+)
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.tokens.tokenizer import special_tokens
+from tts_worker.engine.cosyvoice.voices.features import WHISPER_RATE_HZ, WhisperMel
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
 
 LOGIT_STD = 3.5  # gives a nucleus of some ids, like trained weights; flat logits would slow down sampling

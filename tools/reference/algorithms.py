@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from tools.reference.compat import Compat
 from tts_worker.audio.decode import Recording
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFeatures, PromptFrontend
-from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
-from tts_worker.engine.cosyvoice.config import V1, V3
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.interleave import Interleave, InterleavePhase, InterleaveRule
-from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims
-from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES
-from tts_worker.engine.cosyvoice.models.hift import HELD_FRAMES, F0Predictor, Hift, Noise
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.sampler import SampleRule
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3
+from tts_worker.engine.cosyvoice.networks.dims import FlowDims, HiftDims
+from tts_worker.engine.cosyvoice.networks.flow import NOISE_FRAMES
+from tts_worker.engine.cosyvoice.networks.hift import HELD_FRAMES, F0Predictor, Hift, Noise
+from tts_worker.engine.cosyvoice.ops.sampler import SampleRule
+from tts_worker.engine.cosyvoice.tokens.interleave import Interleave, InterleavePhase, InterleaveRule
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFeatures, PromptFrontend
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.instruction import END_OF_PROMPT
 

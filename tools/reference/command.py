@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.audio.resampler import Resampler
-from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import quiet_logs
+from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.say import take_instruction
 from tts_worker.commands.speak_offline import (
     CONVERSION,
@@ -27,7 +27,7 @@ from tts_worker.commands.speak_offline import (
 from tts_worker.types import SAMPLE_RATE_HZ
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.enrol import Speaker
+    from tts_worker.engine.cosyvoice.voices.speaker import Speaker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="compute chunk by chunk, and write each at once")
     parser.add_argument("--interleave", action="store_true", help="feed the text as if it arrived token by token")
     parser.add_argument("--allow-special", action="store_true", help="interpret every special token in the text")
-    parser.add_argument("--normalise", action="store_true", help="write out numbers and dates with wetext")
+    parser.add_argument("--normalize", action="store_true", help="write out numbers and dates with wetext")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--out", help="file to write, or - for raw s16le on standard output")
     parser.add_argument("--json", action="store_true", help="print one JSON object with the inputs of every chunk")
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         stream=args.stream,
         interleave=args.interleave,
         allow_special=args.allow_special,
-        normalise=args.normalise,
+        normalize=args.normalize,
     )
 
     def prepare(name: str, speaker: Speaker) -> Speak:

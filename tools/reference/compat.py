@@ -2,7 +2,7 @@
 
 The defaults give correct audio that streams consistently; ``Compat.reference()`` reproduces the reference's numbers.
 Behaviors the weights were trained with are not switches and live where they are computed: the rotation of head 0 only
-(models/dit.py), the phase that is constant within a frame (models/hift.py).
+(networks/dit.py), the phase that is constant within a frame (networks/hift.py).
 """
 
 from __future__ import annotations

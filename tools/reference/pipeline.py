@@ -25,16 +25,16 @@ from tools.reference.algorithms import (
     reference_fade,
 )
 from tools.reference.compat import Compat
-from tts_worker.engine.cosyvoice.chunks import Chunk, GridPlan
-from tts_worker.engine.cosyvoice.interleave import Draw, Interleave, InterleaveRule
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Noise
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, RUN_PHASES, RunPhase
-from tts_worker.engine.cosyvoice.sampler import DrawState, draw
-from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, GridPlan
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise, Noise
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.ops.sampler import DrawState, draw
+from tts_worker.engine.cosyvoice.tokens.guard import SILENT_TOKENS, SilenceFilter
+from tts_worker.engine.cosyvoice.tokens.interleave import Draw, Interleave, InterleaveRule
+from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO, RUN_PHASES, RunPhase
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import InvalidRequest
 
 INTERLEAVED_TOKENS = 4096  # longest interleaved sequence, text and speech together

@@ -17,11 +17,10 @@ from tools.reference.pipeline import AudioChunk, OfflinePipeline
 from tools.reference.text import normalize_and_split, wetext_rewriter
 from tools.reference.v1_pipeline import V1Pipeline
 from tts_worker.audio.decode import Recording
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V1, V3
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.bundle.config import V1, V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Request, Speaker
 from tts_worker.errors import ConfigError, InvalidRequest, UnspeakableText
 
 
@@ -37,7 +36,7 @@ class ReferenceOptions:
         stream: Compute chunk by chunk.
         interleave: Feed the text as if it arrived token by token (five text, fifteen speech tokens).
         allow_special: Interpret tags in the text.
-        normalise: Spell out numbers and dates with wetext.
+        normalize: Spell out numbers and dates with wetext.
     """
 
     mode: Mode | None = None
@@ -47,7 +46,7 @@ class ReferenceOptions:
     stream: bool = False
     interleave: bool = False
     allow_special: bool = False
-    normalise: bool = False
+    normalize: bool = False
 
 
 class ReferenceSpeech:
@@ -73,13 +72,13 @@ class ReferenceSpeech:
         Raises:
             InvalidRequest: The voice does not support the mode, or the model cannot take text in parts.
             UnspeakableText: The text contains nothing to speak.
-            MissingExtra: ``normalise`` needs wetext.
+            MissingExtra: ``normalize`` needs wetext.
         """
         options = self._options
         if options.interleave and self._bundle.config.family == V1:
             raise InvalidRequest("CosyVoice-300M takes whole texts only: leave --interleave out")
         tokenizer = self._speaker.tokenizer
-        rewrite = wetext_rewriter() if options.normalise else None
+        rewrite = wetext_rewriter() if options.normalize else None
         segments = normalize_and_split(text, lambda segment: len(tokenizer.encode(segment)), rewrite=rewrite)
         segments = [segment for segment in segments if any(map(str.isalnum, segment))]
         if not segments:

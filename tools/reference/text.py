@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 
-from tts_worker.engine.cosyvoice.transcript import Rewriter, apply_rules, is_unchanged
+from tts_worker.engine.cosyvoice.voices.enroll import Rewriter, apply_rules, is_unchanged
 from tts_worker.errors import MissingExtra
 
 # Lengths in characters for Chinese, in tokens for English.
@@ -29,7 +29,7 @@ def wetext_rewriter() -> Rewriter:
     try:
         from wetext import Normalizer
     except ImportError:
-        raise MissingExtra("wetext normalization", "normalise") from None
+        raise MissingExtra("wetext normalization", "normalize") from None
     chinese = Normalizer(remove_erhua=False)
     english = Normalizer()
     return lambda text, is_chinese: str((chinese if is_chinese else english).normalize(text))

@@ -22,13 +22,13 @@ from tools.reference.pipeline import (
     chunks_of,
     render_chunks,
 )
-from tts_worker.engine.cosyvoice.chunks import Chunk, next_chunk
-from tts_worker.engine.cosyvoice.lm_inputs import Item
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow, fade_mel
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, start_items
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk, next_chunk
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item
+from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, start_items
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow, fade_mel
+from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 
 
 class V1Decoder(TokenDecoder):
@@ -42,10 +42,10 @@ class V1Decoder(TokenDecoder):
         lm.prepare(capacity + 1)
         self._v1 = lm
         speaker = lm.speaker(request.embedding.reshape(1, -1).to(self._slot.device))
-        self._speakers = speaker if request.tells_speaker else torch.zeros_like(speaker)
+        self._speakers = speaker if request.with_speaker else torch.zeros_like(speaker)
 
     def start(self, request: Request) -> list[Item]:
-        return start_items((*request.prompt_text, *request.text), tells_speaker=request.tells_speaker)
+        return start_items((*request.prompt_text, *request.text), with_speaker=request.with_speaker)
 
     def feed(self, items: Sequence[Item]) -> Tensor:
         self._length += len(items)

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import torch
 
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.guard import TokenGuard
-from tts_worker.engine.cosyvoice.tensor_files import write_safetensors
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.tensor_files import write_safetensors
 from tts_worker.engine.cosyvoice.token_generator import TokenGenerator
+from tts_worker.engine.cosyvoice.tokens.guard import TokenGuard
 
 
 def lost_bundle(bundle: Bundle, folder: Path, noise: float, seed: int = 1) -> Path:

@@ -24,7 +24,7 @@ from tools.speech_study.measures import (
     time_errors_s,
 )
 from tts_worker.audio.pcm import to_float
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Training and fine-tuning of CosyVoice bundles: ``python -m tools.train``, see docs/training.md.
+"""Training and fine-tuning of CosyVoice bundles: ``python -m tools.train``, see tools/train/README.md.
 
 The networks are the engine's own modules, so that trained weights load as they are. ``config`` has the settings;
 ``text``, ``teacher``, ``codes`` and ``speech_data`` make the data; ``lm``, ``flow``, ``vocoder`` and

@@ -1,4 +1,4 @@
-"""``python -m tools.train COMMAND``: see docs/training.md."""
+"""``python -m tools.train COMMAND``: see tools/train/README.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
 from tools.train.text import held_out
 from tools.train.trainer import STOP
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.errors import TTSWorkerError
 
 

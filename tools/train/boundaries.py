@@ -2,7 +2,7 @@
 
 The teacher's codes of the held-out sentences go through flow and vocoder twice: streamed by the engine, chunk by chunk,
 and offline, in one pass with the same mask and with attention to the whole sentence. The spectral flux (distance of
-neighbouring log mel frames) of the streamed audio less that of the offline audio, at the same time of the same
+neighboring log mel frames) of the streamed audio less that of the offline audio, at the same time of the same
 sentence, shows what the boundary adds. Its mean at the boundaries is compared with its mean at as many random times of
 the same audio, drawn many times.
 """
@@ -22,10 +22,10 @@ from tools.train.codes import CodeBook
 from tools.train.evaluate import vocode
 from tools.train.flow import flow_mel
 from tools.train.speech_data import read_units
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.types import SAMPLE_RATE_HZ, Audio, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 
@@ -143,7 +143,7 @@ def draw(result: BoundaryStudy) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
         "<style>text{font:12px sans-serif;fill:#333}path{fill:none;stroke-width:1.5}</style>"
         f'<text x="8" y="17">Spectral flux around {result.boundaries} chunk boundaries: streamed (blue), offline '
-        "(orange), mean elsewhere (grey)</text>"
+        "(orange), mean elsewhere (gray)</text>"
         f'<path d="M{place(0, 0)}L{place(0, highest)}" style="stroke:#ccc"/>'
         f"{line(mean, 'stroke:#999;stroke-dasharray:4')}{line(result.offline, 'stroke:#d80')}"
         f"{line(result.streamed, 'stroke:#36c')}"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tools.train.codes import CodeBook
 from tools.train.config import Config
-from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
-from tts_worker.engine.cosyvoice.config import V2
-from tts_worker.engine.cosyvoice.tokenizer import WORD_PATTERN, special_tokens
+from tts_worker.engine.cosyvoice.bundle.config import V2
+from tts_worker.engine.cosyvoice.bundle.directory import TEXT_MODEL_DIR, Bundle
+from tts_worker.engine.cosyvoice.tokens.tokenizer import WORD_PATTERN, special_tokens
 
 VOICE = "nano"
 CODES = "codes.json"

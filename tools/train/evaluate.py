@@ -23,11 +23,11 @@ from tools.train.codes import CodeBook
 from tools.train.flow import flow_mel
 from tools.train.speech_data import AudioData, UnitData, mel_of, read_units, say_all
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices

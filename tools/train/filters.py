@@ -21,8 +21,8 @@ from tools.train.speech_data import AudioData, PartData
 from tools.train.teacher import PART_BIN_HZ, PART_HOP_SAMPLES
 from tools.train.trainer import Stage
 from tools.train.vocoder import draw_segments, draw_starts, segment_mel
-from tts_worker.engine.cosyvoice.models.dims import HiftDims
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter, noise_level
+from tts_worker.engine.cosyvoice.networks.dims import HiftDims
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter, noise_level
 
 _EDGE_FRAMES = 4  # at both ends of a segment, where the network sees padding
 _PITCH_WEIGHT = 0.05  # per Hz
@@ -178,7 +178,7 @@ class FilterStage(Stage):
 def _power(net: SourceFilter, noise: Array) -> Tensor:
     """Power ``[columns, bins]`` of ``noise``, relative to the expected one of the excitation's noise."""
     dims = net.dims
-    real, imaginary = net.fourier.analyse(torch.from_numpy(noise.astype(np.float32) / 32768)[None, None]).chunk(2, 1)
+    real, imaginary = net.fourier.analyze(torch.from_numpy(noise.astype(np.float32) / 32768)[None, None]).chunk(2, 1)
     window_power = dims.n_fft * 3 / 8  # of a Hann window
     power: Tensor = (real.square() + imaginary.square())[0].T[:-1] / (window_power * noise_level(dims) ** 2)
     return power.clamp(max=6e4)

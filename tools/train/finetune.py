@@ -26,12 +26,13 @@ from tools.train.networks import trainable_flow, trainable_lm
 from tools.train.pack import pack
 from tools.train.trainer import Stage, train
 from tts_worker.audio.decode import read_recording
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import V3
-from tts_worker.engine.cosyvoice.enrol import instruct_ids, plain_transcript
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.config import V3
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.voices.enroll import plain_transcript
+from tts_worker.engine.cosyvoice.voices.speaker import instruct_ids
 from tts_worker.errors import ConfigError, TTSWorkerError
 from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 

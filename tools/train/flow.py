@@ -17,8 +17,8 @@ from torch import Tensor
 from tools.train.batches import Batches
 from tools.train.config import StageConfig
 from tools.train.trainer import Stage
-from tts_worker.engine.cosyvoice.models.blocks import chunk_mask
-from tts_worker.engine.cosyvoice.models.flow import Flow
+from tts_worker.engine.cosyvoice.networks.blocks import chunk_mask
+from tts_worker.engine.cosyvoice.networks.flow import Flow
 
 _SIGMA = 1e-6  # least noise, as in the reference
 _HELD_OUT_BATCH = 4  # times the batch of a step

@@ -20,8 +20,8 @@ from tools.train.batches import Batches
 from tools.train.config import StageConfig
 from tools.train.networks import language_model_pass
 from tools.train.trainer import Stage
-from tts_worker.engine.cosyvoice.models.dims import LmDims
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.networks.dims import LmDims
+from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
 
 Ints = npt.NDArray[np.int64]
 

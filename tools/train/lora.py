@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
+from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
 
 _SCALE = 2.0
 """Of the product of both matrices, so that the rank does not change the best learning rate."""

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.models.blocks import FusedAttention
-from tts_worker.engine.cosyvoice.models.dims import FlowDims, HiftDims, LmDims
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.hift import Hift, Snake
-from tts_worker.engine.cosyvoice.models.qwen2 import Layer, SpeechLM
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
-from tts_worker.engine.cosyvoice.models.unet import Unet
+from tts_worker.engine.cosyvoice.networks.blocks import FusedAttention
+from tts_worker.engine.cosyvoice.networks.dims import FlowDims, HiftDims, LmDims
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.hift import Hift, Snake
+from tts_worker.engine.cosyvoice.networks.qwen2 import Layer, SpeechLM
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter
+from tts_worker.engine.cosyvoice.networks.unet import Unet
 
 _EMBEDDING_STD = 0.3
 _HARMONIC_WEIGHT = 0.1  # of the excitation: small, so that its limiter hardly changes it

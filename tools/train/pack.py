@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import Tensor
 
 from tools.train.bundle import CODES
-from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.tensor_files import compress_int8, write_safetensors
-from tts_worker.engine.cosyvoice.weights import OPTIONAL_KEYS
+from tts_worker.engine.cosyvoice.bundle.directory import TEXT_MODEL_DIR, Bundle
+from tts_worker.engine.cosyvoice.bundle.tensor_files import compress_int8, write_safetensors
+from tts_worker.engine.cosyvoice.bundle.weights import OPTIONAL_KEYS
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import ConfigError
 from tts_worker.voices.files import VOICES_DIR, save_voice
 

@@ -34,11 +34,11 @@ from tools.train.pack import pack
 from tools.train.speech_data import AudioData, PartData, UnitData, mel_of
 from tools.train.trainer import STOP, Stage, resume, train
 from tools.train.vocoder import VocoderData, VocoderStage
-from tts_worker.engine.cosyvoice.alignment import text_weight
-from tts_worker.engine.cosyvoice.bundle import TEXT_MODEL_DIR, Bundle
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.respelling import FILE as RESPELLING
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.bundle.directory import TEXT_MODEL_DIR, Bundle
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.tokens.alignment import text_weight
+from tts_worker.engine.cosyvoice.tokens.respelling import FILE as RESPELLING
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.errors import ConfigError
 
 BUNDLE = "bundle"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from tts_worker.engine.cosyvoice.features import slaney_filters
+from tts_worker.engine.cosyvoice.voices.features import slaney_filters
 
 RESOLUTIONS = ((2048, 480), (1024, 240), (512, 120), (256, 60), (128, 32))  # samples of a window and of a hop
 _PHASE_RESOLUTIONS = RESOLUTIONS[1:4]

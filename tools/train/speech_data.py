@@ -23,8 +23,8 @@ from tools.train.codes import CodeBook
 from tools.train.config import Config
 from tools.train.teacher import RATE_HZ, Sentence, Teacher
 from tools.train.text import make_corpus
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.features import MelSpectrogram
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.voices.features import MelSpectrogram
 
 CORPUS = "corpus.txt"
 UNITS = "units.npz"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tools.train.teacher import lexicon
-from tts_worker.engine.cosyvoice.respelling import ENDING, FRAGMENT
+from tts_worker.engine.cosyvoice.tokens.respelling import ENDING, FRAGMENT
 
 _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
 _CARRIER = ("Then", "appeared")  # words around one whose phonemes are asked for

@@ -18,7 +18,7 @@ from tools.train.spectral import (
     feature_loss,
 )
 from tools.train.trainer import Stage
-from tts_worker.engine.cosyvoice.models.hift import Hift
+from tts_worker.engine.cosyvoice.networks.hift import Hift
 
 _WEIGHTS = {"magnitude": 1.0, "log": 1.0, "mel": 1.5, "complex": 1.0}
 _PITCH_WEIGHT = 0.01  # per Hz

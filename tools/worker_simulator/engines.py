@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tools.worker_simulator.view import WorldView
 
 SIMULATED_MS_PER_CHAR = 61
-"""Marks the settings of the engine with modelled stages, which has no kind of its own in the settings."""
+"""Marks the settings of the engine with modeled stages, which has no kind of its own in the settings."""
 
 _FACTOR = 257
 """Odd, so that number and position of a sample can be told from each other (``source_of``)."""
@@ -46,7 +46,7 @@ _INVERSE = pow(_FACTOR, -1, 65_536)
 _RAMP = array("H", [*range(65_536)] * 4).tobytes()
 
 
-def labelled_pcm(number: int, start: int, samples: int) -> bytes:
+def labeled_pcm(number: int, start: int, samples: int) -> bytes:
     """Return samples that tell the number of their utterance and their positions in it."""
     first = (number * _FACTOR + start) & 0xFFFF
     assert first + samples <= len(_RAMP) // 2
@@ -287,7 +287,7 @@ class SimulatedHandle:
         return self._label(events), self._factory.spent_s
 
     def _label(self, events: Sequence[Event]) -> list[Event]:
-        labelled: list[Event] = []
+        labeled: list[Event] = []
         for event in events:
             if isinstance(event, Audio):
                 start = event.meta.start_sample
@@ -295,9 +295,9 @@ class SimulatedHandle:
                     self._world.violate("audio is generated without gaps", f"{event.key} at {start}")
                 self._ends[event.key] = start + event.samples
                 number = self._world.number_of(event.key)
-                event = replace(event, pcm=labelled_pcm(number, start, event.samples))
-            labelled.append(event)
-        return labelled
+                event = replace(event, pcm=labeled_pcm(number, start, event.samples))
+            labeled.append(event)
+        return labeled
 
     def _end_step(self, events: Sequence[Event]) -> None:
         self._next = None

@@ -9,13 +9,13 @@ from typing import Any
 from unittest.mock import patch
 
 from tts_worker.client.fleet import FleetConnector
+from tts_worker.client.registry.store import RedisStore, _in_task
 from tts_worker.engine import scheduler
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.engine.scheduler import Candidate, slack_samples
 from tts_worker.engine.shell import EngineShell
 from tts_worker.errors import ConnectionLost
 from tts_worker.features.batch.runner import Batch
-from tts_worker.registry.store import RedisStore, _in_task
 from tts_worker.session import factory
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.machine import SessionMachine

@@ -15,13 +15,13 @@ from unittest.mock import patch
 from tools.worker_simulator.engines import SimulatedHandle
 from tts_worker import worker
 from tts_worker.client.fleet import FleetConnector
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ErrorInfo, QuotaExceeded, SendTimeout, TTSWorkerError
 from tts_worker.features.batch.runner import BatchRunner
 from tts_worker.features.batch.store import BatchFolder
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import ModelManager, ModelState
-from tts_worker.registry.store import RedisStore
 from tts_worker.server.grpc.converse import ConverseCall
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -52,7 +52,7 @@ def replaced_parts(world: WorldView) -> Iterator[None]:
             target = patch(f"{where}.{name}", value) if isinstance(where, str) else patch.object(where, name, value)
             stack.enter_context(target)
 
-        replace_in("tts_worker.registry.directory", "time", wall)
+        replace_in("tts_worker.client.registry.directory", "time", wall)
         replace_in("tts_worker.features.fleet.registrar", "time", wall)
         replace_in("tts_worker.engine.loop", "ThreadHandle", SimulatedHandle)
         replace_in("tts_worker.engine.tone", "_render", lambda note, samples, seed: bytes(2 * samples))
@@ -216,8 +216,8 @@ def _observe_batches(world: WorldView, replace_in: Replace) -> None:
     """Note finished items and batches that go on elsewhere; fill the disk when the world says so."""
     adopted, finished = BatchRunner._adopt, BatchFolder.finish
 
-    async def adopt(self: Any, name: str, now_s: float) -> None:
-        await adopted(self, name, now_s)
+    async def adopt(self: Any, name: str, now_s: float, *, may_expire: bool) -> None:
+        await adopted(self, name, now_s, may_expire=may_expire)
         batch = self._batches.get(name)
         world.reach("a batch goes on in another process", batch is not None and not batch.is_done)
 

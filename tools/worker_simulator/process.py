@@ -14,6 +14,7 @@ from tools.worker_simulator.properties import CallCheck
 from tts_worker import grpc_serving
 from tts_worker.callers import set_caller
 from tts_worker.features.fleet.registration import registrar_of
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.server.grpc.converse import ConversationService
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
@@ -76,7 +77,8 @@ class SimulatedWorker:
         self.is_alive = True
         self.world.network.hosts[self.address] = self
         models = grpc_serving._models(self.worker)
-        self.registrar = registrar_of(self.hub, self.worker.settings, models, self.address)
+        settings = self.worker.settings
+        self.registrar = registrar_of(self.hub, settings, models, self.address, settings.section(RegistrySettings).url)
         self.registrar.start()
         self.world.spawn(self._watch_device(), f"{self.name}-device")
 

@@ -26,18 +26,19 @@ from tools.worker_simulator.process import CHARACTERS_PER_MINUTE, KEYS, MAX_SESS
 from tools.worker_simulator.properties import SOMETIMES, Violation
 from tools.worker_simulator.redis import RedisMode, SimulatedRedis
 from tts_worker.callers import acting_as
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.fleet import FleetConnector
 from tts_worker.client.fleet import connector as fleet_connector
+from tts_worker.client.registry.entry import parse_entry
+from tts_worker.client.registry.signature import verify_entry
+from tts_worker.client.registry.store import RedisStore
+from tts_worker.client.settings import ClientSettings
 from tts_worker.engine import factory
 from tts_worker.errors import TTSWorkerError
 from tts_worker.features.batch.request import BatchItem, BatchRequest
 from tts_worker.features.batch.runner import Batch
 from tts_worker.features.batch.store import BatchFolder
 from tts_worker.features.fleet.quotas import RedisQuotas
-from tts_worker.registry.entry import parse_entry
-from tts_worker.registry.signature import verify_entry
-from tts_worker.registry.store import RedisStore
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.session.session import LocalSession
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, UtteranceKey
@@ -275,14 +276,15 @@ class World:
 
     @staticmethod
     def info(name: str, settings: Any) -> Any:
-        """Stands for ``info_before_loading``, which knows no engine with modelled stages."""
+        """Stands for ``info_before_loading``, which knows no engine with modeled stages."""
         info = factory.info_before_loading(name, settings)
         return replace(info, voices=("simulated",)) if settings.ms_per_char == SIMULATED_MS_PER_CHAR else info
 
     def quotas(self, settings: Any) -> RedisQuotas:
         """Stands for ``worker._quotas``, with the clock of the simulation."""
-        store = RedisStore(settings.registry.url.get_secret_value(), "the Redis of the quotas")
-        return RedisQuotas(store, settings.registry.prefix, self._loop.time)
+        registry = settings.section(RegistrySettings)
+        store = RedisStore(registry.url.get_secret_value(), "the Redis of the quotas")
+        return RedisQuotas(store, registry.prefix, self._loop.time)
 
     async def run(self) -> None:
         """Run until all is over, or a property does not hold."""

@@ -18,6 +18,7 @@ from tts_worker.text.characters import spoken_weight
 
 MIN_PROMPT_S = 3.0
 MAX_PROMPT_S = 30.0
+"""Limit of the speech tokenizers; every synthesis step attends to the whole prompt."""
 SILENT_DBFS = -50.0
 TARGET_DBFS = -22.0
 TOLERANCE_DB = 6.0

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tts_worker.client.arguments import check_seconds
-from tts_worker.client.base import ClientSettings, Connector, OpenedSession, connector_for
+from tts_worker.client.base import Connector, OpenedSession, connector_for
 from tts_worker.client.batches import WorkerBatches
 from tts_worker.client.conversion import AsyncConversion, AudioSource
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import WorkerVoices
 from tts_worker.errors import InvalidRequest
 from tts_worker.protocol.messages import check_options

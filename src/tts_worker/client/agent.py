@@ -79,7 +79,7 @@ def with_plugin_options(options: SessionOptions, given: Mapping[str, Any]) -> Se
     if "max_ahead_s" in changes:
         changes["lead_ms"] = _lead_ms_of(changes.pop("max_ahead_s"))
     if "normalize" in changes:
-        changes["normalise"] = _check_normalize(changes.pop("normalize"))
+        changes["normalize"] = _check_normalize(changes.pop("normalize"))
     if "urls" in changes:
         changes["urls"] = _url_mode_of(changes["urls"])
     if "lexicon" in changes:

@@ -54,7 +54,7 @@ class SpeechOptions(TypedDict, total=False):
         lexicon: Word -> spelling, or /phonemes/.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         urls: How URLs are read: "drop", "host" or "keep".
-        normalise: Read numbers, dates and units as words.
+        normalize: Read numbers, dates and units as words.
         flush_after_ms: Pause of the text after which complete words are spoken; 0: only at punctuation and its end.
         realtime: Send audio at playback pace instead of as fast as it is generated.
         traceparent: W3C trace context that the utterance joins, if the worker exports traces.
@@ -70,7 +70,7 @@ class SpeechOptions(TypedDict, total=False):
     lexicon: Mapping[str, Any] | None
     markdown: bool | None
     urls: str | None
-    normalise: bool | None
+    normalize: bool | None
     flush_after_ms: float | None
     realtime: bool
     traceparent: str | None

@@ -18,8 +18,8 @@ from uuid import uuid4
 import msgspec
 
 from tts_worker.client.arguments import check_seconds, check_str
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, error_of_response, read_parts
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import parse_error
 from tts_worker.types import SessionOptions, Skipped

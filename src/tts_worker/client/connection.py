@@ -9,10 +9,10 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import error_of_response
 from tts_worker.client.link import RemoteConfig, check_format
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.stream import MessageStream
 from tts_worker.client.unreachable import unreachable
 from tts_worker.errors import (

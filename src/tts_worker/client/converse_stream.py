@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.link import Receiver, check_format
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.stream import MessageStream
 from tts_worker.client.unreachable import unreachable_over_grpc
 from tts_worker.errors import (

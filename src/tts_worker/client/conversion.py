@@ -18,9 +18,9 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from tts_worker.client.arguments import read_file
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi, connection_error, read_parts
 from tts_worker.client.iteration import iterate
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import InvalidRequest
 from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
@@ -111,7 +111,7 @@ class AsyncConversion:
 
 
 async def _live_parts(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the parts of live audio. Raises InvalidRequest for one that is no bytes."""
+    """Yield the parts of live audio. Raises InvalidRequest if a part is not bytes."""
     async with aclosing(iterate(source)) as parts:
         async for part in parts:
             if not isinstance(part, bytes | bytearray | memoryview):

@@ -17,13 +17,17 @@ from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.converse_stream import ConverseStream
 from tts_worker.client.conversion import ConversionAccess, SourceAudio
 from tts_worker.client.failover import FailoverLink
 from tts_worker.client.grpc import GrpcConnector
+from tts_worker.client.registry.directory import ResolvedWorker, WorkerDirectory
+from tts_worker.client.registry.entry import LOOPBACK, parse_networks
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import (
     ConfigError,
@@ -36,9 +40,6 @@ from tts_worker.errors import (
 )
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
-from tts_worker.registry.directory import ResolvedWorker, WorkerDirectory
-from tts_worker.registry.entry import LOOPBACK, parse_networks
-from tts_worker.registry.store import RedisStore
 from tts_worker.types import SessionOptions
 
 _Answer = TypeVar("_Answer")

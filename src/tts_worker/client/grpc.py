@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import ONLY_HTTP, BatchAccess
 from tts_worker.client.converse_stream import ConverseStream, open_converse_stream
 from tts_worker.client.conversion import ConversionAccess
@@ -18,6 +18,7 @@ from tts_worker.client.grpc_conversion import GrpcConversion
 from tts_worker.client.grpc_voices import GrpcVoices
 from tts_worker.client.link import RemoteConfig
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConfigError, ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.timeouts import fail_after

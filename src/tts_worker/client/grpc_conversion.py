@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.converse_stream import authorization, status_error
 from tts_worker.client.conversion import LIVE_TIMEOUT_S, SourceAudio
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import DeadlineExceeded
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc

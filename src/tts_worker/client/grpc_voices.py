@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.converse_stream import authorization, status_error
 from tts_worker.client.http_api import CHANGE_TIMEOUT_S
+from tts_worker.client.settings import ClientSettings
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.voice_codec import encode_upload, parse_voice

@@ -14,8 +14,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_stream import StreamedRequest
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.unreachable import unreachable
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, TTSWorkerError, as_exception
 from tts_worker.protocol.messages import parse_error

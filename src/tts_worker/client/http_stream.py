@@ -15,7 +15,7 @@ from http.client import HTTPException, HTTPMessage, parse_headers
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from tts_worker.client.base import ClientSettings
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.unreachable import unreachable
 from tts_worker.errors import DeadlineExceeded
 from tts_worker.timeouts import fail_after

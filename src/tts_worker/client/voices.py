@@ -13,8 +13,8 @@ from urllib.parse import quote
 import msgspec
 
 from tts_worker.client.arguments import check_str, read_file
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, InvalidRequest, UnknownVoice
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 

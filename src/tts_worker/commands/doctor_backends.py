@@ -1,4 +1,4 @@
-"""What ``tts-worker doctor`` says about the back ends of the CosyVoice engine, found out by using them."""
+"""What ``tts-worker doctor`` says about ONNX Runtime and PyTorch, found out by using them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tts_worker.commands.finding import Finding, Status
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.onnxruntime_builds import (
     diagnose,
@@ -17,24 +16,23 @@ from tts_worker.commands.onnxruntime_builds import (
     imported_folder,
     installed_builds,
 )
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH, has_acceleration
+from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
+from tts_worker.finding import Finding, Status
 
 
 def backend_findings() -> Iterator[Finding]:
-    """Check ONNX Runtime, which the CPU voice needs, and every other back end and library."""
+    """Check ONNX Runtime, which the CPU voice needs, and PyTorch, which CosyVoice needs."""
     builds = diagnose(installed_builds(), imported_folder(), install_command())
     yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
     torch = importlib.import_module("torch") if find_spec("torch") is not None else None
     yield _torch(torch)
     if builds.works:
         yield _providers()
-    if not has_acceleration():
-        detail = "not part of this installation: CosyVoice computes with PyTorch's operators, which is slower on a GPU"
-        yield Finding("acceleration", Status.OPTIONAL, detail)
-        return
-    from tts_worker.commands import doctor_acceleration
 
-    yield from doctor_acceleration.library_findings(torch)
+
+def is_recent(torch: Any) -> bool:
+    """Whether this version of PyTorch can run the engine."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST_TORCH
 
 
 def has_nvidia_driver() -> bool:
@@ -47,7 +45,7 @@ def _torch(torch: Any) -> Finding:
     if torch is None:
         return Finding(what, Status.OPTIONAL, "not installed; only the built-in voice can speak", _cosyvoice_command())
     version = torch.__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
+    if not is_recent(torch):
         oldest = ".".join(map(str, OLDEST_TORCH))
         return Finding(what, Status.OPTIONAL, f"{version} is too old, needed: {oldest} or later", _cosyvoice_command())
     if torch.version.cuda is None:
@@ -58,13 +56,7 @@ def _torch(torch: Any) -> Finding:
             what, Status.OK, f"{version} on the CPU; built for CUDA {torch.version.cuda}, but sees no device"
         )
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    device = f"{version}, CUDA {torch.version.cuda}, {names}"
-    if not has_acceleration():
-        return Finding(what, Status.OK, device)
-    from tts_worker.commands import doctor_acceleration
-
-    detail, advice = doctor_acceleration.describe_kernels(torch)
-    return Finding(what, Status.OK, f"{device}; {detail}", advice)
+    return Finding(what, Status.OK, f"{version}, CUDA {torch.version.cuda}, {names}")
 
 
 def _cosyvoice_command() -> str:
@@ -73,7 +65,7 @@ def _cosyvoice_command() -> str:
 
 def _providers() -> Finding:
     """Load every provider of the installed build that the worker would use."""
-    from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
+    from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
 
     what = "backend onnxruntime"
     try:

@@ -340,7 +340,7 @@ def _print_summary(summary: dict[str, Any], target: str) -> None:
         times += f", real-time factor {summary['rtf'] or 0:.3f}"
     print(f"{summary['audio_s']:.1f} s of speech, {times} -> {target}", file=sys.stderr)
     if skipped := sum(run["end"] - run["start"] for run in summary["skipped"]):
-        print(f"The voice cannot speak {skipped} characters of another script: they were skipped.", file=sys.stderr)
+        print(f"The voice cannot speak {skipped} characters: they were skipped.", file=sys.stderr)
     if summary["outcome"] in ("stopped", "truncated"):
         remaining = summary["chars_remaining"]
         print(f"{summary['outcome']} ({summary['reason']}): {remaining} characters were not spoken", file=sys.stderr)

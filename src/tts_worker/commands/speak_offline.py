@@ -18,18 +18,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tts_worker.commands.bundles import open_bundle
 from tts_worker.commands.common import OFFLINE_ENGINE, given_text, open_sink, settings_from
+from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
 from tts_worker.feature import find_converter
+from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
+from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.settings import read_yaml
 from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
@@ -37,8 +37,8 @@ from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 from tts_worker.voices.installed import installed_voice
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.bundle import Bundle
-    from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 
 log = logging.getLogger(__name__)
 
@@ -175,9 +175,9 @@ async def _write(args: argparse.Namespace, chunks: Iterator[Chunk], result: Resu
 
 def _speaker(args: argparse.Namespace, bundle: Bundle, root: Path) -> tuple[str, Speaker]:
     """Load the voice, of those stored in ``root`` or of the model, and check that it supports the mode."""
-    from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
     from tts_worker.engine.cosyvoice.loader import bundle_voices
-    from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+    from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 
     tokenizer = TextTokenizer.from_bundle(bundle)
     stored = stored_voices(root)
@@ -194,7 +194,7 @@ def _speaker(args: argparse.Namespace, bundle: Bundle, root: Path) -> tuple[str,
 
 def mode_of(args: argparse.Namespace) -> Mode | None:
     """Return the mode that is asked for; None: the voice's default."""
-    from tts_worker.engine.cosyvoice.enrol import Mode
+    from tts_worker.engine.cosyvoice.voices.speaker import Mode
 
     return Mode(MODES[args.mode]) if args.mode in MODES else None
 
@@ -224,9 +224,9 @@ def _prepare(
     by_reference: bool,
 ) -> Speak:
     """Prepare speech of the streaming engine: everything that needs no weights."""
-    from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
     from tts_worker.engine.cosyvoice.engine import SPEED_RANGE
     from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak, voice_in_mode
+    from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 
     if not SPEED_RANGE[0] <= args.speed <= SPEED_RANGE[1]:
         raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")
@@ -276,7 +276,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker, *, by_word: bool, by_r
         InvalidRequest: The text is too long, or an option is invalid.
         UnspeakableText: The text contains nothing to speak.
     """
-    from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
+    from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
 
     text = read_text(args)
     known = phonemes(speaker.config.tokenizer_version)

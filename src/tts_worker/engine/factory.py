@@ -7,9 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tts_worker import __version__
 from tts_worker.engine.base import Engine
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.errors import MissingExtra, OutOfMemory
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
@@ -19,6 +18,7 @@ from tts_worker.settings import (
     ToneEngineSettings,
 )
 from tts_worker.types import Alignment, EngineInfo
+from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 _SAMPLED_BYTES = 65_536
@@ -30,7 +30,7 @@ class EngineFactory:
 
     Attributes:
         settings: Settings of the engine.
-        enrolled: Voices enrolled at run time, for engines that can enrol voices.
+        enrolled: Voices enrolled at run time, for engines that can enroll voices.
         memory_share: Part of a GPU's memory that the engine may use.
     """
 
@@ -55,7 +55,7 @@ def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
     return EnrolledVoices(settings.bundle, rl=settings.rl, device=settings.device)
 
 
-def can_enrol(settings: EngineSettings) -> bool:
+def can_enroll(settings: EngineSettings) -> bool:
     """Whether an engine makes voices of recordings and converts speech: its bundle may lack the models for that."""
     if not isinstance(settings, CosyVoiceEngineSettings):
         return False
@@ -67,13 +67,13 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     voices: tuple[str, ...] = ()
     languages: tuple[str, ...]
     if isinstance(settings, HibariEngineSettings):
-        from tts_worker.engine.hibari.engine import LANGUAGE, VOICE
+        from tts_worker.engine.cpu.hibari.engine import LANGUAGE, VOICE
 
         voices = (VOICE,)
         languages = (LANGUAGE,)
     elif isinstance(settings, KokoroEngineSettings):
-        from tts_worker.engine.kokoro.model import LANGUAGES
-        from tts_worker.engine.kokoro.model import VOICES as KOKORO_VOICES
+        from tts_worker.engine.cpu.kokoro.model import LANGUAGES
+        from tts_worker.engine.cpu.kokoro.model import VOICES as KOKORO_VOICES
 
         voices = tuple(KOKORO_VOICES)
         languages = LANGUAGES
@@ -119,15 +119,15 @@ def stored_voices_dir(settings: EngineSettings) -> Path | None:
 
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
-    from tts_worker.engine.hibari.engine import HibariEngine
-    from tts_worker.engine.hibari.model import HibariModel
+    from tts_worker.engine.cpu.hibari.engine import HibariEngine
+    from tts_worker.engine.cpu.hibari.model import HibariModel
 
     return HibariEngine(HibariModel(threads=settings.threads), max_utterances=settings.max_utterances)
 
 
 def _kokoro(settings: KokoroEngineSettings) -> Engine:
-    from tts_worker.engine.kokoro.engine import KokoroEngine
-    from tts_worker.engine.kokoro.model import KokoroModel
+    from tts_worker.engine.cpu.kokoro.engine import KokoroEngine
+    from tts_worker.engine.cpu.kokoro.model import KokoroModel
 
     return KokoroEngine(KokoroModel(settings.threads), max_utterances=settings.max_utterances)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, ChunkMeta, UtteranceKey, WordTiming
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, ChunkMeta, Skipped, UtteranceKey, WordTiming
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class OutputBuffer:
         self._playhead_at_us: int | None = None  # when the playhead was computed; None: nothing to play yet
         self._next_chunk_index = 0
         self._rendered: deque[_RenderedAudio] = deque()
+        self._skipped: list[Skipped] = []
         self._words: deque[tuple[int, WordTiming]] = deque()  # with the sample whose chunk carries the word
 
     @property
@@ -130,12 +131,23 @@ class OutputBuffer:
             is_at_end = word.start_sample == self.rendered_samples  # and perhaps no audio follows
             self._words.append((word.start_sample - is_at_end, word))
 
+    def skip(self, run: Skipped) -> None:
+        """Note a word that is not spoken, before the audio of the next one is rendered."""
+        self._skipped.append(run)
+
+    def take_skipped(self) -> tuple[Skipped, ...]:
+        """Return the words that are not spoken and that no chunk has carried."""
+        skipped = tuple(self._skipped)
+        self._skipped.clear()
+        return skipped
+
     def emit(self, max_samples: int, *, last: bool = False) -> Audio | None:
         """Return the next chunk, or ``None`` without audio or credit.
 
         A chunk has at most ``max_samples``, stays within the credit and never spans two ``render`` calls. It carries
         the words that begin before its end, or at its end if that is the end of the audio with which they were
-        rendered. With ``last``, the chunk that empties the buffer carries all remaining words.
+        rendered. With ``last``, the chunk that empties the buffer carries all remaining words. A chunk carries all
+        words that are known to be skipped.
         """
         if self.credit_samples <= 0 or not self._rendered:
             return None
@@ -165,4 +177,4 @@ class OutputBuffer:
         words: list[WordTiming] = []
         while self._words and (takes_all or self._words[0][0] < self.emitted_samples):
             words.append(self._words.popleft()[1])
-        return Audio(self.key, pcm, meta, tuple(words))
+        return Audio(self.key, pcm, meta, tuple(words), self.take_skipped())

@@ -251,7 +251,7 @@ class EngineSequence(ABC):
         """
         if self.input is not Input.ENDED_EMPTY and not self.output.rendered_samples:
             raise UnspeakableText(self.unspeakable)
-        return Done(self.key)
+        return Done(self.key, skipped=self.output.take_skipped())
 
 
 S = TypeVar("S", bound=EngineSequence)

@@ -35,7 +35,7 @@ _CLIENT_TYPES = {kind.type_name(): kind for kind in CLIENT_MESSAGES}
 _WORKER_TYPES = {kind.type_name(): kind for kind in WORKER_MESSAGES}
 
 _TRUTH = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False}
-_FLAGS = frozenset({"realtime", "raw_chunks", "markdown", "normalise", "packetize"})
+_FLAGS = frozenset({"realtime", "raw_chunks", "markdown", "normalize", "packetize"})
 _M = TypeVar("_M", bound=Message)
 
 

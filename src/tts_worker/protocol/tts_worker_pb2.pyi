@@ -344,7 +344,7 @@ class GetCapabilitiesResponse(_message.Message):
 class ConverseRequest(_message.Message):
     __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure")
     class Start(_message.Message):
-        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalise", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding", "checksums")
+        __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalize", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding", "checksums")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         VOICING_FIELD_NUMBER: _ClassVar[int]
         REALTIME_FIELD_NUMBER: _ClassVar[int]
@@ -354,7 +354,7 @@ class ConverseRequest(_message.Message):
         LEXICON_JSON_FIELD_NUMBER: _ClassVar[int]
         MARKDOWN_FIELD_NUMBER: _ClassVar[int]
         URLS_FIELD_NUMBER: _ClassVar[int]
-        NORMALISE_FIELD_NUMBER: _ClassVar[int]
+        NORMALIZE_FIELD_NUMBER: _ClassVar[int]
         PAUSE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
         TEXT_IDLE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
         MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +372,7 @@ class ConverseRequest(_message.Message):
         lexicon_json: str
         markdown: bool
         urls: str
-        normalise: bool
+        normalize: bool
         pause_timeout_s: float
         text_idle_timeout_s: float
         model: str
@@ -381,7 +381,7 @@ class ConverseRequest(_message.Message):
         sample_rate: int
         encoding: str
         checksums: bool
-        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalise: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., checksums: bool = ...) -> None: ...
+        def __init__(self, protocol_version: _Optional[int] = ..., voicing: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., realtime: bool = ..., lead_ms: _Optional[float] = ..., frame_ms: _Optional[int] = ..., raw_chunks: bool = ..., lexicon_json: _Optional[str] = ..., markdown: bool = ..., urls: _Optional[str] = ..., normalize: bool = ..., pause_timeout_s: _Optional[float] = ..., text_idle_timeout_s: _Optional[float] = ..., model: _Optional[str] = ..., needs: _Optional[_Iterable[str]] = ..., flush_after_ms: _Optional[float] = ..., sample_rate: _Optional[int] = ..., encoding: _Optional[str] = ..., checksums: bool = ...) -> None: ...
     class Voicing(_message.Message):
         __slots__ = ("voice", "speed", "seed", "language", "instruct")
         VOICE_FIELD_NUMBER: _ClassVar[int]

@@ -8,9 +8,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tts_worker import __version__
 from tts_worker.protocol.json_codec import json_schema
 from tts_worker.server.routing import Route, Routes, Socket
+from tts_worker.version import __version__
 
 SCHEMA_PATH = "/v1/stream/schema.json"
 

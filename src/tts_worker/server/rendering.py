@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -28,6 +28,9 @@ SPEED_HEADER = "x-speed"
 NOTHING_TO_SPEAK = "nothing_to_speak"
 """Reason of a report."""
 
+SKIPPED_CHARACTERS = "x-skipped-characters"
+"""Header with the number of characters that the voice does not speak. Without it, none are known."""
+
 
 async def synthesize(
     hub: SessionHub,
@@ -35,6 +38,7 @@ async def synthesize(
     text: str,
     on_ended: Callable[[Ended], None] = lambda ended: None,
     *,
+    headers: MutableMapping[str, str] | None = None,
     accepts_quiet_turn: bool = False,
 ) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
@@ -44,6 +48,8 @@ async def synthesize(
         options: Of the session.
         text: The whole text.
         on_ended: Called with the end of an utterance that was spoken.
+        headers: Gets ``SKIPPED_CHARACTERS`` before the first item. For that a text that is not ASCII is read to its
+            end; words that the engine finds later to be without pronunciation do not count.
         accepts_quiet_turn: A quiet turn (``is_quiet_turn``) is silence and no error.
 
     Yields:
@@ -57,9 +63,15 @@ async def synthesize(
     try:
         session.speak(text)
         session.end_text()
+        held: list[PcmFrame | Words] = []  # until the headers are known
+        holds = headers is not None and not text.isascii()
         async for item in session:
             if isinstance(item, PcmFrame | Words):
-                yield item
+                held.append(item)
+                if holds and session.skipped_chars is None:
+                    continue
+                holds = False
+                _note_skipped(headers, session.skipped_chars or 0)
             elif isinstance(item, Ended):
                 session.close(item.receipt.reason)
                 if accepts_quiet_turn and is_quiet_turn(item):
@@ -67,20 +79,34 @@ async def synthesize(
                     yield PcmFrame(item.key, 0, 0, pcm, ChunkMeta(0, 0, len(text), 0, 0.0))
                     break
                 check_spoken(item)
+                _note_skipped(headers, sum(run.end - run.start for run in item.receipt.skipped))
+            for each in held:
+                yield each
+            held.clear()
+            if isinstance(item, Ended):
                 on_ended(item)
                 break
     finally:
         session.close("disconnected")
 
 
+def _note_skipped(headers: MutableMapping[str, str] | None, chars: int) -> None:
+    if headers is not None and chars:
+        headers[SKIPPED_CHARACTERS] = str(chars)
+
+
 async def download(
-    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    encoder: Encoder,
+    headers: MutableMapping[str, str] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded audio of a whole text, at the rate of ``options``; silence for a quiet turn.
 
-    Closes and raises like ``synthesize``.
+    The rest is as with ``synthesize``.
     """
-    async with aclosing(synthesize(hub, options, text, accepts_quiet_turn=True)) as items:
+    async with aclosing(synthesize(hub, options, text, headers=headers, accepts_quiet_turn=True)) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data
@@ -89,7 +115,11 @@ async def download(
 
 
 async def whole_download(
-    hub: SessionHub, options: SessionOptions, text: str, audio_format: AudioFormat
+    hub: SessionHub,
+    options: SessionOptions,
+    text: str,
+    audio_format: AudioFormat,
+    headers: MutableMapping[str, str] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded audio of a whole text at once, as ``download`` does in parts.
 
@@ -98,7 +128,7 @@ async def whole_download(
     rate_hz = options.sample_rate or SAMPLE_RATE_HZ
     as_wav = audio_format is AudioFormat.WAV
     encoder = open_encoder(AudioFormat.PCM if as_wav else audio_format, rate_hz)
-    async with aclosing(download(hub, options, text, encoder)) as parts:
+    async with aclosing(download(hub, options, text, encoder, headers)) as parts:
         data = b"".join([part async for part in parts])
     yield wav_file(data, rate_hz) if as_wav else data
 

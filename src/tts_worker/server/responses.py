@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import ChainMap
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict
-from types import MappingProxyType
 
 import anyio
 from starlette.responses import JSONResponse, Response
@@ -113,7 +113,7 @@ class LiveStream(Response):
     Args:
         body: Yields chunks. It is closed when the client disconnects, so its ``finally`` frees its resources.
         media_type: Content type, sent without a charset.
-        headers: Additional headers.
+        headers: Additional headers. They are read when the body has begun, which may add some.
         send_timeout_s: How long the client may read nothing.
         upload: Takes what arrives of the request's body meanwhile, if the application has not read it.
     """
@@ -131,8 +131,7 @@ class LiveStream(Response):
         self._has_started = False
         del self.headers["content-length"]
         self.headers["content-type"] = media_type  # Starlette adds a charset to text/*
-        for name, value in headers.items():
-            self.headers[name] = value
+        self._late_headers = headers
         self._chunks = body
         self._send_timeout_s = send_timeout_s
         self._upload = upload
@@ -159,6 +158,7 @@ class LiveStream(Response):
     async def _stream(self, send: Send) -> None:
         try:
             first = await anext(self._chunks, None)
+            self.headers.update(self._late_headers)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._has_started = True
             if first is not None:
@@ -185,7 +185,7 @@ def speech_stream(
     limits: ApiLimits,
     *,
     rate_hz: int | None = None,
-    headers: Mapping[str, str] = MappingProxyType({}),
+    headers: dict[str, str] | None = None,
     upload: Upload | None = None,
 ) -> LiveStream:
     """Stream generated speech, which is marked as synthetic.
@@ -198,8 +198,8 @@ def speech_stream(
         headers: Additional headers.
         upload: Takes the body of the request.
     """
-    rate = {} if rate_hz is None else {"x-sample-rate": str(rate_hz)}
-    marked = {**headers, **rate, "x-synthetic": "true"}
+    own = {"x-synthetic": "true"} if rate_hz is None else {"x-sample-rate": str(rate_hz), "x-synthetic": "true"}
+    marked = ChainMap(own, {} if headers is None else headers)  # the body may still add some
     return LiveStream(body, media_type, marked, send_timeout_s=limits.send_timeout_s, upload=upload)
 
 

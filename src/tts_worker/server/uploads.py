@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from tts_worker.errors import InvalidRequest, OverCapacity, TextTooLong
 from tts_worker.server.validation import LIVE_TYPE
-from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
+from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 
 log = logging.getLogger(__name__)
 

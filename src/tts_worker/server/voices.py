@@ -74,7 +74,7 @@ def add_routes(app: Application) -> None:
 async def add_voice(hub: SessionHub, body: Body) -> VoiceDescription:
     """Add the voice of a request. Raises as ``VoiceLibrary.add`` does."""
     new = NewVoice.parse(body.without(RECORDING_FIELD))
-    with audited("add_voice", new.stored_name, ApiScope.ENROL):
+    with audited("add_voice", new.stored_name, ApiScope.ENROLL):
         if new.mix:
             if body.files or RECORDING_FIELD in body.fields:
                 raise InvalidRequest("a mix takes no recording")
@@ -84,5 +84,5 @@ async def add_voice(hub: SessionHub, body: Body) -> VoiceDescription:
 
 async def delete_voice(hub: SessionHub, name: str) -> tuple[str, ...]:
     """Delete a voice and its mixes, whose names are returned. Raises as ``VoiceLibrary.delete`` does."""
-    with audited("delete_voice", name, ApiScope.ENROL):
+    with audited("delete_voice", name, ApiScope.ENROLL):
         return await hub.library.delete(name)

@@ -12,17 +12,19 @@ from typing import Literal
 
 from tts_worker.audio.output import OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
-from tts_worker.session.engine_port import CommandPort, EnginePort
+from tts_worker.front_end.rules import FrontEnd, shape
+from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.frame_clock import FrameClock
-from tts_worker.session.language_routing import LanguageRouter, RoutingPort
-from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
+from tts_worker.session.language_routing import LanguageRouter
+from tts_worker.session.link import EngineLink
+from tts_worker.session.loudness import VoiceLoudness
 from tts_worker.session.machine import MachineConfig, SessionMachine
-from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
+from tts_worker.session.normalizing import SegmentNormalizer, SegmentReader
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionObserver, UtteranceExporter
-from tts_worker.session.session import LocalSession, SessionHooks, SessionTimeouts
+from tts_worker.session.session import LocalSession, SessionHooks
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
-from tts_worker.text.front_end import FrontEnd, shape
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
@@ -120,7 +122,7 @@ class SessionPlan:
         voice: Their voice.
         delivery: How its audio is sent.
         timeouts: Its time limits.
-        port: Carries commands to the engine of ``voice``, with the reference's front end and loudness on the way.
+        engine: The engine of ``voice``.
         make_text: Builds the text pipeline of an utterance.
         make_output: Builds the output stage of an utterance; None sends the audio of the engine as it is.
     """
@@ -130,7 +132,7 @@ class SessionPlan:
     voice: VoiceDescription
     delivery: Delivery
     timeouts: SessionTimeouts
-    port: CommandPort
+    engine: EnginePort
     make_text: Callable[[SynthesisParams], TextPipeline]
     make_output: Callable[[SynthesisParams], OutputStage] | None
 
@@ -178,16 +180,15 @@ class SessionFactory:
             InvalidRequest: A value is out of range.
             MissingExtra: Text normalization or the encoding needs a library that is not installed.
         """
-        if options.normalise and self._config.reading == "reference" and self._config.normalizer is None:
-            raise MissingExtra("text normalization", "normalise")
+        if options.normalize and self._config.reading == "reference" and self._config.normalizer is None:
+            raise MissingExtra("text normalization", "normalize")
         voice = self._voices.get(params.voice)
         engine = self._engines[voice.engine]
         delivery = Delivery.of(options, self._config)
         make_output = _output_factory(delivery, options, self._gains(engine))
         make_text = self._text_factory(options, lexicon)
-        port = self._port(voice.engine, engine, options.normalise)
         timeouts = self.timeouts(options)
-        return SessionPlan(options, params, voice, delivery, timeouts, port, make_text, make_output)
+        return SessionPlan(options, params, voice, delivery, timeouts, engine, make_text, make_output)
 
     def params(self, options: SessionOptions) -> SynthesisParams:
         """Validate the options and choose a voice (``voices.routing``).
@@ -246,12 +247,9 @@ class SessionFactory:
         Returns:
             The session, and what chooses the voices of its utterances; None if all have the voice of the session.
         """
-        engine = plan.voice.engine
-        port = plan.port
         router = None
         if self._config.route_by_language:
-            router = LanguageRouter(self._voices, plan.options, engine, self._is_ready, self._on_routed)
-            port = RoutingPort(port, self._other_port(plan), self._config.max_queued_utterances + 2)
+            router = LanguageRouter(self._voices, plan.options, plan.voice.engine, self._is_ready, self._on_routed)
         machine = SessionMachine(
             name,
             plan.params,
@@ -263,7 +261,7 @@ class SessionFactory:
         )
         session = LocalSession(
             machine,
-            port,
+            self._link(plan),
             lead_s=plan.delivery.lead_s,
             observe=observe,
             timeouts=plan.timeouts,
@@ -305,7 +303,7 @@ class SessionFactory:
         """Return what builds the text pipeline of an utterance."""
         defaults = self._config.text
         lexicons: dict[str, Lexicon | None] = {}  # merged lexicon by voice
-        reads = options.normalise is not False
+        reads = options.normalize is not False
 
         def make_text(params: SynthesisParams) -> TextPipeline:
             voice = self._voices.get_in_use(params.voice)
@@ -346,39 +344,23 @@ class SessionFactory:
     def _is_ready(self, engine: str) -> bool:
         return engine in self._engines and self._engines[engine].ready
 
-    def _other_port(self, plan: SessionPlan) -> Callable[[str], CommandPort | None]:
-        """Return what finds the port of a voice on another engine than that of ``plan``."""
-        ports: dict[str, tuple[EnginePort, CommandPort]] = {}
+    def _link(self, plan: SessionPlan) -> EngineLink:
+        """Return the connection of a session to the engine of its voice, and to those that speak other languages."""
+        name, engine = plan.voice.engine, plan.engine
 
-        def port_of(voice: str) -> CommandPort | None:
-            name = self._voices.get_in_use(voice).engine
-            other = self._engines.get(name)
-            if name == plan.voice.engine or other is None:
+        def route(voice: str) -> tuple[str, EnginePort]:
+            other = self._voices.get_in_use(voice).engine
+            return (other, self._engines[other]) if other != name and other in self._engines else (name, engine)
+
+        def reader_of(engine: EnginePort, params: SynthesisParams) -> SegmentReader | None:
+            if not engine.info.front_end:
                 return None
-            if name not in ports or ports[name][0] is not other:
-                ports[name] = other, self._port(name, other, plan.options.normalise)
-            return ports[name][1]
+            front_end = FrontEnd(self._voices.get_in_use(params.voice).languages, params.language)
+            return SegmentReader(self._config.normalizer, front_end)
 
-        return port_of
-
-    def _port(self, name: str, engine: EnginePort, normalise: bool | None) -> CommandPort:
-        """Return the port to an engine, through the reference's front end if that reads its text.
-
-        Args:
-            name: Name of the engine.
-            engine: The engine.
-            normalise: Option of the session; False leaves text as written.
-        """
-        port: CommandPort = engine
-        if self.loudness is not None and not engine.info.test_signal:
-            port = LoudnessPort(name, engine, self.loudness)
-        if self._config.reading != "reference" or not engine.info.front_end or normalise is False:
-            return port
-
-        def front_end_of(params: SynthesisParams) -> FrontEnd:
-            return FrontEnd(self._voices.get_in_use(params.voice).languages, params.language)
-
-        return NormalizingPort(port, self._config.normalizer, front_end_of)
+        if self._config.reading != "reference" or plan.options.normalize is False:
+            return EngineLink(route, self.loudness)
+        return EngineLink(route, self.loudness, reader_of)
 
     # -- output -------------------------------------------------------------------------------------------------------
 

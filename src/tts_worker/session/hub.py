@@ -44,7 +44,7 @@ from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.reading.verbalizer import rewrites_of
 from tts_worker.types import SessionOptions, State, SynthesisParams, unpaced_share
 from tts_worker.voices.description import VoiceDescription
-from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.routing import VoiceRequest, choose_voice
 
@@ -165,22 +165,22 @@ class SessionHub:
         self._loudness = self._factory.loudness
         library.connect(self)
 
-    def add_engine(self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None) -> None:
+    def add_engine(self, name: str, family: str, engine: EnginePort, enrollment: Enrollment | None = None) -> None:
         """Accept sessions for the voices of a started engine.
 
         Args:
             name: Name of the engine.
             family: Kind of the engine; selects its voice packs.
             engine: The running engine.
-            enrolment: Enrols voices from recordings, if the engine can.
+            enrollment: Enrolls voices from recordings, if the engine can.
 
         Raises:
             ConfigError: Another engine has one of its voices.
         """
         info = engine.info
-        if enrolment is None or self.converter is None:  # it has the tokenizer of a conversion
+        if enrollment is None or self.converter is None:  # it has the tokenizer of a conversion
             info = replace(info, capabilities=tuple(each for each in info.capabilities if each != SPEECH_TOKENS))
-        self.library.add_engine(name, family, info, enrolment)
+        self.library.add_engine(name, family, info, enrollment)
         if self.config.normalizer is not None and engine.info.front_end:
             self.config.normalizer.prepare()
         if not engine.info.test_signal:
@@ -193,13 +193,13 @@ class SessionHub:
                     self._loudness.set_loudness(name, voice.name, voice.loudness_lufs)
 
     def replace_engine(
-        self, name: str, family: str, engine: EnginePort, enrolment: Enrolment | None = None
+        self, name: str, family: str, engine: EnginePort, enrollment: Enrollment | None = None
     ) -> list[LocalSession]:
         """Use another engine for new sessions; return the sessions on the old one. Raises as ``add_engine`` does."""
         sessions = [opened.session for opened in self._sessions.values() if name in opened.engines]
         if self._loudness is not None:
             self._loudness.forget(name)
-        self.add_engine(name, family, engine, enrolment)
+        self.add_engine(name, family, engine, enrollment)
         return sessions
 
     def withdraw_engine(self, name: str) -> list[LocalSession]:
@@ -395,13 +395,13 @@ class SessionHub:
         if self.converter is None:
             raise InvalidRequest("this installation does not convert speech: it lacks the feature conversion")
         session = await self.admit(replace(options, needs=(*options.needs, SPEECH_TOKENS)))
-        enrolment = self.library.enrolment(session.model)
-        if enrolment is None:
+        enrollment = self.library.enrollment(session.model)
+        if enrollment is None:
             session.close("refused")
             raise InvalidRequest(f"the engine {session.model} has no speech tokenizer")
         self._sessions[session.id].is_conversion = True
         charge = partial(self._charge_source, caller)
-        return self.converter.convert(session, source, enrolment.speech_tokens, charge)
+        return self.converter.convert(session, source, enrollment.speech_tokens, charge)
 
     async def _choose_voice(self, options: SessionOptions) -> VoiceDescription:
         await self.library.look_up(options.voice)
@@ -593,12 +593,12 @@ class SessionHub:
 
     # -- voices from recordings ---------------------------------------------------------------------------------------
 
-    async def enrol(self, recording: bytes, transcript: str = "", *, engine: str | None = None) -> str:
-        """Enrol a voice for sessions and return its name. Its loudness is measured meanwhile.
+    async def enroll(self, recording: bytes, transcript: str = "", *, engine: str | None = None) -> str:
+        """Enroll a voice for sessions and return its name. Its loudness is measured meanwhile.
 
-        See ``VoiceLibrary.enrol``, also for the errors.
+        See ``VoiceLibrary.enroll``, also for the errors.
         """
-        voice = await self.library.enrol(recording, transcript, engine)
+        voice = await self.library.enroll(recording, transcript, engine)
         running = self._engines[voice.engine]
         if self._loudness is not None and not running.info.test_signal:
             self._loudness.prepare(voice.engine, running, SynthesisParams(voice.name))

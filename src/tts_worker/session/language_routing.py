@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tts_worker.session.engine_port import CommandPort
 from tts_worker.text.language import is_written_in_latin, language_of
-from tts_worker.types import Alignment, Command, Event, Open, SessionOptions, SynthesisParams, UtteranceKey
+from tts_worker.types import Alignment, SessionOptions, SynthesisParams
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.routing import INSTRUCT, VoiceRequest, matching_voices, supports_language
@@ -99,44 +98,3 @@ class LanguageRouter:
     def _languages(self) -> list[str]:
         """The languages of all voices. A voice of any language does not tell which ones are expected."""
         return [tag for voice in self._voices for tag in voice.languages if tag != "mul"]
-
-
-class RoutingPort:
-    """Carries the commands of each utterance to the engine of its voice.
-
-    Args:
-        port: The port of the session's engine.
-        port_of: Returns the port of a voice on another engine; None if it is on the session's.
-        max_open: Bound on the utterances that an engine may have open.
-    """
-
-    def __init__(self, port: CommandPort, port_of: Callable[[str], CommandPort | None], max_open: int) -> None:
-        self._port = port
-        self._port_of = port_of
-        self._max_open = max_open
-        self._routed: dict[UtteranceKey, CommandPort] = {}
-        self._subscribed: list[tuple[CommandPort, str]] = []
-        self._callback: Callable[[Event], None] | None = None
-
-    def post(self, command: Command) -> None:
-        if isinstance(command, Open) and (port := self._port_of(command.params.voice)) is not None:
-            self._subscribe_once(port, command.key.session)
-            oldest = command.key.generation - self._max_open
-            self._routed = {key: other for key, other in self._routed.items() if key.generation >= oldest}
-            self._routed[command.key] = port
-        self._routed.get(command.key, self._port).post(command)
-
-    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
-        self._callback = callback
-        self._port.subscribe(session, callback)
-
-    def unsubscribe(self, session: str) -> None:
-        self._port.unsubscribe(session)
-        for port, subscribed in self._subscribed:
-            port.unsubscribe(subscribed)
-        self._subscribed.clear()
-
-    def _subscribe_once(self, port: CommandPort, session: str) -> None:
-        if (port, session) not in self._subscribed and self._callback is not None:
-            port.subscribe(session, self._callback)
-            self._subscribed.append((port, session))

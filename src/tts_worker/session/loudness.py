@@ -11,17 +11,15 @@ import asyncio
 import itertools
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from tts_worker.audio.loudness import lufs_for_gain
-from tts_worker.session.engine_port import CommandPort, EnginePort
+from tts_worker.session.engine_port import CommandPort
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
     Cancel,
-    Command,
     Credit,
     Done,
     EndText,
@@ -215,61 +213,3 @@ class _Measurement:
     def _close(self) -> None:
         self._timer.cancel()
         self._engine.unsubscribe(self._key.session)
-
-
-class LoudnessPort:
-    """Stands between a session and its engine, and holds commands until the gain of their voice is known.
-
-    Args:
-        name: Name of the engine.
-        engine: Receives the commands.
-        loudness: The gains.
-    """
-
-    def __init__(self, name: str, engine: EnginePort, loudness: VoiceLoudness) -> None:
-        self._name = name
-        self._engine = engine
-        self._loudness = loudness
-        self._held: deque[Command] = deque()
-        self._is_closed = False
-
-    def post(self, command: Command) -> None:
-        if self._held and isinstance(command, Cancel):
-            was_held = any(isinstance(held, Open) and held.key == command.key for held in self._held)
-            self._held = deque(held for held in self._held if held.key != command.key)
-            if was_held:
-                return  # the engine does not know the utterance
-            self._engine.post(command)
-        elif self._held or self._must_wait(command):
-            self._held.append(command)
-        else:
-            self._engine.post(command)
-
-    def _must_wait(self, command: Command) -> bool:
-        """Whether the voice of a command must be measured first; measures it.
-
-        An engine that is not ready refuses the utterance, which must not count as a failed measurement.
-        """
-        if not isinstance(command, Open) or self._loudness.is_known(self._name, command.params.voice):
-            return False
-        if not self._engine.ready:
-            return False
-        self._loudness.measure(self._name, self._engine, command.params, partial(self._release, command.key))
-        return True
-
-    def _release(self, key: UtteranceKey) -> None:
-        """Post what waited for the measurement, also for a failed one; then what need not wait."""
-        if self._held and not self._is_closed and self._held[0].key == key:
-            self._engine.post(self._held.popleft())
-        while self._held and not self._is_closed:
-            if self._must_wait(self._held[0]):
-                return
-            self._engine.post(self._held.popleft())
-
-    def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
-        self._engine.subscribe(session, callback)
-
-    def unsubscribe(self, session: str) -> None:
-        self._is_closed = True
-        self._held.clear()
-        self._engine.unsubscribe(session)

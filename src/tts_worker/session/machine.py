@@ -190,6 +190,11 @@ class SessionMachine:
         return is_open and not is_speech and not self.next_frame_samples
 
     @property
+    def skipped_chars(self) -> int:
+        """Text that the voice is known not to speak, over all utterances."""
+        return sum(u.skipped_chars for u in self._utterances)
+
+    @property
     def is_voiced(self) -> bool:
         """Whether the engine has spoken all text that it got."""
         return all(utterance.is_voiced for utterance in self._utterances)
@@ -467,6 +472,7 @@ class SessionMachine:
             case Audio():
                 self._on_audio(utterance, event)
             case Done():
+                utterance.skip_words(event.skipped)
                 utterance.finish_audio()
                 utterance.truncated = event.truncated
                 if event.truncated is not None:

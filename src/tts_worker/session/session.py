@@ -16,7 +16,7 @@ from tts_worker.session.machine import SessionMachine
 from tts_worker.session.pacer import Pacer
 from tts_worker.session.reading import ReadScheduler
 from tts_worker.session.record import SessionObserver, SessionRecord, UtteranceExporter
-from tts_worker.session.text_timers import TextTimers
+from tts_worker.session.timers import SessionTimeouts, TextTimers
 from tts_worker.tracing import valid_traceparent
 from tts_worker.types import (
     BREAK_CHARS_PER_S,
@@ -39,22 +39,6 @@ from tts_worker.types import (
 _ENGINE_FACTOR = 10
 """Without audio of all its text an utterance waits for a busy engine, so many times longer than for its client; then
 the text has none, such as a word that the engine cannot speak."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTimeouts:
-    """Time limits of a session.
-
-    Attributes:
-        pause_s: A longer pause is ended by a STOP with reason "pause_timeout".
-        text_idle_s: The text of an utterance is ended after this time without new text; its audio still plays.
-        flush_after_s: Complete words are spoken after this time without new text, the last word after
-            ``text_timers.LAST_WORD_FACTOR`` times as much; 0 waits for punctuation.
-    """
-
-    pause_s: float = 30.0
-    text_idle_s: float = 300.0
-    flush_after_s: float = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +166,11 @@ class LocalSession:
     def buffered_samples(self) -> int:
         """Audio generated and not yet sent."""
         return self._machine.buffered_samples
+
+    @property
+    def skipped_chars(self) -> int | None:
+        """Text that the voice is known not to speak, in characters; None while text has not been read."""
+        return None if self._machine.has_unread_text else self._machine.skipped_chars
 
     @property
     def unspoken_chars(self) -> int:

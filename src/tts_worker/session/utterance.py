@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
@@ -221,12 +222,27 @@ class Utterance:
         return segments
 
     def _skip(self, run: Skipped) -> None:
-        """Record skipped text; with only spaces before it, it continues that of the segment before."""
-        last = self._skipped[-1] if self._skipped else None
-        if last is not None and not self._text.source[last.end : run.start].strip():
-            self._skipped[-1] = replace(last, end=run.end)
+        """Record skipped text; with only spaces before it, it continues what was skipped for the same reason."""
+        place = bisect_left(self._skipped, run)
+        last = self._skipped[place - 1] if place else None
+        if last is not None and last.reason == run.reason and not self._text.source[last.end : run.start].strip():
+            self._skipped[place - 1] = replace(last, end=run.end)
         else:
-            self._skipped.append(run)
+            self._skipped.insert(place, run)
+
+    @property
+    def skipped_chars(self) -> int:
+        """Length of the text that is known to be skipped."""
+        return sum(run.end - run.start for run in self._skipped)
+
+    def skip_words(self, words: Iterable[Skipped]) -> None:
+        """Record words that the engine does not speak, without the marks around them."""
+        source = self._text.source
+        for word in words:
+            text = source[word.start : word.end]
+            letters = [place for place, char in enumerate(text, word.start) if char.isalnum()]
+            if letters:
+                self._skip(replace(word, start=letters[0], end=letters[-1] + 1))
 
     def abandon_text(self) -> None:
         """Stop reading text. Unread text still counts as source text of the playback report."""
@@ -274,6 +290,7 @@ class Utterance:
         """Buffer audio and word timestamps of the engine."""
         self.engine_samples += event.samples
         self._voiced_chars = max(self._voiced_chars, event.meta.text_end)
+        self.skip_words(event.skipped)
         output = self._output
         if output is None:
             self._words.extend(event.words)

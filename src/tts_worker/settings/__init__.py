@@ -14,33 +14,23 @@ from tts_worker.settings.engines import (
 from tts_worker.settings.load import check_directory, load_settings, read_lexicon, read_yaml
 from tts_worker.settings.packaged import find_config, packaged
 from tts_worker.settings.sections import (
-    BatchSettings,
     GrpcSettings,
-    RaySettings,
     ServerSettings,
-    TelephonySettings,
     TextSettings,
-    TracingSettings,
-    WebRtcSettings,
     is_loopback,
 )
 from tts_worker.settings.tree import Settings
 
 __all__ = [
-    "BatchSettings",
     "CosyVoiceEngineSettings",
     "EngineSettings",
     "GrpcSettings",
     "HibariEngineSettings",
     "KokoroEngineSettings",
-    "RaySettings",
     "ServerSettings",
     "Settings",
-    "TelephonySettings",
     "TextSettings",
     "ToneEngineSettings",
-    "TracingSettings",
-    "WebRtcSettings",
     "check_directory",
     "find_config",
     "is_loopback",

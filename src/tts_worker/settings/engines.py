@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tts_worker.errors import ConfigError, UnknownVoice
-from tts_worker.settings.sections import Section
+from tts_worker.section import Section
 from tts_worker.voices.installed import installed_voice, installed_voices
 
 
@@ -48,7 +48,7 @@ class CosyVoiceEngineSettings(Section):
     """Settings of a CosyVoice engine.
 
     Attributes not listed here are those of ``EngineOptions`` and ``StreamingConfig`` in
-    ``tts_worker.engine.cosyvoice.engine_config``; None selects a value for the device.
+    ``tts_worker.engine.cosyvoice.execution.settings``; None selects a value for the device.
 
     Attributes:
         bundle: The model directory, or the name of an installed voice; default: that of the only installed voice.

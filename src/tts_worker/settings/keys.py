@@ -3,8 +3,8 @@
     keys:
       - {name: app, key: a-long-random-string, scopes: [speak], max_sessions: 20, requests_per_minute: 600,
          characters_per_minute: 20000}
-      - {name: studio, key: a-long-random-string, scopes: [speak, enrol], max_voices: 20, max_recording_bytes: 4000000}
-      - {name: operator, sha256: 5e88...42d8, scopes: [speak, enrol, admin]}
+      - {name: studio, key: a-long-random-string, scopes: [speak, enroll], max_voices: 20, max_recording_bytes: 4000000}
+      - {name: operator, sha256: 5e88...42d8, scopes: [speak, enroll, admin]}
       - {name: gateway, certificate: gateway.example.com, scopes: [speak]}
       - {name: prometheus, key: another-random-string, scopes: []}
 
@@ -20,9 +20,10 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from tts_worker.callers import ALL_SCOPES, ApiScope
 from tts_worker.errors import ConfigError
+from tts_worker.section import Section
 from tts_worker.settings.load import read_yaml
 from tts_worker.settings.problems import invalid_settings
-from tts_worker.settings.sections import MIN_KEY_CHARS, Section
+from tts_worker.settings.sections import MIN_KEY_CHARS
 
 
 class ApiKey(Section):

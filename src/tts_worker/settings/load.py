@@ -16,7 +16,7 @@ from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
 from tts_worker.settings.problems import REMOVED, invalid_settings
 from tts_worker.settings.sections import TextSettings
-from tts_worker.settings.tree import ENV_PREFIX, Settings
+from tts_worker.settings.tree import ENV_PREFIX, Settings, feature_paths
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.voices.installed import installed_voices
 
@@ -39,7 +39,6 @@ _PATHS = (
     ("grpc", "tls_certificate"),
     ("grpc", "tls_key"),
     ("grpc", "tls_client_ca"),
-    ("batch", "directory"),
     ("voices", "directory"),
     ("text", "lexicon"),
     ("engines", "*", "bundle"),
@@ -85,7 +84,7 @@ def load_settings(
         section: values for section, values in from_file.items() if section not in replaced and values is not None
     }
     if file is not None:
-        for path in _PATHS:
+        for path in (*_PATHS, *feature_paths()):
             _make_absolute(from_file, path, file.parent)
     _check_environment()
 
@@ -192,7 +191,7 @@ def _variables_without_json() -> Iterator[str]:
 
 
 def _check_environment() -> None:
-    """Reject misspelt environment variables, as misspelt keys are."""
+    """Reject misspelled environment variables, as misspelled keys are."""
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
             path = name[len(ENV_PREFIX) :].lower().split("__")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from tts_worker.errors import ConfigError
+from tts_worker.feature_names import SECTIONS
 from tts_worker.settings.engines import ENGINE_KINDS
 
 _ACCELERATION = (
@@ -20,8 +21,8 @@ _ACCELERATION = (
 REMOVED = {
     name: f"removed: {advice}"
     for name, advice in {
-        "text.normalise": "numbers are always read, and text.reading (own or reference) says by which rules; "
-        "a session leaves its text as written with normalise: false",
+        "text.normalize": "numbers are always read, and text.reading (own or reference) says by which rules; "
+        "a session leaves its text as written with normalize: false",
         "text.lexicon_file": "text.lexicon takes the path of a file, too",
         "quotas": "set registry.quotas_url; workers share quotas under registry.prefix",
         "quotas.redis_url": "set registry.quotas_url",
@@ -83,6 +84,9 @@ REMOVED = {
 """Settings of earlier versions, and what to do instead. An engine is named by its kind."""
 
 
+_OF_FEATURES = {section: feature for feature, sections in SECTIONS.items() for section in sections}
+
+
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
     """One invalid setting; ``path`` are the keys that lead to it, empty for a fault of the whole."""
@@ -124,6 +128,8 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
     match details["type"]:
         case "extra_forbidden" if (removed := REMOVED.get(_removed_name(path, kind))) is not None:
             return SettingProblem(path, removed)
+        case "extra_forbidden" if (feature := _OF_FEATURES.get(".".join(map(str, path)))) is not None:
+            return SettingProblem(path, f"this installation lacks the feature {feature}")
         case "extra_forbidden":
             similar = difflib.get_close_matches(str(path[-1]), _names(root, path[:-1], kind), n=1)
             return SettingProblem(path, "unknown setting" + (f", did you mean {similar[0]}?" if similar else ""))

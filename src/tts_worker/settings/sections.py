@@ -1,4 +1,4 @@
-"""The sections of the settings: keys, bounds and defaults."""
+"""The sections of the core's settings: keys, bounds and defaults. Features declare theirs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from tts_worker.types import UrlMode
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
-
+from tts_worker.section import Milliseconds, Seconds, Section
+from tts_worker.types import DropReasoning, UrlMode
 
 MIN_KEY_CHARS = 8
 
@@ -26,26 +23,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _check_redis_url(url: SecretStr) -> SecretStr:
-    """Reject what is no Redis URL, without its text: it may hold a password."""
-    value = url.get_secret_value()
-    if re.match(r"rediss?\+cluster://", value):
-        raise ValueError("Redis Cluster is not supported; use one server, or Sentinel (redis+sentinel://)")
-    if not re.match(r"(rediss?|unix)://.|rediss?\+sentinel://[^/]+/.", value):
-        raise ValueError(
-            "not a Redis URL: use redis://[:password@]host:port[/db], rediss:// for TLS, or "
-            "redis+sentinel://host:port,host:port/service"
-        )
-    return url
-
-
-RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TlsSection(Section):
@@ -234,126 +211,20 @@ class GrpcSettings(TlsSection):
         return (1 if self.cosyvoice_port is None else 2) if self.enabled else 0
 
 
-class IceServerSettings(Section):
-    """A STUN or TURN server: ``urls`` such as "turn:turn.example.org:3478"."""
-
-    urls: tuple[str, ...] = Field(min_length=1)
-    username: str | None = None
-    credential: SecretStr | None = None
-
-
-class WebRtcSettings(Section):
-    """``POST /webrtc/offer``, which needs the extra "webrtc".
-
-    Attributes:
-        ice_servers: STUN and TURN servers; not needed if clients can reach the worker's addresses.
-    """
-
-    enabled: bool = True
-    max_peers: int = Field(32, ge=1, le=10_000)
-    ice_servers: tuple[IceServerSettings, ...] = ()
-
-
-class TelephonySettings(Section):
-    """Telephone calls: the media streams ``/twilio`` and ``/telnyx``, and ``/v1/calls/{call}`` for agents.
-
-    Attributes:
-        twilio_auth_token: Verifies the signature of Twilio's connections. Without it a stream needs an API key as its
-            parameter ``key``, if the worker requires keys.
-        telnyx_auth_token: The streaming auth token that Telnyx sends; likewise.
-        public_url: What stands before the path in the address that Twilio connects to (wss://voice.example.com), since
-            it signs that address; None takes the host of the request.
-        lead_ms: Playout lead. The call has a jitter buffer of this size; a STOP clears it.
-        max_calls: Media streams that may be connected.
-    """
-
-    enabled: bool = True
-    twilio_auth_token: SecretStr | None = Field(None, min_length=8)
-    telnyx_auth_token: SecretStr | None = Field(None, min_length=8)
-    public_url: str | None = Field(None, pattern=r"^wss?://[^/?#@\s]+(/[^?#\s]*)?$")
-    lead_ms: Milliseconds = 200.0
-    max_calls: int = Field(256, ge=1, le=100_000)
-
-
-class RegistrySettings(Section):
-    """Registration of the worker for discovery.
-
-    Attributes:
-        url: A Redis URL; None disables registration.
-        name: Name of the worker; None derives it from the host name and the port.
-        address: ``host:port`` of the gRPC server for clients; None selects the listening address.
-        heartbeat_s: Interval of the heartbeat; the entry of a lost worker expires one second after this time.
-        quotas_url: The Redis in which workers share the quotas of API keys; None selects ``url``, and without either
-            each worker counts for itself. Workers with the same Redis and prefix share.
-        secret: Shared by the workers and clients of a fleet. Entries are signed with it, and clients send their API
-            key only to workers with a signed entry.
-    """
-
-    url: RedisUrl | None = None
-    prefix: str = Field("worker:", min_length=1, max_length=64)
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
-    address: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
-    heartbeat_s: Annotated[float, Field(ge=0.2, le=300)] = 10.0
-    quotas_url: RedisUrl | None = None
-    secret: SecretStr | None = Field(None, min_length=16)
-
-
-class BatchSettings(Section):
-    """``/v1/batch``: many texts in one request.
-
-    Attributes:
-        directory: Where requests and results are kept: a batch then outlives the process, and workers that share the
-            directory continue each other's. None keeps them in a temporary directory until the process ends.
-        parallel: Items that are synthesized at the same time, over all batches.
-        max_bytes: Texts and audio that are kept; beyond it the oldest finished batches of the same key are deleted.
-            Those of one key may take half of it.
-        keep_s: A batch is deleted after this time.
-    """
-
-    enabled: bool = True
-    directory: Path | None = None
-    parallel: int = Field(2, ge=1, le=1_000)
-    max_bytes: int = Field(1_073_741_824, ge=1)
-    keep_s: Seconds = 86_400.0
-
-
-class RaySettings(Section):
-    """``serve --ray``: replicas of this worker behind one address.
-
-    Attributes:
-        address: Address of a running cluster (``auto`` finds it); None starts one on this machine.
-        target_sessions: Sessions per replica at which the number of replicas is scaled, between ``min_replicas`` and
-            ``max_replicas``; None selects 70 % of ``session.max_sessions``.
-        gpus_per_replica: Share of a GPU; 0.5 puts two replicas on one.
-    """
-
-    address: str | None = None
-    min_replicas: int = Field(1, ge=1, le=1_000)
-    max_replicas: int = Field(1, ge=1, le=1_000)
-    target_sessions: float | None = Field(None, gt=0)
-    cpus_per_replica: float = Field(1.0, ge=0, le=1_024)
-    gpus_per_replica: float = Field(0.0, ge=0, le=16)
-
-    @model_validator(mode="after")
-    def _order(self) -> RaySettings:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas is below min_replicas = {self.min_replicas}")
-        return self
-
-
 class TextSettings(Section):
     """Defaults of text processing; sessions may override them.
 
     Attributes:
         drop_reasoning: Skip reasoning and tool text of language models: ``<think>``, ``<tool_call>`` and the like.
+            "from_start": each text begins within reasoning, as of a model whose template has the opening tag.
         reading: How CosyVoice's Chinese and English text becomes words: "own" as for every other voice, "reference" by
-            CosyVoice's own front end, with wetext where the extra "normalise" is installed.
+            CosyVoice's own front end, with wetext where the extra "normalize" is installed.
         lexicon: Word -> spelling or /phonemes/, or the YAML file with that.
     """
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    drop_reasoning: bool = True
+    drop_reasoning: DropReasoning = True
     reading: Literal["own", "reference"] = "own"
     lexicon: dict[str, Any] | Path = Field(default_factory=dict)
 
@@ -363,19 +234,6 @@ class TextSettings(Section):
         if not isinstance(lexicon, dict | Path | str) or (isinstance(lexicon, str) and lexicon.startswith("{")):
             raise ValueError("must be a mapping of words, or the path of a YAML file")
         return lexicon
-
-
-class TracingSettings(Section):
-    """Export of OpenTelemetry traces (extra "otel").
-
-    Attributes:
-        endpoint: URL that receives OTLP over HTTP, such as ``http://127.0.0.1:4318/v1/traces``; None exports nothing.
-            The variable ``OTEL_EXPORTER_OTLP_HEADERS`` adds headers.
-        sample_ratio: Share of the traces without a sampled parent that is exported; with a parent, its choice holds.
-    """
-
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class VoiceSettings(Section):

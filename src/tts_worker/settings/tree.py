@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, SecretStr, create_model, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tts_worker.feature_names import SECTIONS, present
+from tts_worker.section import FeatureSection
 from tts_worker.settings.engines import CosyVoiceEngineSettings, EngineSettings, HibariEngineSettings
 from tts_worker.settings.sections import (
-    BatchSettings,
     EngineLoopSettings,
     GrpcSettings,
     ModelSettings,
-    RaySettings,
-    RegistrySettings,
     ServerSettings,
     SessionSettings,
-    TelephonySettings,
     TextSettings,
-    TracingSettings,
     VoiceSettings,
-    WebRtcSettings,
     is_loopback,
 )
 
 ENV_PREFIX = "TTS_WORKER_"
+
+SectionT = TypeVar("SectionT", bound=FeatureSection)
 
 
 def _default_engines() -> dict[str, EngineSettings]:
@@ -39,8 +40,41 @@ def _gpu(engine: EngineSettings) -> str | None:
     return "cuda:0" if engine.device in ("auto", "cuda") else engine.device
 
 
-class Settings(BaseSettings):
-    """The settings of a worker. ``engines`` maps names to the engines of this process."""
+def _feature_sections() -> dict[str, type[FeatureSection]]:
+    """Return the sections that the features of this installation declare in their module ``settings``, by name."""
+    sections: dict[str, type[FeatureSection]] = {}
+    for name in present():
+        if SECTIONS[name]:
+            sections |= import_module(f"tts_worker.features.{name}.settings").SECTIONS
+    return sections
+
+
+_FEATURE_SECTIONS = _feature_sections()
+
+
+def feature_paths() -> Iterator[tuple[str, str]]:
+    """Yield the settings of features that are paths."""
+    for section, kind in _FEATURE_SECTIONS.items():
+        for name, setting in kind.model_fields.items():
+            if Path in (setting.annotation, *get_args(setting.annotation)):
+                yield section, name
+
+
+if TYPE_CHECKING:
+    _FeatureSettings = BaseSettings
+else:
+    _FeatureSettings = create_model(
+        "_FeatureSettings",
+        __base__=BaseSettings,
+        **{name: (kind, kind()) for name, kind in _FEATURE_SECTIONS.items()},
+    )
+
+
+class Settings(_FeatureSettings):
+    """The settings of a worker. ``engines`` maps names to the engines of this process.
+
+    It has the sections of the features as well; ``section`` finds them by type.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -53,17 +87,11 @@ class Settings(BaseSettings):
     server: ServerSettings = ServerSettings()
     session: SessionSettings = SessionSettings()
     grpc: GrpcSettings = GrpcSettings()
-    registry: RegistrySettings = RegistrySettings()
-    webrtc: WebRtcSettings = WebRtcSettings()
-    telephony: TelephonySettings = TelephonySettings()
     text: TextSettings = TextSettings()
-    tracing: TracingSettings = TracingSettings()
     voices: VoiceSettings = VoiceSettings()
     engines: dict[str, EngineSettings] = Field(default_factory=_default_engines, min_length=1)
     engine: EngineLoopSettings = EngineLoopSettings()
     models: ModelSettings = ModelSettings()
-    batch: BatchSettings = BatchSettings()
-    ray: RaySettings = RaySettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -92,14 +120,14 @@ class Settings(BaseSettings):
             raise ValueError(f"models.preload exceeds models.resident_cap = {models.resident_cap} engines")
         return self
 
+    def section(self, kind: type[SectionT]) -> SectionT:
+        """Return the section of a feature."""
+        return next(value for name in _FEATURE_SECTIONS if isinstance(value := getattr(self, name), kind))
+
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must never be logged. The keys of ``server.key_file`` are added when the file is read."""
-        credentials = [server.credential for server in self.webrtc.ice_servers]
-        telephony = (self.telephony.twilio_auth_token, self.telephony.telnyx_auth_token)
-        candidates = (self.registry.url, self.registry.secret, self.registry.quotas_url, *telephony, *credentials)
-        others = [secret.get_secret_value() for secret in candidates if secret is not None]
-        return (*self.server.keys, *others)
+        return tuple(_secrets(self))
 
     def memory_share(self, engine: str) -> float:
         """Return the part of its GPU's memory that an engine may use.
@@ -129,10 +157,18 @@ class Settings(BaseSettings):
         for name, model in grpc.models.items():
             if model.engine not in self.engines:
                 raise ValueError(f"grpc.models.{name}.engine: unknown engine {model.engine!r}")
-        if self.registry.url is not None and not grpc.enabled:
-            raise ValueError("registry.url: clients reach a registered worker over gRPC: set grpc.enabled: true")
-        if self.registry.url is not None and grpc.tls_certificate is not None:
-            raise ValueError("registry.url: clients of the registry use gRPC without TLS: unset grpc.tls_*")
-        if self.registry.url is not None and self.registry.address is None and grpc.host in ("0.0.0.0", "::"):
-            raise ValueError("registry.address: set the address for clients, such as 10.0.0.5:7002")
+        for name in _FEATURE_SECTIONS:
+            getattr(self, name).check_with(self)
         return self
+
+
+def _secrets(value: object) -> Iterator[str]:
+    """Yield the secrets in a section, and in the mappings and lists in it."""
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+        return
+    if isinstance(value, BaseModel):
+        value = vars(value)
+    if isinstance(value, dict | tuple):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _secrets(member)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
 
 ZERO_WIDTH_JOINER = "\u200d"
 
@@ -18,31 +17,15 @@ FIRST_IDEOGRAPH = "\u3005"
 In Thai, Lao, Myanmar and Khmer a single character does not show where a word ends.
 """
 
-# Scripts without spaces between words: (first, last) code points.
-_UNSPACED = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Myanmar
-    (0x1780, 0x17FF),  # Khmer
-    (0x3005, 0x3007),  # ideographic iteration mark, zero
-    (0x3021, 0x3029),
-    (0x3031, 0x3035),
-    (0x303B, 0x303C),
-    (0x3041, 0x30FA),  # kana
-    (0x30FC, 0x312F),  # kana, Bopomofo
-    (0x31A0, 0x31BF),
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),
-    (0xA000, 0xA48C),  # Yi
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),  # half-width kana
-    (0x1B000, 0x1B16F),
-    (0x20000, 0x3FFFD),
+UNSPACED_CLASS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Myanmar, Khmer
+    "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u303b-\u303c"  # ideographic iteration mark, zero and numerals
+    "\u3041-\u30fa\u30fc-\u312f\u31a0-\u31bf\u31f0-\u31ff\uff66-\uff9f\U0001b000-\U0001b16f"  # kana, Bopomofo
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd\ua000-\ua48c"  # Han, Yi
 )
-UNSPACED_CLASS = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACED)
-"""Characters of ``is_unspaced`` for a regular expression."""
-
-_UNSPACED_FIRST = tuple(first for first, _ in _UNSPACED)
+"""Characters of scripts without spaces between words, for a regular expression."""
+_UNSPACED = re.compile(f"[{UNSPACED_CLASS}]")
+_KANA = re.compile("[\u3041-\u312f\u31f0-\u31ff\uff66-\uff9f\U0001b000-\U0001b16f]")
 
 _PICTOGRAPH = re.compile(
     "[\u231a\u231b\u2328\u23cf\u23e9-\u23fa\u25a0-\u2775\u2794-\u27bf\u2b00-\u2bff\u3030\u303d\u3297\u3299"
@@ -54,19 +37,13 @@ _L, _V, _T = "\u1100-\u115f\ua960-\ua97c", "\u1160-\u11a7\ud7b0-\ud7c6", "\u11a8
 _LV = "".join(map(chr, range(0xAC00, 0xD7A4, 28)))
 _JOINED_HANGUL = re.compile(f"[{_L}][{_L}{_V}\uac00-\ud7a3]|[{_V}{_LV}][{_V}{_T}]|[{_T}\uac00-\ud7a3][{_T}]")
 
-_KANA = ((0x3041, 0x312F), (0x31F0, 0x31FF), (0xFF66, 0xFF9F), (0x1B000, 0x1B16F))
-
 # Letters by category that UAX 29 counts as spacing marks: Thai and Lao "am".
 _SPACING_LETTERS = "\u0e33\u0eb3"
 
 
 def is_unspaced(char: str) -> bool:
     """Return whether ``char`` belongs to a script that does not put spaces between words."""
-    code = ord(char)
-    if code < 0x0E00:
-        return False
-    place = bisect_right(_UNSPACED_FIRST, code) - 1
-    return code <= _UNSPACED[place][1]
+    return char >= "\u0e00" and _UNSPACED.match(char) is not None
 
 
 def is_emoji_modifier(char: str) -> bool:
@@ -146,6 +123,21 @@ def ends_unspaced(text: str) -> bool:
     return is_unspaced(next((char for char in reversed(text) if not is_closer(char)), text[-1]))
 
 
+def breaks_before(before: str, char: str) -> bool:
+    """Return whether a new word begins at ``char`` without a space before it."""
+    if extends(char) or is_opener(before):
+        return False
+    if is_unspaced(char):
+        return True
+    # After ideographs, letters, digits and opening brackets begin a word; other punctuation is attached.
+    return _tail_is_unspaced(before) and (is_spoken(char) or is_opener(char))
+
+
+def _tail_is_unspaced(char: str) -> bool:
+    # Ideographic punctuation ends a word, as an ideograph does.
+    return is_unspaced(char) or "\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uff0f" or char in "：；？！"
+
+
 def is_spoken(char: str) -> bool:
     """Return whether ``char`` is pronounced: letters, digits and symbols are, punctuation and spaces are not."""
     if char.isalnum():
@@ -163,11 +155,13 @@ def spoken_weight(char: str) -> int:
             return 3
         return 3 if char in "$%&@+=*#<>|~^/\\" else 0
     if is_unspaced(char):
-        code = ord(char)
-        if any(first <= code <= last for first, last in _KANA):
-            return 2
-        return 1 if code < 0x1800 else 3
+        return 2 if _KANA.match(char) else 1 if char < "\u1800" else 3
     if "\uac00" <= char <= "\ud7a3":  # a Hangul syllable
         return 3
     category = unicodedata.category(char)[0]
     return 3 if category in "NS" else 1 if category in "L" else 0
+
+
+def word_weight(word: str) -> int:
+    """Return the spoken weight of ``word`` plus one for the space after it."""
+    return 1 + sum(map(spoken_weight, word))

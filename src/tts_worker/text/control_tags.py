@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-UNDECIDED = -1
+from tts_worker.text.patience import UndecidedError
+
 PHONEME_ALPHABETS = ("cmu-arpabet", "x-arpabet", "pinyin", "x-pinyin")
 """Alphabets of engines whose model has phonemes. Such an engine knows no IPA: it reads the text instead."""
 
@@ -27,14 +28,19 @@ class ControlTags:
         return tag in self._tags
 
     def length_at(self, text: str, at: int, *, is_final: bool) -> int:
-        """Return the length of the tag at ``at``, 0 if there is none, ``UNDECIDED`` if its rest may follow."""
+        """Return the length of the tag at ``at``, 0 if there is none.
+
+        Raises:
+            UndecidedError: Its rest may follow.
+        """
         found = _TAG.match(text, at)
         if found is None:
             return 0
         if found[0] in self._tags:
             return len(found[0])
-        may_follow = not is_final and found.end() == len(text) and found[0] in self._beginnings
-        return UNDECIDED if may_follow else 0
+        if not is_final and found.end() == len(text) and found[0] in self._beginnings:
+            raise UndecidedError
+        return 0
 
 
 @cache

@@ -1,8 +1,8 @@
 """Stage directions in a text: ``[laughs]``, ``[pause 500ms]``, ``<<warm>>``.
 
 The words are those that vendors and frameworks publish for their models: audio tags of ElevenLabs, Inworld, Cartesia,
-Fish Audio and xAI, the markers of LiveKit's expressive mode, and the Real-time Context Standard of Pipecat. A
-vocalization is named by the control tag of an engine that performs it.
+Fish Audio and xAI, the markers of LiveKit's expressive mode, and the Real-time Context Standard of Pipecat
+(``data/directions.tsv``). A vocalization is named by the control tag of an engine that performs it.
 """
 
 from __future__ import annotations
@@ -11,45 +11,11 @@ import re
 from collections.abc import Mapping
 
 from tts_worker.text.markup import MAX_BREAK_MS
+from tts_worker.text.tables import words
 
-_VOCALIZATIONS = {
-    word: tag
-    for tag, words in {
-        "[laughter]": "laugh laughs laughing laughter laughingly chuckle chuckles chuckling giggle giggles giggling "
-        "snicker snickers cackle cackles guffaw haha",
-        "[sigh]": "sigh sighs sighing",
-        "[breath]": "breath breathe breathes breathing inhale inhales inhaling exhale exhales exhaling gasp gasps "
-        "gasping",
-        "[cough]": "cough coughs coughing throat",
-        "[lipsmack]": "lip lips smack smacks lipsmack",
-        "[clucking]": "tsk tut tuts clucking tongue",
-        "[hissing]": "hiss hisses hissing",
-    }.items()
-    for word in words.split()
-}
-_DELIVERY_WORDS = """
-accent affectionate affectionately amazed amused amusedly angrily angry annoyed anxious anxiously apologetic
-apologetically applause calm calmly cautious cautiously cheerful cheerfully clap clapping claps confident confidently
-confused contemplative conversational cries cry crying curious curiously deadpan dejected delighted determined
-disappointed disgusted dramatic dramatically elated empathetic enthusiastic enthusiastically excited excitedly
-explosion fast fearful flirtatious friendly frustrated gentle gently grateful groan groaning groans gulp gulping gulps
-gunshot happily happy hesitant hesitantly hesitates hopeful hum humming hums hurried ironic ironically joking jokingly
-joyful joyfully loud loudly melancholic mischievous mischievously mn moan moaning moans monotone mumbles mumbling
-muttering mutters nervous nervously neutral noise nostalgic panicked pensive playful playfully proud proudly quickly
-quiet quietly reassuring reassuringly regretful relieved resigned robotic rushed sad sadly sarcastic sarcastically
-scared scream screaming screams serene serious seriously sheepish shout shouting shouts sing singing sings slow slowly
-smiles smiling sniff sniffle sniffles sniffling sniffs snore snores snort snorting snorts sob sobbing sobs soft softly
-sorrowful stammers stuttering surprised swallow swallows sympathetic sympathetically tender tenderly tired triumphant
-upbeat vocalized warm warmly wheeze wheezes wheezing whisper whispered whispering whispers whistles wistful woo
-worried yawn yawning yawns yell yelling yells
-"""
-_OTHER = """
-a an and at bit clear clearing clears click clicks deep deeply delivery emotion expression harder in light lightly
-little long of pace quick really short slightly sound speak speed starts style tone tune very voice volume with
-"""
-"""Words that are a direction only beside another one."""
-_DELIVERIES = frozenset(_DELIVERY_WORDS.split())
-_OTHER_WORDS = frozenset(_OTHER.split())
+_LISTS = words("directions")
+_DELIVERIES, _OTHER_WORDS = _LISTS["delivery"], _LISTS["other"]
+_VOCALIZATIONS = {word: tag for tag, found in _LISTS.items() if tag[0] == "[" for word in found}
 _ACTIONS = frozenset(word for word in {*_VOCALIZATIONS, *_DELIVERIES, "clears"} if re.search("(?<!ou)(?<!p)s$", word))
 _MAX_CHARS = 48
 _TEXT = re.compile(rf"/?[A-Za-z][A-Za-z _:=,-]{{0,{_MAX_CHARS}}}")
@@ -76,13 +42,13 @@ def direction(content: str) -> str | None:
     if not _TEXT.fullmatch(content):
         return None
     plain = content.lower()
-    words = _WORDS.findall(plain)
+    found = _WORDS.findall(plain)
     if _ACCENT.fullmatch(plain):
         return ""
-    if not all(word in _VOCALIZATIONS or word in _DELIVERIES or word in _OTHER_WORDS for word in words):
+    if not all(word in _VOCALIZATIONS or word in _DELIVERIES or word in _OTHER_WORDS for word in found):
         return None
-    tag = next((_VOCALIZATIONS[word] for word in words if word in _VOCALIZATIONS), "")
-    return tag if tag or not _DELIVERIES.isdisjoint(words) else None
+    tag = next((_VOCALIZATIONS[word] for word in found if word in _VOCALIZATIONS), "")
+    return tag if tag or not _DELIVERIES.isdisjoint(found) else None
 
 
 def words_of(name: str, values: Mapping[str, str]) -> str | None:

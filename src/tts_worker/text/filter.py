@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from enum import Enum
 
 from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
-from tts_worker.text.control_tags import UNDECIDED, ControlTags
+from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
+from tts_worker.text.patience import NO_PATIENCE, Patience, UndecidedError
 from tts_worker.text.readable import ReadableText
-from tts_worker.types import Span, UrlMode
+from tts_worker.types import DropReasoning, Span, UrlMode
 
 _COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
@@ -30,8 +32,26 @@ _ENDED_BLOCKS = ("heading", "row")
 """Blocks that end with their line."""
 
 
-class _UndecidedError(Exception):
-    """The text that decides must arrive first."""
+_MAX_PATIENCE = 1024
+
+
+class _Mode(Enum):
+    """What the next character is read as."""
+
+    TEXT = "text within a line"
+    LINE_START = "the mark of a heading, list item, block quote, rule or table"
+    SPELLED = "a character of <spell>"
+    FENCE = "the start of a line of fenced code"
+    CODE = "a line of fenced code"
+    HIDDEN = "reasoning or tool text"
+    URL = "a URL"
+    TARGET = "the target of a link, too long to be kept"
+
+    __hash__ = object.__hash__  # by identity, which is faster
+
+
+_OPAQUE = (_Mode.SPELLED, _Mode.FENCE, _Mode.CODE, _Mode.HIDDEN)
+"""Modes that read plain text otherwise."""
 
 
 class TextFilter:
@@ -49,6 +69,7 @@ class TextFilter:
         control_tags: Tags that the engine acts on, passed on as units; also without Markdown, but not in code.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows.
         drop_reasoning: Drop reasoning and tool text of language models; also without Markdown, but not in code.
+            "from_start": the text begins within reasoning.
         language: BCP-47 tag; formulas are read in words if it is English or None.
     """
 
@@ -61,7 +82,7 @@ class TextFilter:
         pauses: dict[int, int] | None = None,
         control_tags: ControlTags | None = None,
         alphabets: Collection[str] = ("ipa",),
-        drop_reasoning: bool = True,
+        drop_reasoning: DropReasoning = True,
         language: str | None = None,
     ) -> None:
         self._source = MappedText()
@@ -76,22 +97,30 @@ class TextFilter:
         self._urls = urls
         self._markdown = markdown
         self._is_final = False
-        self._drop_reasoning = drop_reasoning
+        self._patience = NO_PATIENCE  # of what is undecided
+        self._drop_reasoning = bool(drop_reasoning)
         self._in_english = language is None or primary_tag(language) == "en"
-        self._opaque_modes: tuple[Callable[[int], int], ...] = (
-            *(self._spelled, self._fenced, self._fenced_line, self._skip_block),
-        )
-        self._line_mode: Callable[[int], int] | None = (
-            self._line_start if markdown else self._plain_line if drop_reasoning else None
-        )
-        self._mode: Callable[[int], int] | None = self._line_mode  # None within a line
+        self._line_mode = _Mode.LINE_START if markdown or drop_reasoning else _Mode.TEXT
+        self._mode = self._line_mode
+        self._readers: dict[_Mode, Callable[[int], int]] = {
+            _Mode.LINE_START: self._line_start if markdown else self._plain_line,
+            _Mode.SPELLED: self._spelled,
+            _Mode.FENCE: self._fenced,
+            _Mode.CODE: self._fenced_line,
+            _Mode.HIDDEN: self._skip_block,
+            _Mode.URL: self._skip_url,
+            _Mode.TARGET: self._long_target,
+        }
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
         self._fence = ""  # the marks that opened fenced code
-        self._skipped: reasoning.Block | reasoning.JsonValue | None = None  # with the mode ``_skip_block``
+        self._skipped: reasoning.Block | reasoning.JsonValue | None = None  # with the mode HIDDEN
         self._skipped_at = 0  # its original offset
+        if drop_reasoning == "from_start":
+            self._skipped = reasoning.from_start()
+            self._mode = _Mode.HIDDEN
         # within the line
         self._code = 0  # backticks that opened the current code span
         self._open: set[str] = set()  # open emphasis marks
@@ -128,24 +157,20 @@ class TextFilter:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     @property
-    def skips_to(self) -> re.Pattern[str] | None:
-        """The characters up to which the text is not read; None if it is."""
-        if self._mode == self._fenced_line:
-            return _CODE_LINE
-        return reasoning.MARKS if self._mode == self._skip_block else None
+    def patience(self) -> Patience | None:
+        """Which text changes nothing that is pending; None if nothing is."""
+        if self._mode is _Mode.CODE:
+            return _MAX_PATIENCE, _CODE_LINE
+        if self._mode is _Mode.HIDDEN:
+            return _MAX_PATIENCE, reasoning.MARKS
+        if len(self._text) > 1 or self._mode in _OPAQUE:
+            return self._patience
+        return NO_PATIENCE if self._out.is_undecided else None
 
     @property
     def unclosed_at(self) -> int | None:
         """Original offset of the reasoning or tool text that is open; None if there is none."""
-        return self._skipped_at if self._mode == self._skip_block else None
-
-    @property
-    def undecided(self) -> str | None:
-        """Text that waits for a decision; None if any character may decide it."""
-        blank = self._out.undecided
-        if blank is None or self._mode in self._opaque_modes:
-            return None
-        return blank + self._text[1:] + self._characters.held
+        return self._skipped_at if self._mode is _Mode.HIDDEN else None
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
@@ -158,8 +183,8 @@ class TextFilter:
         self._is_final = True
         self._read()
         self._is_final = False
-        if self._mode in (self._skip_url, self._long_target):
-            self._mode = None
+        if self._mode in (_Mode.URL, _Mode.TARGET):
+            self._mode = _Mode.TEXT
 
     def flush(self) -> None:
         """Resolve pending characters as if the text ended here; more text may follow."""
@@ -168,7 +193,7 @@ class TextFilter:
 
     def release_mark(self) -> None:
         """Emit an exclamation mark that waits for a bracket ("![image]"): it ends a sentence when the text pauses."""
-        if self._text[1:] == "!" and self._mode is None:
+        if self._text[1:] == "!" and self._mode is _Mode.TEXT:
             self._shift = self._source.shift
             self._forget(self._plain(1))
 
@@ -194,9 +219,8 @@ class TextFilter:
         handlers = self._handlers
         try:
             while at < end:
-                mode = self._mode
-                if mode is not None:
-                    at = mode(at)
+                if self._mode is not _Mode.TEXT:
+                    at = self._readers[self._mode](at)
                     continue
                 mark = self._marks.search(text, at)
                 place = mark.start() if mark else end
@@ -204,14 +228,15 @@ class TextFilter:
                     at = self._keep(at, place)
                 if mark:
                     at = handlers[text[at]](at)
-        except _UndecidedError:
-            pass
+        except UndecidedError as error:
+            self._patience = error.patience
         return at
 
-    def _wait_for(self, place: int) -> None:
-        """Go on only if the character at ``place`` has arrived, or never will."""
-        if place >= len(self._text) and not self._is_final:
-            raise _UndecidedError
+    def _wait_for(self, place: int, until: re.Pattern[str] | None = None) -> None:
+        """Go on only if the character at ``place`` has arrived, or never will; ``until`` may tell before."""
+        missing = place + 1 - len(self._text)
+        if missing > 0 and not self._is_final:
+            raise UndecidedError((missing - 1, until) if until else NO_PATIENCE)
 
     def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
         """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
@@ -285,7 +310,7 @@ class TextFilter:
         """Read the mark of a heading, list item, block quote, rule or table."""
         char = self._text[at]
         if char.isalpha():
-            self._mode = None
+            self._mode = _Mode.TEXT
             return at
         if char == "\n":
             return self._end_line(PARAGRAPH, at)
@@ -300,7 +325,7 @@ class TextFilter:
         end = mark.end() if mark else at
         if kind in ("rule", "cut") and end == len(self._text):
             self._wait_for(end)
-            self._mode = None
+            self._mode = _Mode.TEXT
             return at if kind == "cut" or self._text[at:] in ("-", "+") else end
         if kind == "rule":
             return self._end_line(PARAGRAPH, self._text.index("\n", end - 1))
@@ -308,13 +333,13 @@ class TextFilter:
             self._break(PARAGRAPH, at)
             self._block = kind
             return end
-        self._mode = None
+        self._mode = _Mode.TEXT
         return end if kind is not None and self._begin_block(kind, at) else at
 
     def _plain_line(self, at: int) -> int:
         """Begin a line without Markdown."""
         if self._text[at] not in "{[" or not self._begins_call(at):
-            self._mode = None
+            self._mode = _Mode.TEXT
         return at
 
     def _begin_block(self, kind: str, at: int) -> bool:
@@ -331,7 +356,7 @@ class TextFilter:
         """Skip the rest of a line of fenced code. Without a closing fence all lines are code, as in CommonMark."""
         line_end = self._text.find("\n", at)
         if line_end >= 0:
-            self._mode = self._fenced
+            self._mode = _Mode.FENCE
         return line_end + 1 or len(self._text)
 
     def _fenced(self, at: int) -> int:
@@ -339,17 +364,17 @@ class TextFilter:
         end = self._end_of(markup.CLOSING_FENCE, at)
         mark = self._text[at:end].strip(_INDENT)
         if not mark.startswith(self._fence):
-            self._mode = self._fenced_line
+            self._mode = _Mode.CODE
             return at
         if self._text[end - 1] in markup.BLANKS:  # text follows on the same line
-            self._mode = None
+            self._mode = _Mode.TEXT
             self._break(PARAGRAPH, end - 1)
         elif end == len(self._text):
-            self._mode = None
+            self._mode = _Mode.TEXT
         elif self._text[end] == "\n":
             return self._end_line(PARAGRAPH, end)
         else:
-            self._mode = self._fenced_line
+            self._mode = _Mode.CODE
             return at
         return end
 
@@ -361,25 +386,21 @@ class TextFilter:
         if not self._drop_reasoning or self._code or (text[at - 1] == "`" and not self._markdown):
             return None
         block, end = reasoning.begin(text, at, is_final=self._is_final)
-        if end == UNDECIDED:
-            raise _UndecidedError
         if block is not None:
             return self._skip(block, at, end)
         return self._drop(at, end) if end else None
 
     def _begins_call(self, at: int) -> bool:
         """Begin to skip a call in JSON at the start of a line; return whether there is one."""
-        begins = reasoning.begins_call(self._text, at) if self._drop_reasoning else 0
-        if begins == UNDECIDED and not self._is_final:
-            raise _UndecidedError
-        if begins == 1:
+        begins = self._drop_reasoning and reasoning.begins_call(self._text, at, is_final=self._is_final)
+        if begins:
             self._skip(reasoning.JsonValue(), at, at)
-        return begins == 1
+        return begins
 
     def _skip(self, block: reasoning.Block | reasoning.JsonValue, at: int, first: int) -> int:
         self._skipped = block
         self._skipped_at = self._offset(at)
-        self._mode = self._skip_block
+        self._mode = _Mode.HIDDEN
         self._drop(at, first)
         return first
 
@@ -389,9 +410,9 @@ class TextFilter:
         end = block.skip(self._text, at)
         if block.is_done:
             self._skipped = None
-            self._mode = self._line_mode if self._at_line_start else None
+            self._mode = self._line_mode if self._at_line_start else _Mode.TEXT
         elif end == at:
-            raise _UndecidedError
+            raise UndecidedError
         return end
 
     # -- within a line ------------------------------------------------------------------------------------------------
@@ -415,8 +436,6 @@ class TextFilter:
         """Read a formula in LaTeX; None if there is none at ``at``."""
         text = self._text
         end, width = latex.extent(text, at, is_final=self._is_final)
-        if end == UNDECIDED:
-            raise _UndecidedError
         if not end:
             return None
         self._wait_for(end)
@@ -510,7 +529,7 @@ class TextFilter:
             self._wait_for(fence.end())
             if text[fence.end() : fence.end() + 1] in ("", "\n"):
                 self._fence = text[at:end]
-                self._mode = self._fenced_line
+                self._mode = _Mode.CODE
                 return fence.end()
         if text[at] == "~":
             return self._emphasis(at)
@@ -613,8 +632,6 @@ class TextFilter:
         length = self._control_tags.length_at(self._text, place, is_final=self._is_final)
         if not length:
             return None
-        if length == UNDECIDED:
-            raise _UndecidedError
         if place > at:
             return self._keep(at, place)
         return self._speak(self._text[at : at + length], at, at + length, self._text[at : at + length])
@@ -631,7 +648,7 @@ class TextFilter:
         bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
         if bracket is None or not bracket["end"]:
             if "\n" not in text[at:]:
-                self._wait_for(at + markup.BRACKET_LIMIT - 1)
+                self._wait_for(at + markup.BRACKET_LIMIT - 1, markup.BRACKET_END)
             return self._keep(at, begin)
         close = bracket.end()
         self._wait_for(close)
@@ -656,10 +673,10 @@ class TextFilter:
             end, depth = markup.target_end(self._text, at)
             if depth and end - at > markup.TARGET_LIMIT:
                 self._depth = depth
-                self._mode = self._long_target
+                self._mode = _Mode.TARGET
                 return end
             if depth:
-                self._wait_for(end)
+                self._wait_for(at + markup.TARGET_LIMIT, markup.TARGET_END)
             return at if depth or end < 0 else end
         if following == "[" and not is_footnote and (label := markup.REFERENCE.match(self._text, at)):
             if label["end"]:
@@ -670,7 +687,7 @@ class TextFilter:
     def _scan_content(self, first: int, last: int) -> None:
         """Read the text of a link, which ends at ``last``."""
         text, is_final, mode = self._text, self._is_final, self._mode
-        self._text, self._is_final, self._mode = text[:last], True, None
+        self._text, self._is_final, self._mode = text[:last], True, _Mode.TEXT
         self._scan(first)
         self._text, self._is_final, self._mode = text, is_final, mode
 
@@ -680,7 +697,7 @@ class TextFilter:
             char = match.group()
             self._depth += (char == "(") - (char == ")")
             if not self._depth or char not in "()":
-                self._mode = None
+                self._mode = _Mode.TEXT
                 return match.end() if char == ")" else match.start()
         return len(self._text)
 
@@ -728,7 +745,7 @@ class TextFilter:
         elif not tag["closed"] and markup.is_spelled(name, values):
             self._spelled_left = _SPELL_LIMIT
             self._closing_spelled = markup.CLOSING_SPELLED[name]
-            self._mode = self._spelled
+            self._mode = _Mode.SPELLED
         elif name in markup.BREAKING_TAGS or markup.ends_sentence(tag):
             self._break(PARAGRAPH, end - 1)
         elif not tag["closed"] and (words := directions.words_of(name, values)) is not None:
@@ -750,11 +767,11 @@ class TextFilter:
         char = text[at]
         if char == "<" and (closing := self._closing_spelled.match(text, at)):
             if closing["whole"]:
-                self._mode = None
+                self._mode = _Mode.TEXT
                 return closing.end()
             self._wait_for(closing.end())
         if char == "\n" or not self._spelled_left:
-            self._mode = None
+            self._mode = _Mode.TEXT
             return at
         self._spelled_left -= 1
         if char.isalnum():
@@ -806,7 +823,7 @@ class TextFilter:
             self._gap(at)
         self._in_angle_brackets = text[at] == "<"
         self._depth = 0
-        self._mode = self._skip_url
+        self._mode = _Mode.URL
         return first
 
     def _skip_url(self, at: int) -> int:
@@ -829,5 +846,5 @@ class TextFilter:
             ):
                 self._depth = depth
                 return end
-        self._mode = None
+        self._mode = _Mode.TEXT
         return at + 1 if text[at] == ">" and self._in_angle_brackets else at

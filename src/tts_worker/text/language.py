@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
+from tts_worker.text.tables import rows
+
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd]")
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d]")
@@ -21,25 +23,10 @@ _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 _HAN_LANGUAGES = ("zh", "yue", "ja")
 _OTHER_SCRIPTS = frozenset({*_HAN_LANGUAGES, "ko", "ru", "uk", "bg", "el", "ar", "he", "hi", "th"})
 _CYRILLIC_LANGUAGES = ("ru", "uk", "bg", "be", "kk", "ky", "mk", "mn", "sr", "tg", "tt")
-_COMMON_WORDS: dict[str, frozenset[str]] = {
-    language: frozenset(words.split())
-    for language, words in {
-        "en": "the and is are to of you it that for at was with in on my this i we have will not your be by from or me "
-        "he she they what can so if our no do as has had but an all up out about there their when how die am per come",
-        "de": "der die das und ist nicht ich ein eine mit auf für zu den von wir sie es im sich auch dem um wie hat am "
-        "uhr haben sind einen oder bei nach aus noch wird danke bitte hallo ihr ihre kostet heute morgen ß ä ö ü",
-        "es": "el la los las que y es un una por para con del se su en lo como más pero está muy usted hay al de mi "
-        "hola gracias cuesta tiene son hoy días años hasta sí ¿ ¡ ñ",
-        "fr": "le la les et est une des que pour dans je vous il nous pas du au ce qui avec sur sont cette à de en un "
-        "ou bonjour merci votre ans heures coûte aujourd'hui ç œ ê î û ë",
-        "it": "il che di è una per non sono con gli della del la lo le ma anche alle si questo come ho un al ha ore "
-        "anni ciao grazie costa oggi alla nel più",
-        "pt": "o que não uma os para com do da em um as se por mais você está dos na de é tem olá obrigado obrigada "
-        "custa hoje às anos ã õ ç",
-        "nl": "de het een en van ik niet dat op te met voor zijn er maar om aan ook naar bij",
-    }.items()
-}
-"""Words and letters that tell a language from the others in Latin letters."""
+_COMMON_WORDS: dict[str, frozenset[str]] = {}
+for _kind, _language, _words in rows("languages"):
+    if _kind == "words":
+        _COMMON_WORDS[_language] = _COMMON_WORDS.get(_language, frozenset()) | frozenset(_words.split())
 _MARKS = re.compile("[¿¡ñßäöüãõçœêîûë]")
 _SYMBOLS = re.compile(
     "(?:(?<=[0-9°]) ?|(?<=[0-9] °))(?:[kcm]?m[23²³]?|[km]?g|[mc]?l|t|h|min|m?s|[CF]|[kM]?Wh?|V|[kMG]?Hz|[kKMGT]B)"
@@ -50,38 +37,6 @@ _FEW_WORDS = 3
 """Latin words without a common one, up to which they are a name in a text of another script."""
 _RECENT_WORDS = 24
 _GREEK = "\u0370-\u037d\u037f-\u0386\u0388-\u03ff\u1f00-\u1fff"
-_SCRIPTS = (
-    ("\u3005\u3007\u3105-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\u9fff\uf900-\uf9ff\U00020000-\U0003fffd", "zh yue ja"),
-    ("\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f", "ja"),
-    ("\u1100-\u11ff\u3131-\u318e\ua960-\ua97c\uac00-\ud7fb\uffa1-\uffdc", "ko"),
-    ("\u0400-\u052f\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f", " ".join(_CYRILLIC_LANGUAGES)),
-    (_GREEK, "el"),
-    ("\u0531-\u0556\u0561-\u0587", "hy"),
-    ("\u0591-\u05bd\u05bf-\u05c2\u05c4-\u05f2\ufb1d-\ufb4f", "he yi"),
-    (
-        "\u0610-\u061a\u0620-\u065f\u066e-\u06d3\u06d5-\u06ef\u06fa-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdfb\ufe70-\ufefc",
-        "ar fa ur ps sd ug ckb",
-    ),
-    ("\u0900-\u0963\u0971-\u097f", "hi mr ne sa"),
-    ("\u0980-\u09e3\u09f0-\u09f1", "bn as"),
-    ("\u0a01-\u0a5e\u0a70-\u0a75", "pa"),
-    ("\u0a81-\u0ae3\u0af9-\u0aff", "gu"),
-    ("\u0b01-\u0b63\u0b71", "or"),
-    ("\u0b82-\u0bd7", "ta"),
-    ("\u0c00-\u0c63", "te"),
-    ("\u0c80-\u0ce3", "kn"),
-    ("\u0d00-\u0d4e\u0d54-\u0d57\u0d5f-\u0d63\u0d7a-\u0d7f", "ml"),
-    ("\u0d81-\u0ddf", "si"),
-    ("\u0e01-\u0e3a\u0e40-\u0e4e", "th"),
-    ("\u0e81-\u0ecd\u0edc-\u0edf", "lo"),
-    ("\u0f00\u0f40-\u0f84\u0f88-\u0fbc", "bo dz"),
-    ("\u1000-\u103f\u1050-\u108f\u109a-\u109d", "my"),
-    ("\u10a0-\u10fa\u10fc-\u10ff\u1c90-\u1cbf", "ka"),
-    ("\u1200-\u135f\u1380-\u138f", "am ti"),
-    ("\u1780-\u17d3\u17dc\u17dd", "km"),
-)
-"""Letters and vowel signs of each script as ranges of a character class, and the languages written in it."""
-
 _GREEK_SYMBOLS = re.compile(rf"[{_GREEK}](?:\s+[{_GREEK}])*")
 """Single Greek letters are symbols, such as that of an angle; a word has more of them."""
 
@@ -121,7 +76,8 @@ def _foreign_pattern(languages: tuple[str, ...]) -> re.Pattern[str] | None:
     tags = set(map(primary_tag, languages))
     if not tags or "mul" in tags:
         return None
-    letters = "".join(ranges for ranges, readers in _SCRIPTS if tags.isdisjoint(readers.split()))
+    scripts = (row for row in rows("languages") if row[0] == "script")
+    letters = "".join(ranges for _, ranges, readers in scripts if tags.isdisjoint(readers.split()))
     if not letters:
         return None
     word = f"[{letters}][{letters}\u0300-\u036f]*"

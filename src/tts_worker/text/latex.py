@@ -11,74 +11,41 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tts_worker.text.patience import UndecidedError
 from tts_worker.text.reading.english.fraction import fraction
 from tts_worker.text.reading.english.words import cardinal, number
+from tts_worker.text.tables import rows
 
-UNDECIDED = -1
 _LIMIT = 400
 """A formula without an end within this many characters is text."""
 _MAX_DEPTH = 20
 
 # -- words ------------------------------------------------------------------------------------------------------------
 
-_SIGNS = r"""
-leq le leqslant lesssim ≤: is less than or equal to; geq ge geqslant gtrsim ≥: is greater than or equal to; =: equals;
-lt <: is less than; gt >: is greater than; neq ne ≠: is not equal to; approx ≈ simeq cong: is approximately;
-sim ∼: is similar to; equiv ≡: is equivalent to; propto ∝: is proportional to; ll ≪: is much less than; +: plus;
-gg ≫: is much greater than; times × cdot · ast *: times; div ÷: divided by; pm ±: plus or minus; mp ∓: minus or plus;
-- − –: minus; /: over; !: factorial; in ∈: in; notin ∉: not in; ni ∋: contains; cup ∪: union; cap ∩: intersection;
-subset ⊂ subseteq ⊆: is a subset of; supset ⊃ supseteq ⊇: is a superset of; setminus ∖: without; mid: given; .: .;
-emptyset varnothing ∅: the empty set; parallel ∥: is parallel to; perp ⊥: is perpendicular to; mapsto ↦: maps to;
-to rightarrow longrightarrow →: to; gets leftarrow ←: from; implies Rightarrow Longrightarrow ⇒: implies;
-iff Leftrightarrow leftrightarrow ⇔: if and only if; forall ∀: for all; exists ∃: there exists; neg lnot ¬: not; ,: ,;
-land wedge ∧: and; lor vee ∨: or; infty ∞: infinity; partial ∂: partial; nabla ∇: nabla; circ degree °: degrees;
-prime ': prime; ell: l; hbar: h bar; angle ∠: angle; therefore ∴: therefore; because ∵: because; %: percent; ²: squared;
-ldots dots cdots vdots ddots …: , dot dot dot,; lbrace: the set; lvert: the absolute value of; lVert Vert: the norm of;
-lfloor: the floor of; lceil: the ceiling of; left right rvert rVert rfloor rceil rbrace langle rangle big Big limits:;
-mod bmod pmod: mod; ³: cubed
-"""
-_FUNCTIONS = """
-sin: sine; cos: cosine; tan: tangent; cot: cotangent; sec: secant; csc: cosecant; arcsin: arc sine; arccos: arc cosine;
-arctan: arc tangent; sinh: hyperbolic sine; cosh: hyperbolic cosine; tanh: hyperbolic tangent; log lg: log;
-ln: natural log; exp: exp; max: max; min: min; sup: supremum; inf: infimum; det: determinant; gcd: G C D;
-dim: dimension; deg: degree; lim: the limit; sum: the sum; prod: the product; int iint oint: the integral
-"""
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi"
-)
-_GREEK_LETTERS = dict(zip(f"{_GREEK} psi omega".split(), "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
+
+def _table(*kinds: str) -> dict[str, str]:
+    """Return the words by name of some kinds of ``data/latex.tsv``."""
+    return {name: spoken for kind, names, spoken in rows("latex") if kind in kinds for name in names.split()}
 
 
-def _entries(table: str) -> Iterator[tuple[list[str], str]]:
-    for entry in table.split(";"):
-        names, _, words = entry.rpartition(":")
-        yield names.split(), words.strip()
-
-
-_FUNCTION_WORDS = {name: words for names, words in _entries(_FUNCTIONS) for name in names}
-_WORDS = {name: words for names, words in _entries(_SIGNS) for name in names} | dict.fromkeys(":;", ",")
-_SYMBOLS = {name: next((n for n in names if not n.isascii()), "") for names, _ in _entries(_SIGNS) for name in names}
-for _name, _letter in _GREEK_LETTERS.items():
+_GREEK = _table("greek")
+_FUNCTIONS, _LIMITS, _FRACTIONS, _FORMS = map(_table, ("function", "limits", "fraction", "form"))
+_RELATIONS = _table("sign")
+_NUMBER_SETS, _POWERS = map(_table, ("set", "power"))
+_WORDS = dict(_RELATIONS)
+_SYMBOLS = {
+    name: next((each for each in names.split() if not each.isascii()), "")
+    for kind, names, _ in rows("latex")
+    if kind == "sign"
+    for name in names.split()
+}
+for _name, _letter in _GREEK.items():
     _WORDS |= {_name: _name, f"var{_name}": _name, _letter: _name}
     _WORDS |= {_name.capitalize(): _name.capitalize(), _letter.upper(): _name.capitalize()}
     _SYMBOLS |= {_name: _letter, f"var{_name}": _letter, _name.capitalize(): _letter.upper()}
-_SYMBOLS |= {name: name for name in _FUNCTION_WORDS} | {"sum": "∑", "int": "∫", "prod": "∏", "sqrt": "√"}
+_SYMBOLS |= {name: name for name in _FUNCTIONS} | _table("symbol")
 _GROUPS = {"{": "}", "(": ")"}
 _ESCAPED = {"%": "percent", "{": "the set", "\\": ",", "&": "and"}
-_FRACTIONS = frozenset(("frac", "dfrac", "tfrac", "cfrac"))
-_SUMS = frozenset(("sum", "prod", "int", "iint", "oint"))
-_FORMS = {"binom": "{} choose {}", "dbinom": "{} choose {}", "vec": "vector {}", "overrightarrow": "vector {}"}
-_FORMS |= {name: f"{{}} {name.removeprefix('wide')}" for name in ("hat", "widehat", "bar", "tilde", "widetilde", "dot")}
-_FORMS |= {"overline": "{} bar", "underline": "{}"}
-_NUMBER_SETS = {"R": "real numbers", "N": "natural numbers", "Z": "integers", "Q": "rationals", "C": "complex numbers"}
-_POWERS = {
-    "two": "squared",
-    "three": "cubed",
-    "T": "transpose",
-    "times": "star",
-    "degrees": "degrees",
-    "prime": "prime",
-}
 _SUPERSCRIPTS = str.maketrans("0123456789+-n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ")
 
 _TEXTS = r"text[a-z]{0,8}|mbox|operatorname|math(?:rm|bf|it|sf|tt|cal|frak)"
@@ -120,7 +87,7 @@ class _Reader:
             words.append(spoken)
             if token not in ("'", "^", "_", " "):
                 name = token.lstrip("\\")
-                is_function = token in ("f", "g", "h", "P") or (name in _FUNCTION_WORDS and name not in _SUMS)
+                is_function = token in ("f", "g", "h", "P") or (name in _FUNCTIONS and name not in _LIMITS)
         return _COMMAS.sub(", ", " ".join(filter(None, words))).replace(" .", ".").strip(" ,")
 
     def _peek(self) -> str:
@@ -159,7 +126,7 @@ class _Reader:
             return self._command(token)
         if _NUMBER.fullmatch(token):
             return number(token)
-        return _FUNCTION_WORDS.get(token) or _WORDS.get(token, token if token.isalpha() else "")
+        return _FUNCTIONS.get(token) or _WORDS.get(token, token if token.isalpha() else "")
 
     def _bar(self) -> str:
         for token in reversed(self._tokens):
@@ -183,17 +150,17 @@ class _Reader:
         if name == "mathbb":
             words = self._argument()
             return f"the {_NUMBER_SETS[words]}" if words in _NUMBER_SETS else words
-        return self._function(name) if name in _FUNCTION_WORDS else _WORDS.get(name, "")
+        return self._function(name) if name in _FUNCTIONS else _WORDS.get(name, "")
 
     def _function(self, name: str) -> str:
-        words = _FUNCTION_WORDS[name]
+        words = _FUNCTIONS[name]
         scripts = {"_": "", "^": ""}
-        while self._peek() in ("_", "\\limits") or (self._peek() == "^" and name in _SUMS):
+        while self._peek() in ("_", "\\limits") or (self._peek() == "^" and name in _LIMITS):
             mark = self._tokens.pop()
             if mark in scripts:
                 scripts[mark] = self._argument()
         below, above = scripts.values()
-        if name in _SUMS:
+        if name in _LIMITS:
             start = f" {'from' if above or ' equals ' in below else 'over'} {below}" if below else ""
             return f"{words}{start}{f' to {above}' if above else ''} of"
         if not below:
@@ -267,29 +234,31 @@ _NUMBER_FIRST = re.compile(
 _CUT_PRICE = re.compile(rf"{_PRICE}(?:[.,]|/| |[A-Za-z] ?[+-]? ?)?\Z")
 _COMMAND = re.compile(r"\\([A-Za-z]{1,24})(?![A-Za-z])")
 _WORD = re.compile("[A-Za-z0-9]")
-_RELATIONS = frozenset(name for names, _ in _entries(_SIGNS) for name in names)
-_KNOWN = frozenset({*_WORDS, *_FUNCTION_WORDS, *_FRACTIONS, "sqrt", "binom"})
+_KNOWN = frozenset({*_WORDS, *_FUNCTIONS, *_FRACTIONS, "sqrt", "binom"})
 _BRACES = re.compile(r"[{}\n]")
 
 
 def extent(text: str, at: int, *, is_final: bool) -> tuple[int, int]:
-    """Return the end of the formula that begins at ``at``, and the length of its delimiters.
+    """Return the end of the formula that begins at ``at``, and the length of its delimiters; the end is 0 for none.
 
-    The end is 0 if there is none, ``UNDECIDED`` if its rest may follow.
+    Raises:
+        UndecidedError: Its rest may follow.
     """
-    if len(text) <= at + 1:
-        return (0 if is_final else UNDECIDED), 0
-    if text[at + 1].isalpha() and text[at] == "\\":
-        end = _command_end(text, at, is_final=is_final)
-        width = 0
-    elif text[at] == "\\":
-        end = _closed(text, at, "\\)" if text[at + 1] == "(" else "\\]", _DISPLAY) if text[at + 1] in "([" else 0
-        width = 2
-    elif text[at + 1] == "$":
-        end, width = _closed(text, at, "$$", _DISPLAY), 2
-    else:
-        end, width = _dollar_end(text, at, is_final=is_final), 1
-    return (0 if end == UNDECIDED and is_final else end), width
+    try:
+        if len(text) <= at + 1:
+            raise UndecidedError
+        if text[at + 1].isalpha() and text[at] == "\\":
+            return _command_end(text, at, is_final=is_final), 0
+        if text[at] == "\\":
+            closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
+            return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
+        if text[at + 1] == "$":
+            return _closed(text, at, "$$", _DISPLAY), 2
+        return _dollar_end(text, at, is_final=is_final), 1
+    except UndecidedError:
+        if not is_final:
+            raise
+        return 0, 0
 
 
 def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
@@ -297,11 +266,18 @@ def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
     if _WORD.match(text, at - 1) or text[at + 1] in " \n":
         return 0
     if text[at + 1].isdigit() and not _NUMBER_FIRST.match(text, at + 1):
-        return UNDECIDED if _CUT_PRICE.match(text, at + 1) else 0
-    end = _closed(text, at, "$", _INLINE)
-    if end > 0 and (text[end - 2] == " " or _WORD.match(text, end)):
+        _decide(not _CUT_PRICE.match(text, at + 1))
         return 0
-    return UNDECIDED if end == len(text) and not is_final else end
+    end = _closed(text, at, "$", _INLINE)
+    if end and (text[end - 2] == " " or _WORD.match(text, end)):
+        return 0
+    _decide(end < len(text) or is_final)
+    return end
+
+
+def _decide(is_decided: object) -> None:
+    if not is_decided:
+        raise UndecidedError
 
 
 def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
@@ -310,8 +286,8 @@ def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
     end = match.end() if match else at
     if text.startswith(closing, end):
         return end + len(closing) if end > at + len(closing) else 0
-    is_cut = len(text) < at + _LIMIT and closing.startswith(text[end:])
-    return UNDECIDED if is_cut else 0
+    _decide(len(text) >= at + _LIMIT or not closing.startswith(text[end:]))
+    return 0
 
 
 def _command_end(text: str, at: int, *, is_final: bool) -> int:
@@ -320,8 +296,7 @@ def _command_end(text: str, at: int, *, is_final: bool) -> int:
     if command is None:
         return 0
     end, name = command.end(), command[1]
-    if end == len(text) and not is_final:
-        return UNDECIDED
+    _decide(end < len(text) or is_final)
     if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
         return 0  # a path
     if name not in _KNOWN and text[end : end + 1] != "{":
@@ -330,20 +305,21 @@ def _command_end(text: str, at: int, *, is_final: bool) -> int:
         if text[end] in "^_" and text[end + 1 : end + 2] != "{":
             script = _COMMAND.match(text, end + 1)
             end = script.end() if script else min(end + 2, len(text))
-        else:
-            end = _group_end(text, end + (text[end] in "^_"), at + _LIMIT)
-            if end <= 0:
-                return end
-    return end if end < len(text) or is_final else UNDECIDED
+        elif not (end := _group_end(text, end + (text[end] in "^_"), at + _LIMIT)):
+            return 0
+    _decide(end < len(text) or is_final)
+    return end
 
 
 def _group_end(text: str, at: int, limit: int) -> int:
     if text[at] == "[":
         end = text.find("]", at, min(at + 10, limit)) + 1
-        return end or (UNDECIDED if len(text) < at + 10 else 0)
+        _decide(end or len(text) >= at + 10)
+        return end
     depth = 0
     for match in _BRACES.finditer(text, at, limit):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
         if match.group() == "\n" or depth == 0:
             return match.end() if depth == 0 else 0
-    return UNDECIDED if len(text) < limit else 0
+    _decide(len(text) >= limit)
+    return 0

@@ -13,17 +13,12 @@ from functools import cache
 
 from tts_worker.text.character_filter import SOFT_SPACE, is_filtered
 from tts_worker.text.characters import UNSPACED_CLASS
+from tts_worker.text.tables import words
 
 ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 SPACES = frozenset(" \n")
-BREAKING_TAGS = frozenset(
-    (
-        *("address", "article", "aside", "blockquote", "br", "break", "dd", "details", "div", "dl", "dt"),
-        *("figcaption", "footer", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav"),
-        *("ol", "p", "pre", "section", "summary", "table", "tr", "ul"),
-    )
-)
-SPACED_TAGS = frozenset(("s", "td", "th"))
+_TAGS = words("tags")
+BREAKING_TAGS, SPACED_TAGS = _TAGS["breaking"], _TAGS["spaced"]
 CITATION = re.compile(r"\d{1,3}(?:[,–-] ?\d{1,3})*")
 
 # -- the start of a line ----------------------------------------------------------------------------------------------
@@ -104,6 +99,9 @@ ENTITY = re.compile("&[A-Za-z0-9#]{1,10};")
 BRACKET_LIMIT = 203
 """A bracket still open after this many characters is plain text."""
 BRACKET = re.compile(r"!?\[(?P<content>(?:[^\[\]\\\n]|\\.|\[[^\[\]\n]*\])*)(?P<end>\])?")
+BRACKET_END = re.compile(r"[]\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+TARGET_END = re.compile(r"[]\[)<\s]")
+"""What ends the content or the target of a link, or shows that it is none."""
 REFERENCE = re.compile(r"\[[^\[\n\]]{0,60}(?P<end>\])?")
 _NAME_CHARS = r"[A-Za-z0-9\-:_.]"
 _ATTRIBUTE = rf"[A-Za-z]{_NAME_CHARS}*="

@@ -9,20 +9,17 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import NoReturn
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
-from tts_worker.text.character_filter import LINE_BREAKS
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
-from tts_worker.text.markup import BRACKET_LIMIT
 from tts_worker.text.readable import ReadableText
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
 from tts_worker.text.skipping import skip_foreign
-from tts_worker.types import Boundary, Segment, UrlMode
+from tts_worker.types import Boundary, DropReasoning, Segment, UrlMode
 
 log = logging.getLogger(__name__)
 
@@ -30,28 +27,14 @@ _LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
 _BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
 
-# What may complete a segment: a mark with the space or ideograph after it, a line break, a tag, unusual characters.
-# Other text only does so if it grows too long. A clause mark completes no segment that is too short.
+_PLAIN = " A-Za-z0-9#*_`~()'\"/%@=+{}^\u00c0-\u024f\u4e00-\u9fff"
 _CLAUSE_MARKS = ",;:|-"
-_LETTERS = "A-EGI-LN-VX-Za-egi-ln-vx-z0-9"  # A mark before them is part of a word; the others may begin a URL.
-_STOPS = rf".!?&{re.escape(_CLAUSE_MARKS)}"
-_INSIDE = r"A-Za-z0-9#*_`~()\['\"/%@=+{}^<\u00c0-\u024f"
-_WIDE = "\u4e00-\u9fff"
-_PLAIN = f" {_INSIDE}{_WIDE}"
-_ENDING = re.compile(
-    f"[^{_PLAIN}](?:(?<=[^{_PLAIN}{_STOPS}])|(?<=-).*-|(?<=&)[A-Za-z0-9#]{{1,10}};"
-    f"|(?<=[{_STOPS}])(?:(?<=&)|(?![{_LETTERS}]))[^ {_WIDE}]*[ {_WIDE}])"
-)
-_ENDING_START = re.compile(f"[^{_PLAIN}](?:(?<=[^{_PLAIN}.!?,;:|])|(?![{_LETTERS}]))")
-_ENDING_REST = re.compile(f"[^{_INSIDE}.!?&,:|]")  # the last characters of ``_ENDING``
-_FORMULA_MARKS = "$\\"
-_MARK = re.compile(r"[^A-Za-z0-9 #*_`~()\[]|\*[A-Za-z]")
+_STOPS = f".!?&{_CLAUSE_MARKS}"
+_MARKS = re.compile(rf"[^{_PLAIN}{_STOPS}]|[{_STOPS}][^A-EGI-LN-VX-Za-egi-ln-vx-z0-9]")
+"""What may complete a segment that is not too long. Stops before letters are in a word, unless a URL may follow."""
 _WORD_END = re.compile("[^A-Za-z0-9]")
-_SPEECH = re.compile(r"[^\W_]")
-_LINK_TEXT_END = re.compile(rf"[{LINE_BREAKS}\]]")
-_LINK_TARGET_END = re.compile(rf"[{LINE_BREAKS} <\[\])]")
-_OPEN_TARGET = re.compile(r"\]\([^ ]*\Z")
-_TABLE_MARKS = re.compile("[-|: ]+")
+_HELD_CHARS = 2
+"""A space and a digit that the stages before the segmenter may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +44,8 @@ class TextOptions(SegmenterOptions):
     Attributes:
         markdown: Whether Markdown and tags are removed.
         urls: How bare URLs are read.
-        drop_reasoning: Whether reasoning and tool text of language models is removed.
+        drop_reasoning: Whether reasoning and tool text of language models is removed; "from_start": also what precedes
+            the first closing tag of reasoning, of a model whose template has the opening one.
         language: BCP-47 tag, for abbreviations and formulas; None means English rules.
         languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
         control_tags: Tags that the engine acts on.
@@ -73,7 +57,7 @@ class TextOptions(SegmenterOptions):
 
     markdown: bool = True
     urls: UrlMode = UrlMode.DROP
-    drop_reasoning: bool = True
+    drop_reasoning: DropReasoning = True
     language: str | None = None
     languages: tuple[str, ...] = ()
     control_tags: ControlTags | None = None
@@ -125,14 +109,9 @@ class TextPipeline:
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
         self._unread = ""
-        # What the unread text may be without completing a segment, see ``_find_limits``.
-        self._fitting = 0  # length up to which it surely fits the segment
-        self._max_fitting = 0  # largest such length
-        self._size_left = self._clause_size_left = 0  # spoken size that fits; that before a clause mark completes it
-        self._has_speech = False  # whether the segment has text to speak
-        self._ending = _WORD_END  # what may complete it
-        self._watched = _WORD_END  # new text without these characters needs no search for an ending
-        self._searched = 0  # length of the unread text without an ending
+        self._quiet_chars = 0  # length up to which unread text without ``_marks`` completes no segment
+        self._marks = _MARKS
+        self._clause_size_left = 0  # size of unread text from which a clause mark may complete a segment
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
         self._ended = False
@@ -157,19 +136,14 @@ class TextPipeline:
         """
         if self._decoder.may_wait or not isinstance(delta, str) or not delta.isascii():
             delta = self._decoder.feed(delta)
-        unread = self._unread + delta
-        length = len(unread)
-        if length <= self._fitting and self._watched.search(delta) is None:  # as for most deltas
-            self._unread = unread
-            return []
-        if self._ended:
-            self._reject()
-        self._unread = unread
-        if self._may_complete(unread, length):
-            self._read()
-            if self._segmenter.ready:
-                return self._pop_ready()
-        return []
+        place = len(self._unread) - 1  # a mark may be the last character so far
+        self._unread = unread = self._unread + delta
+        if len(unread) <= self._quiet_chars:  # as for most deltas
+            mark = self._marks.search(unread, place if place > 0 else 0)
+            if mark is None or not self._may_complete(mark):
+                return []
+        self._read()
+        return self._pop_ready() if self._segmenter.ready else []
 
     def flush(self) -> list[Segment]:
         """Emit pending text without ending; half a character still waits for its other half.
@@ -207,9 +181,9 @@ class TextPipeline:
         self._unread += self._decoder.end()
         self._read()
         self._ended = True
-        self._fitting = -1
+        self._quiet_chars = -1
         self._filter.settle()
-        if (start := self._filter.unclosed_at) is not None:
+        if (start := self._filter.unclosed_at) is not None and start < self._length:
             log.warning(
                 "the text ends in reasoning or a tool call that is not closed; %d characters are not spoken",
                 self._length - start,
@@ -227,102 +201,44 @@ class TextPipeline:
         self._parts.append(text)
         self._length += len(text)
 
-    def _reject(self) -> NoReturn:
-        raise IllegalCommand("the text of this utterance has ended; begin another utterance")
-
     def _read(self) -> None:
         """Run the text that has not been read through the stages."""
-        if self._ended:
-            self._reject()
         text = self._unread
         self._unread = ""
+        if self._ended:
+            raise IllegalCommand("the text of this utterance has ended; begin another utterance")
         self._parts.append(text)
         for place in range(0, len(text), _BLOCK_CHARS):
             self._filter.push(text[place : place + _BLOCK_CHARS], self._length + place)
             self._run_stages()
         self._length += len(text)
-        self._find_limits()
+        self._find_quiet()
 
     def _run_stages(self) -> None:
         if self._lexicon is not None:
             self._lexicon.run()
         self._segmenter.run()
 
-    def _may_complete(self, unread: str, length: int) -> bool:
-        """Return whether the text that has not been read may complete a segment."""
-        if length > self._fitting:
-            if length <= self._max_fitting:
-                size_left = self._size_left - _largest_size(unread)
-                self._fitting = min(self._max_fitting, length + size_left // MAX_SIZE)
-            if length > self._fitting:
-                return True
-        search = self._ending.search
-        place = self._searched
-        while ending := search(unread, place):
-            place, end = ending.span()
-            if unread[place] in _FORMULA_MARKS:  # its words may be longer
-                return True
-            if unread[place] not in _CLAUSE_MARKS or self._ends_clause(unread[:end]):
-                self._has_speech = self._has_speech or _SPEECH.search(unread, 0, end) is not None
-                if self._has_speech:
-                    return True
-            place += 1
-        if self._ending is _ENDING:
-            start = _ENDING_START.search(unread, place)
-            place = start.start() if start else length
-            self._watched = _ENDING_REST if start else _ENDING_START
-        self._searched = place
-        return False
+    def _may_complete(self, mark: re.Match[str]) -> bool:
+        """Return whether the unread text from ``mark`` on may complete a segment."""
+        text = mark.string
+        if mark[0][0] not in _CLAUSE_MARKS or spoken_size(text) >= self._clause_size_left:
+            return True
+        return any(found[0][0] not in _CLAUSE_MARKS for found in self._marks.finditer(text, mark.end() - 1))
 
-    def _ends_clause(self, text: str) -> bool:
-        """Return whether a clause that ends with ``text`` is long enough for a segment."""
-        size_left = self._clause_size_left
-        return MAX_SIZE * len(text) >= size_left and _largest_size(text) >= size_left
-
-    def _find_limits(self) -> None:
-        """Find which text may be added without completing a segment."""
-        self._fitting = self._max_fitting = self._searched = 0
-        undecided = self._filter.undecided
-        if undecided is None or (self._lexicon is not None and self._lexicon.is_matching):
-            if (marks := self._filter.skips_to) is not None:
-                self._fitting = self._max_fitting = _BLOCK_CHARS
-                self._has_speech = True
-                self._ending = self._watched = marks
+    def _find_quiet(self) -> None:
+        """Find which text may follow without completing a segment."""
+        self._clause_size_left = 0
+        if (patience := self._filter.patience) is not None:
+            self._quiet_chars, self._marks = patience
             return
-        self._has_speech, self._size_left, self._clause_size_left = self._segmenter.size_left()
-        self._max_fitting = _BLOCK_CHARS
-        if self._by_word:
-            self._ending = self._watched = _WORD_END
-            self._size_left -= self._margin
-            self._clause_size_left = 0
-        else:
-            self._ending = _ENDING
-            self._watched = _ENDING_START
-        if undecided == " ":
-            self._size_left -= 1
-            self._clause_size_left -= 1
-        elif undecided:
-            self._hold(undecided)
-        self._fitting = min(self._max_fitting, self._size_left // MAX_SIZE)
-
-    def _hold(self, undecided: str) -> None:
-        """Take into account the text that the filter has not passed on."""
-        self._size_left -= MAX_SIZE * len(undecided)
-        self._clause_size_left -= MAX_SIZE * len(undecided)
-        self._has_speech = self._has_speech or _SPEECH.search(undecided) is not None
-        if not _MARK.search(undecided):
-            return
-        if self._by_word:
-            self._max_fitting = 0
-        elif _TABLE_MARKS.fullmatch(undecided):
-            if "|" in undecided:
-                self._size_left = self._clause_size_left
-        elif undecided.lstrip()[0] == "[" and ("]" not in undecided or _OPEN_TARGET.search(undecided)):
-            self._ending = self._watched = _LINK_TARGET_END if "]" in undecided else _LINK_TEXT_END
-            self._max_fitting = BRACKET_LIMIT - 1 - len(undecided)
-            self._has_speech = True  # other text follows the link
-        else:
-            self._max_fitting = 0
+        size_left, clause_left = self._segmenter.size_left()
+        self._quiet_chars = min(_BLOCK_CHARS, (size_left - self._margin) // MAX_SIZE - _HELD_CHARS)
+        if self._lexicon is not None and self._lexicon.is_matching:
+            self._quiet_chars = 0
+        self._marks = _WORD_END if self._by_word else _MARKS
+        if not self._by_word:
+            self._clause_size_left = clause_left - _HELD_CHARS * MAX_SIZE
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:
@@ -337,8 +253,3 @@ class TextPipeline:
         if self._verbalizer is not None:
             ready = [self._verbalizer.apply(segment) for segment in ready]
         return [skip_foreign(segment, self._languages) for segment in ready] if self._languages else ready
-
-
-def _largest_size(text: str) -> int:
-    """Return the spoken size of ``text``, or the largest it can have: a tag may have characters spelled."""
-    return MAX_SIZE * len(text) if "<" in text else spoken_size(text)

@@ -44,12 +44,9 @@ class ReadableText(MappedText):
         return self._blank in (" ", "\n")
 
     @property
-    def undecided(self) -> str | None:
-        """The space that the next character may drop; None if it decides more."""
-        blank = self._blank
-        if blank == "\n" or (blank == SOFT_SPACE and self._last_char not in " \n"):
-            return None
-        return "" if blank == SOFT_SPACE else blank
+    def is_undecided(self) -> bool:
+        """Whether the next character decides more than whether a space is dropped."""
+        return self._blank == "\n" or (self._blank == SOFT_SPACE and self._last_char not in " \n")
 
     @property
     def ends_sentence(self) -> bool:

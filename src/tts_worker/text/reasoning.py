@@ -13,12 +13,15 @@ from __future__ import annotations
 import re
 from functools import cache
 
-UNDECIDED = -1
+from tts_worker.text.patience import UndecidedError
 
 _PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
-_NAMES = (
+_REASONING = (
     r"think(?:ing)?|thoughts?|reasoning|reflection|(?:reasoning_)?scratch_?pad|analysis|chain_of_thought|cot"
-    r"|inner_monologue|antthinking|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
+    r"|inner_monologue|antthinking"
+)
+_NAMES = (
+    rf"{_REASONING}|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
     r"|function_(?:response|result)s?"
 )
 _BRACKETED = "THINK|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS"
@@ -46,6 +49,7 @@ _STRAY = re.compile(
 """A closing without an opening, as of a model whose template has the opening; or another special token."""
 
 _ENDS = {
+    "from_start": rf"(?i:</{_PREFIX}(?:{_REASONING})[ ]{{0,8}}>)|\[/THINK\]|<\|END_THINKING\|>",
     "tag": rf"(?i:(?<!`)<(?P<open>){_PREFIX}NAME(?:[ ][^<>/]{{0,16}})?>|</{_PREFIX}NAME[ ]{{0,8}}>)",
     "function": r"(?i:</function[ ]{0,8}>)",
     "details": r"(?i:<(?P<open>)details\b|</details[ ]{0,8}>)",
@@ -103,6 +107,11 @@ class Block:
         return self._is_spoken if mark["message"] else True
 
 
+def from_start() -> Block:
+    """Return the reasoning that a text begins with whose opening is in the template of the model."""
+    return Block("from_start", "")
+
+
 class JsonValue:
     """A call in JSON that is being skipped. A blank line ends it too, should a bracket be missing."""
 
@@ -150,7 +159,10 @@ def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | No
     """Return what is skipped from ``at`` on, and where that begins to end.
 
     Without a block, the text up to the place is dropped: a closing without an opening, a special token. The place is 0
-    if there is nothing to drop, ``UNDECIDED`` if more text must arrive.
+    if there is nothing to drop.
+
+    Raises:
+        UndecidedError: More text must arrive.
     """
     if text[at] == "[" and text[at + 1 : at + 2] not in ("", "/", "A", "T"):
         return None, 0
@@ -160,10 +172,14 @@ def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | No
             return Block(kind, opening[kind]), at if kind == "channel" else end
         if header := _HEADER.match(text, end):
             return JsonValue(), header.end()
-        return None, end if is_final or len(text) > end + _HEADER_LIMIT else UNDECIDED
+        if not is_final and len(text) <= end + _HEADER_LIMIT:
+            raise UndecidedError
+        return None, end
     if stray := _STRAY.match(text, at):
         return None, stray.end()
-    return None, UNDECIDED if not is_final and _CUT.match(text, at) else 0
+    if not is_final and _CUT.match(text, at):
+        raise UndecidedError
+    return None, 0
 
 
 _JSON_TOKEN = re.compile(r'[ \n]{0,40}([\[{:,]|"[^"\n]{0,100}")')
@@ -180,17 +196,23 @@ _CALL_KEYS = re.compile(
 _CALL_TOKENS = 22
 
 
-def begins_call(text: str, at: int) -> int:
-    """Return whether a call in JSON begins at ``at``: 1, 0, or ``UNDECIDED`` if its keys have not arrived."""
+def begins_call(text: str, at: int, *, is_final: bool) -> bool:
+    """Return whether a call in JSON begins at ``at``.
+
+    Raises:
+        UndecidedError: Its keys have not arrived.
+    """
     found = ""
     for _ in range(_CALL_TOKENS):
         token = _JSON_TOKEN.match(text, at)
         if token is None:
-            return UNDECIDED if _CUT_TOKEN.match(text, at) else 0
+            if not is_final and _CUT_TOKEN.match(text, at):
+                raise UndecidedError
+            return False
         found += token[1]
         at = token.end()
         if _CALL.fullmatch(found):
-            return 1
+            return True
         if not _CALL_KEYS.match(found):
-            return 0
-    return 0
+            return False
+    return False

@@ -18,9 +18,16 @@ from functools import lru_cache
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import TIME_CHARS, Period, PeriodRules
 from tts_worker.text.character_filter import BREAK
-from tts_worker.text.characters import FIRST_IDEOGRAPH, extends, is_closer, is_spoken, is_unspaced, spoken_weight
+from tts_worker.text.characters import (
+    FIRST_IDEOGRAPH,
+    breaks_before,
+    extends,
+    is_closer,
+    is_spoken,
+    is_unspaced,
+    spoken_weight,
+)
 from tts_worker.text.mapped_text import UNIT, MappedText
-from tts_worker.text.rewrite_alignment import breaks_before
 from tts_worker.types import Boundary, Segment, Span
 
 _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
@@ -135,22 +142,15 @@ class Segmenter:
 
     # -- the stream ---------------------------------------------------------------------------------------------------
 
-    def size_left(self) -> tuple[bool, int, int]:
-        """Return what may be added to pending text without completing a segment.
-
-        Returns:
-            Whether pending text is spoken, the spoken size that may be added, and that with a comma after it.
-        """
+    def size_left(self) -> tuple[int, int]:
+        """Return the spoken size that may be added without completing a segment, and that with a clause mark."""
         text = self.source.text
         length = len(text)
-        if not length:
-            return False, self._limit, self._clause_minimum
-        has_speech = self._has_speech_before(length)
-        if self._waiting is not None or (self._by_word and not text[-1].isascii()):
-            return has_speech, 0, 0  # any character may complete one
+        if self._waiting is not None or (self._by_word and text and not text[-1].isascii()):
+            return 0, 0  # any character may complete one
         if length > self._sized:
             self._set_size(self._size + self._size_of(self._sized, length), length)
-        return has_speech, self._limit - self._size, self._clause_minimum - self._size
+        return self._limit - self._size, self._clause_minimum - self._size
 
     def run(self) -> None:
         """Emit the segments that are complete."""

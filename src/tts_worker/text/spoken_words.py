@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tts_worker.text.characters import cluster_end, is_opener, is_spoken
-from tts_worker.text.rewrite_alignment import breaks_before, source_ranges
+from tts_worker.text.characters import breaks_before, cluster_end, is_opener, is_spoken
 from tts_worker.types import Receipt, Segment, Word, WordTiming
-
-__all__ = ["SpokenWord", "cut_at", "source_ranges", "split_spoken", "spoken_words"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Voices of a worker: catalog, stored voices, enrolment, voice packs. Needs no engine and no session."""
+"""Voices of a worker: catalog, stored voices, enrollment, voice packs. Needs no engine and no session."""

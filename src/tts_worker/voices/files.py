@@ -24,6 +24,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, UnknownVoice
 
 FORMAT = 1
@@ -31,8 +32,6 @@ VOICES_DIR = "voices"  # within a model directory, unless another folder is name
 MAX_JSON_BYTES = 64 << 10
 MAX_TENSOR_BYTES = 8 << 20  # ample for 30 s of 100 mel bins
 MAX_TEXT_CHARS = 4000
-MAX_PROMPT_S = 30.0
-"""Limit of the speech tokenizers; every synthesis step attends to the whole prompt."""
 _MAX_ROWS = {"prompt_text_ids": 4 * MAX_TEXT_CHARS, "tokens": 3_000, "mel": 6_000, "embedding": 8_192}
 """Limits for any model: 30 s of 100 tokens and 200 mel frames per second. ``check`` applies the model's own rates."""
 MAX_ABS = 1000.0  # log magnitudes and embeddings are two orders below

@@ -1,6 +1,6 @@
-"""The voices of a worker, as resources: one owner of catalog, stored voices and enrolment.
+"""The voices of a worker, as resources: one owner of catalog, stored voices and enrollment.
 
-A voice is computed on the enrolment thread of its engine and stored in the engine's directory. Every process with the
+A voice is computed on the enrollment thread of its engine and stored in the engine's directory. Every process with the
 same directory lists it within a second, and knows it as soon as a request names it. A voice of a request is enrolled
 in memory.
 """
@@ -35,7 +35,7 @@ from tts_worker.types import EngineInfo
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.details import NEUTRAL, VoiceDetails, split_style
-from tts_worker.voices.enrolment import Enrolment, check_size
+from tts_worker.voices.enrollment import Enrollment, check_size
 from tts_worker.voices.files import STYLE_SEPARATOR, Voice, voice_folder
 from tts_worker.voices.mixing import mix_voices
 from tts_worker.voices.packs import InstalledPack, PackPrompt, VoicePack
@@ -72,14 +72,14 @@ class VoiceHost(Protocol):
 
 
 class VoiceLibrary:
-    """The voices of a worker: the catalog, the stored voices of all engines, and their enrolment.
+    """The voices of a worker: the catalog, the stored voices of all engines, and their enrollment.
 
     All methods belong to one event loop. ``connect`` names the host, which is told of every change.
 
     Args:
         catalog: Lists the voices.
         stores: Directories of stored voices, by engine.
-        enrolling: Configured engines that can enrol voices, loaded or not.
+        enrolling: Configured engines that can enroll voices, loaded or not.
         max_stored: Voices that one directory may hold.
     """
 
@@ -96,7 +96,7 @@ class VoiceLibrary:
         self._enrolling = enrolling
         self._max_stored = max_stored
         self._host: VoiceHost | None = None
-        self._enrolments: dict[str, Enrolment] = {}  # of loaded engines
+        self._enrollments: dict[str, Enrollment] = {}  # of loaded engines
         self._locks = {engine: asyncio.Lock() for engine in stores}
         self._adding: dict[tuple[str, str], str | None] = {}  # voices being added -> their owner
 
@@ -110,7 +110,7 @@ class VoiceLibrary:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def add_engine(self, name: str, family: str, info: EngineInfo, enrolment: Enrolment | None = None) -> None:
+    def add_engine(self, name: str, family: str, info: EngineInfo, enrollment: Enrollment | None = None) -> None:
         """Add the voices of a started engine, which replace those of an engine of that name.
 
         Raises:
@@ -118,27 +118,27 @@ class VoiceLibrary:
         """
         self.catalog.add(name, family, info)
         self.catalog.remove_all_enrolled(name)
-        if enrolment is not None:
-            self._enrolments[name] = enrolment
+        if enrollment is not None:
+            self._enrollments[name] = enrollment
 
     def withdraw_engine(self, name: str) -> None:
         """Keep the voices of an engine that is unloaded as known ones, without those that were enrolled."""
         self.catalog.mark_unloaded(name)
-        self._enrolments.pop(name, None)
+        self._enrollments.pop(name, None)
 
-    def enrolment(self, engine: str) -> Enrolment | None:
-        """Return the enrolment of a loaded engine; None if it cannot enrol voices."""
-        return self._enrolments.get(engine)
+    def enrollment(self, engine: str) -> Enrollment | None:
+        """Return the enrollment of a loaded engine; None if it cannot enroll voices."""
+        return self._enrollments.get(engine)
 
     def count_pending(self, engine: str) -> int:
         """Number of recordings that an engine is analyzing."""
-        enrolment = self._enrolments.get(engine)
-        return 0 if enrolment is None else enrolment.pending
+        enrollment = self._enrollments.get(engine)
+        return 0 if enrollment is None else enrollment.pending
 
     @property
-    def can_enrol(self) -> bool:
-        """Whether a loaded engine can enrol voices from recordings."""
-        return bool(self._enrolments)
+    def can_enroll(self) -> bool:
+        """Whether a loaded engine can enroll voices from recordings."""
+        return bool(self._enrollments)
 
     @property
     def can_store(self) -> bool:
@@ -148,23 +148,23 @@ class VoiceLibrary:
     @property
     def can_add(self) -> bool:
         """Whether voices made of recordings can be stored, perhaps after an engine was loaded."""
-        return self.can_store and bool(self._enrolments or self._enrolling)
+        return self.can_store and bool(self._enrollments or self._enrolling)
 
-    async def _enrolment_of(self, engine: str | None) -> tuple[str, Enrolment]:
-        """Return an engine that can enrol voices and its enrolment; load it if necessary.
+    async def _enrollment_of(self, engine: str | None) -> tuple[str, Enrollment]:
+        """Return an engine that can enroll voices and its enrollment; load it if necessary.
 
         Raises:
-            InvalidRequest: No configured engine can enrol voices.
+            InvalidRequest: No configured engine can enroll voices.
             Draining, NotReady, OverCapacity: The engine cannot be used now.
         """
-        name = _first(self._enrolments, engine) or _first(self._enrolling, engine)
+        name = _first(self._enrollments, engine) or _first(self._enrolling, engine)
         if name is None:
-            raise InvalidRequest("no engine of this worker can enrol voices from recordings: use a listed voice")
+            raise InvalidRequest("no engine of this worker can enroll voices from recordings: use a listed voice")
         if self._host is not None:
             await self._host.use_engine(name)
-        if name not in self._enrolments:
+        if name not in self._enrollments:
             raise _unloading(name)
-        return name, self._enrolments[name]
+        return name, self._enrollments[name]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -216,28 +216,28 @@ class VoiceLibrary:
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
-    async def enrol(self, recording: bytes, transcript: str = "", engine: str | None = None) -> VoiceDescription:
-        """Enrol a voice from a recording. It is unlisted and cached; voices of sessions are not evicted.
+    async def enroll(self, recording: bytes, transcript: str = "", engine: str | None = None) -> VoiceDescription:
+        """Enroll a voice from a recording. It is unlisted and cached; voices of sessions are not evicted.
 
         The same recording and transcript give the same voice. Waits for an engine that is loaded on demand.
 
         Args:
             recording: A complete audio file.
             transcript: The words of the recording. Without it only the timbre is cloned.
-            engine: The engine to use; None selects the first that can enrol voices.
+            engine: The engine to use; None selects the first that can enroll voices.
 
         Raises:
-            Forbidden: The API key may not enrol voices.
-            InvalidRequest: No configured engine can enrol voices, or the recording is unusable.
+            Forbidden: The API key may not enroll voices.
+            InvalidRequest: No configured engine can enroll voices, or the recording is unusable.
             TextTooLong: The recording or the transcript is too long.
-            OverCapacity: Too many enrolments are running.
+            OverCapacity: Too many enrollments are running.
             Draining: The worker is shutting down.
             NotReady: The engine is not ready or still being loaded.
         """
-        current_caller().require(ApiScope.ENROL)
-        name, enrolment = await self._enrolment_of(engine)
+        current_caller().require(ApiScope.ENROLL)
+        name, enrollment = await self._enrollment_of(engine)
         host = self._host
-        voice = await enrolment.voice_of(recording, transcript, lambda: () if host is None else host.session_voices)
+        voice = await enrollment.voice_of(recording, transcript, lambda: () if host is None else host.session_voices)
         if not self.catalog.is_loaded(name):
             raise _unloading(name)
         for evicted in voice.evicted:
@@ -275,8 +275,8 @@ class VoiceLibrary:
         engine = self._engine(new.engine)
         await self.refresh()
         with self._reserved(engine, new, caller):
-            _, enrolment = await self._enrolment_of(engine)
-            voice, figures = await enrolment.compute(recording, new.transcript)
+            _, enrollment = await self._enrollment_of(engine)
+            voice, figures = await enrollment.compute(recording, new.transcript)
             details = new.details(caller, "recording", _rounded(figures), voice.notes)
             return await self._save(engine, new, voice, details)
 
@@ -349,8 +349,8 @@ class VoiceLibrary:
             kept = {key: getattr(known, key) for key in ("created_at_s", "figures", "notes")}
             if known == details.model_copy(update=kept):
                 return
-        _, enrolment = await self._enrolment_of(engine)
-        voice, figures = await enrolment.compute(await asyncio.to_thread(prompt.read), prompt.text)
+        _, enrollment = await self._enrollment_of(engine)
+        voice, figures = await enrollment.compute(await asyncio.to_thread(prompt.read), prompt.text)
         measured = {"created_at_s": now_s(), "figures": _rounded(figures), "notes": voice.notes}
         await asyncio.to_thread(
             self._stores[engine].save, name, voice, details.model_copy(update=measured), replace=known is not None
@@ -366,7 +366,7 @@ class VoiceLibrary:
     def _changing_caller(self) -> Caller:
         """Return the caller, who may change the stored voices. Raises Forbidden; InvalidRequest if there are none."""
         caller = current_caller()
-        caller.require(ApiScope.ENROL)
+        caller.require(ApiScope.ENROLL)
         if not self._stores:
             raise InvalidRequest("no engine of this worker stores voices: it needs a CosyVoice model")
         return caller

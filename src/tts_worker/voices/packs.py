@@ -24,7 +24,7 @@ from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.voices.details import NEUTRAL, Tag, VoiceMetadata
-from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
+from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 
 METADATA = "metadata.yaml"
 MAX_METADATA_BYTES = 1 << 20

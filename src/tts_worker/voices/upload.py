@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tts_worker.callers import Caller
 from tts_worker.errors import InvalidRequest
 from tts_worker.voices.details import NEUTRAL, VoiceDetails, VoiceMetadata
-from tts_worker.voices.enrolment import MAX_PROMPT_CHARS
+from tts_worker.voices.enrollment import MAX_PROMPT_CHARS
 from tts_worker.voices.files import STYLE_SEPARATOR
 
 MAX_MIX = 8

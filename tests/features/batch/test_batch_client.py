@@ -17,8 +17,8 @@ import soundfile
 import tts_worker
 from tests.conftest import serving
 from tts_worker.cli import main
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.batches import BatchText, HttpBatches, UnknownBatch
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, ErrorCode, InvalidRequest
 from tts_worker.features.batch.command import parse_texts
 from tts_worker.timeouts import fail_after
@@ -201,7 +201,7 @@ async def test_command_with_lost_answer_starts_one_batch(tmp_path: Path, capsys:
         ("\n \n", "no text"),
         ('{"input": "a"}\n{"input', "line 2 is not valid JSON"),
         ('{"text": "a"}', "line 1: an item is an object"),
-        ('{"input": "a", "colour": 1}', "line 1: unknown field 'colour'"),
+        ('{"input": "a", "color": 1}', "line 1: unknown field 'color'"),
         ('{"input": "a", "speed": "fast"}', "line 1: the type of speed"),
         ('{"input": "a", "id": "../a"}', "line 1: an id has"),
         ('{"input": "a", "id": "x"}\n{"input": "b", "id": "X"}', "line 2: the id X is also that of line 1"),

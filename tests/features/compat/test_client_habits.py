@@ -188,7 +188,7 @@ async def test_recording_in_a_request_gives_its_voice() -> None:
             assert (answer.status_code, word in answer.text) == (400, True), answer.text
 
 
-async def test_recording_without_an_engine_that_enrols_is_refused() -> None:
+async def test_recording_without_an_engine_that_enrolls_is_refused() -> None:
     async with serving() as address, http(address) as client:
         recording = base64.b64encode(wav(speech(4, 16_000))).decode()
         answer = await client.post(SPEECH, json={**PCM, "ref_audio": recording})

@@ -76,7 +76,7 @@ async def test_the_published_client_gets_audio() -> None:
         (zero_shot(b""), "INVALID_ARGUMENT"),
         (zero_shot(b"odd"), "INVALID_ARGUMENT"),
         (zero_shot(SECOND * 31), "INVALID_ARGUMENT"),
-        (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here enrols voices
+        (zero_shot(SECOND), "INVALID_ARGUMENT"),  # no engine here enrolls voices
     ],
 )
 async def test_invalid_requests_are_a_status(request_: pb.Request, code: str) -> None:

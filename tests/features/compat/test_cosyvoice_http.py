@@ -19,7 +19,7 @@ from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.integration.test_websocket import metric, until_live_sessions
 from tts_worker.types import PcmFrame, SessionOptions
-from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
+from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 from tts_worker.worker import Worker
 
 TEXT = "Hello there, my friend. How are you today?"
@@ -149,7 +149,7 @@ async def test_instructions_need_the_capability() -> None:
         assert (await client.post("/inference_sft", data=body)).status_code == 400
         answer = await client.post("/inference_zero_shot", data={"tts_text": TEXT, "prompt_text": "x"}, files=upload())
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
-        assert "enrol" in answer.json()["error"]["message"]
+        assert "enroll" in answer.json()["error"]["message"]
 
 
 def wav_that_claims(rate_hz: int, channels: int) -> bytes:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.behaviour.faults import fault_at
-from tests.behaviour.table import LONG
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behavior.faults import fault_at
+from tests.behavior.table import LONG
+from tests.behavior.transports import Setup, serve_setup
 from tests.conftest import serving
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import until_live_sessions

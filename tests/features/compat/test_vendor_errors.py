@@ -11,9 +11,9 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from tests.behaviour.faults import fault_at
-from tests.behaviour.table import LONG
-from tests.behaviour.transports import Setup, serve_setup
+from tests.behavior.faults import fault_at
+from tests.behavior.table import LONG
+from tests.behavior.transports import Setup, serve_setup
 from tests.conftest import serving
 from tests.fakes.late import LateModule
 from tts_worker.engine.tone import Fault

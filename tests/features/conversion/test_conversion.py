@@ -29,12 +29,12 @@ from tools.bench.__main__ import main as bench
 from tts_worker import TTS, AsyncTTS
 from tts_worker.callers import Caller, acting_as
 from tts_worker.cli import main
+from tts_worker.client.registry.entry import WorkerCapabilities, WorkerEntry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import InvalidRequest, QuotaExceeded, TextTooLong, UnknownVoice
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION
-from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
-from tts_worker.registry.store import RedisStore
 from tts_worker.session.conversion import RecordedSource
 from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.settings import load_settings

@@ -20,9 +20,9 @@ from tests.conftest import serving, until
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
 from tests.integration.test_api_keys import APP, bearer, key_file, speak
 from tests.integration.test_websocket import dial
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
 from tts_worker.features.fleet.quotas import RedisQuotas
-from tts_worker.registry.store import RedisStore
 
 _prefixes = itertools.count()
 

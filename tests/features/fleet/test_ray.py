@@ -31,13 +31,14 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import ConnectionClosed
 
-from tests.behaviour.behaviours import BEHAVIOURS, BehaviourContext
-from tests.behaviour.transports import Setup
+from tests.behavior.behaviors import BEHAVIORS, BehaviorContext
+from tests.behavior.transports import Setup
 from tests.conftest import tone_settings
 from tests.fakes.clock import measure_stalls
 from tests.fakes.late import LateModule
 from tts_worker.client import connect
 from tts_worker.errors import ConfigError
+from tts_worker.features.fleet.settings import RaySettings
 from tts_worker.settings import Settings, load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 from tts_worker.worker import Worker, running_worker
@@ -99,14 +100,14 @@ def _connect(settings: Settings) -> None:
 
     before = set(psutil.Process().children(recursive=True))
     try:
-        ray_transport.connect(settings.ray)
+        ray_transport.connect(settings.section(RaySettings))
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
         ray.shutdown()
         for process in set(psutil.Process().children(recursive=True)) - before:  # Ray would end them at exit
             process.kill()
-        ray_transport.connect(settings.ray)
+        ray_transport.connect(settings.section(RaySettings))
 
 
 @pytest.fixture(scope="module")
@@ -270,11 +271,11 @@ async def test_routes_work_through_the_proxy(cluster: Cluster) -> None:
         assert large.status_code == 413
 
 
-@pytest.mark.parametrize("name", [name for name, behaviour in BEHAVIOURS.items() if behaviour.setup == Setup()])
-async def test_behaviour(cluster: Cluster, name: str) -> None:
-    behaviour = BEHAVIOURS[name]
-    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
-        await behaviour.run(BehaviourContext(client, True))
+@pytest.mark.parametrize("name", [name for name, behavior in BEHAVIORS.items() if behavior.setup == Setup()])
+async def test_behavior(cluster: Cluster, name: str) -> None:
+    behavior = BEHAVIORS[name]
+    async with connect(f"ws://{cluster.host}", behavior.setup.client) as client:
+        await behavior.run(BehaviorContext(client, True))
 
 
 def test_the_cluster_listens_on_loopback_only(cluster: Cluster) -> None:
@@ -366,39 +367,39 @@ async def test_more_sessions_add_replicas(cluster: Cluster) -> None:
         await until_running(2)
 
 
-async def test_behaviour_with_other_settings(cluster: Cluster) -> None:
+async def test_behavior_with_other_settings(cluster: Cluster) -> None:
     """A deployment takes seconds. Every setting reaches a replica in the same way, so one stands for all."""
-    behaviour = BEHAVIOURS["full_worker_refuses_until_a_slot_is_free"]
-    await cluster.deploy(**behaviour.setup.sections, ray=ONE_REPLICA)
-    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
-        await behaviour.run(BehaviourContext(client, True))
+    behavior = BEHAVIORS["full_worker_refuses_until_a_slot_is_free"]
+    await cluster.deploy(**behavior.setup.sections, ray=ONE_REPLICA)
+    async with connect(f"ws://{cluster.host}", behavior.setup.client) as client:
+        await behavior.run(BehaviorContext(client, True))
 
 
 def replica_with(name: str) -> Any:
-    """Replica class with the faulty worker of a behaviour."""
+    """Replica class with the faulty worker of a behavior."""
     from tts_worker.features.fleet.ray import Replica
 
     class FaultyReplica(Replica):
         @staticmethod
         def create_worker(settings: Settings) -> Worker:
-            from tests.behaviour.behaviours import BEHAVIOURS  # the table cannot be pickled, so the replica imports it
-            from tests.behaviour.transports import FaultyWorker
+            from tests.behavior.behaviors import BEHAVIORS  # the table cannot be pickled, so the replica imports it
+            from tests.behavior.transports import FaultyWorker
 
-            return FaultyWorker(BEHAVIOURS[name].setup)
+            return FaultyWorker(BEHAVIORS[name].setup)
 
     return FaultyReplica
 
 
-async def test_behaviour_with_a_failing_worker(cluster: Cluster) -> None:
+async def test_behavior_with_a_failing_worker(cluster: Cluster) -> None:
     from tts_worker.features.fleet import ray as ray_transport
 
     name = "engine_fault_is_a_retryable_error"
-    behaviour = BEHAVIOURS[name]
+    behavior = BEHAVIORS[name]
     one = ray_transport.application(settings_of(cluster.port, ray=ONE_REPLICA), replica_with(name))
     cluster.sections = {"failing": name}  # unlike those of any other deployment
     await asyncio.to_thread(serve.run, one, name=ray_transport.APPLICATION, route_prefix="/")
-    async with connect(f"ws://{cluster.host}", behaviour.setup.client) as client:
-        await behaviour.run(BehaviourContext(client, True))
+    async with connect(f"ws://{cluster.host}", behavior.setup.client) as client:
+        await behavior.run(BehaviorContext(client, True))
 
 
 async def test_the_command_drains_and_leaves_the_cluster_running(cluster: Cluster) -> None:

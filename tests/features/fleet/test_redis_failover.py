@@ -18,10 +18,11 @@ from tests.fakes.redis import EMBEDDED_BINARY, REAL_REDIS, RedisProcess, eventua
 from tests.features.fleet.test_quotas import long_redis_timeout, sharing
 from tests.features.fleet.test_registry import entry
 from tts_worker.client import connect
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConfigError, ConnectionLost
 from tts_worker.features.fleet.registrar import Registrar
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.store import RedisStore
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.settings import load_settings
 
 __all__ = ["long_redis_timeout"]  # a fixture for every test of this module, too
@@ -43,11 +44,11 @@ async def replicated(binary: str | Path) -> AsyncIterator[tuple[RedisProcess, Re
     """A master and its replica, which has all that the master has."""
     async with real_redis(binary=binary) as master, real_redis(binary=binary) as replica:
         await replica.command("REPLICAOF", "127.0.0.1", master.port)
-        await eventually(lambda: is_synchronised(replica))
+        await eventually(lambda: is_synchronized(replica))
         yield master, replica
 
 
-async def is_synchronised(replica: RedisProcess) -> bool:
+async def is_synchronized(replica: RedisProcess) -> bool:
     return (await replica.command("INFO", "replication")).get("master_link_status") == "up"
 
 
@@ -227,7 +228,8 @@ def test_cluster_url_is_refused_by_name(binary: str | Path) -> None:
 
 def test_sentinel_url_is_a_setting_and_a_client_url(binary: str | Path) -> None:
     url = "redis+sentinel://:secret@127.0.0.1:26379,127.0.0.1:26380/calls/1"
-    assert load_settings(flags={"registry": {"quotas_url": url}}).registry.quotas_url is not None
+    settings = load_settings(flags={"registry": {"quotas_url": url}})
+    assert settings.section(RegistrySettings).quotas_url is not None
     assert RedisStore(url).name.endswith("127.0.0.1:26379,127.0.0.1:26380")
     assert connect(f"{url}?prefix=worker:") is not None
     with pytest.raises(ConfigError):

@@ -19,10 +19,8 @@ from redis.asyncio import Redis
 
 from tests.conftest import until
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, real_redis
-from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
-from tts_worker.features.fleet.registrar import Registrar
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.entry import (
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.entry import (
     LOOPBACK,
     WorkerCapabilities,
     WorkerEntry,
@@ -31,8 +29,10 @@ from tts_worker.registry.entry import (
     parse_networks,
     parse_worker_address,
 )
-from tts_worker.registry.signature import sign_entry, verify_entry
-from tts_worker.registry.store import RedisStore
+from tts_worker.client.registry.signature import sign_entry, verify_entry
+from tts_worker.client.registry.store import RedisStore
+from tts_worker.errors import ConfigError, ConnectionLost, InvalidRequest
+from tts_worker.features.fleet.registrar import Registrar
 
 _prefixes = itertools.count()
 
@@ -52,7 +52,7 @@ def entry(name: str = "one", **values: Any) -> WorkerEntry:
 @pytest.fixture(autouse=True)
 def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow test machine must not look like an unreachable Redis."""
-    monkeypatch.setattr("tts_worker.registry.store.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("tts_worker.client.registry.store.TIMEOUT_S", 30.0)
 
 
 @dataclass
@@ -335,7 +335,7 @@ async def test_junk_entries_hide_no_worker(registry: RegistryClient, caplog: pyt
 async def test_a_host_name_is_replaced_by_its_checked_address(
     registry: RegistryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tts_worker.registry.directory._RESOLVE_S", 30.0)
+    monkeypatch.setattr("tts_worker.client.registry.directory._RESOLVE_S", 30.0)
     await registry.forge("one", entry(addr="grpc://localhost:7002").to_json())
     assert set(await registry.workers()) == {"one"}
     assert (await registry.workers())["one"] in ("127.0.0.1:7002", "[::1]:7002")

@@ -15,13 +15,15 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
-from tests.behaviour.recording_client import RecordingClient
-from tests.behaviour.transports import Setup, faulty_worker
+from tests.behavior.recording_client import RecordingClient
+from tests.behavior.transports import Setup, faulty_worker
 from tests.conftest import until
 from tests.fakes.proxy import Proxy, run_proxy
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
 from tts_worker.client.grpc import GrpcConnector
+from tts_worker.client.registry.directory import WorkerDirectory
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.engine.tone import Fault, ToneSettings
 from tts_worker.errors import (
     ConfigError,
@@ -33,8 +35,6 @@ from tts_worker.errors import (
     UnknownVoice,
 )
 from tts_worker.grpc_serving import GrpcServers, running_grpc
-from tts_worker.registry.directory import WorkerDirectory
-from tts_worker.registry.store import RedisStore
 from tts_worker.types import ControlName, Ended, Outcome, Started
 from tts_worker.worker import Worker
 
@@ -50,7 +50,7 @@ _names = itertools.count()
 @pytest.fixture(autouse=True)
 def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow test machine must not look like an unreachable Redis."""
-    monkeypatch.setattr("tts_worker.registry.store.TIMEOUT_S", 30.0)
+    monkeypatch.setattr("tts_worker.client.registry.store.TIMEOUT_S", 30.0)
 
 
 @dataclass

@@ -16,10 +16,10 @@ from tests.integration.grpc_worker import running_grpc_worker
 from tests.integration.test_websocket import dial
 from tts_worker import AsyncTTS
 from tts_worker.errors import MissingExtra
-from tts_worker.features.tracing import traces
+from tts_worker.features.tracing import FEATURE, traces
 from tts_worker.features.tracing.traces import open_traces
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.settings import TracingSettings
+from tts_worker.settings import Settings
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra 'otel'")
 
@@ -39,7 +39,7 @@ def parent(trace: str, *, sampled: bool = True) -> str:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Receives the spans of workers that export traces, when they have stopped."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr(traces, "open_traces", lambda settings: open_traces(settings, exporter))
+    monkeypatch.setattr(traces, "open_traces", lambda endpoint, ratio: open_traces(endpoint, ratio, exporter))
     yield exporter
     exporter.clear()
 
@@ -170,7 +170,7 @@ def test_collector_that_hangs_does_not_delay_the_exit(
 ) -> None:
     monkeypatch.setattr(traces, "EXIT_TIMEOUT_S", 0.01)
     exporter = StuckExporter()
-    exported = open_traces(TracingSettings.model_validate(TRACING), exporter)
+    exported = open_traces(TRACING["endpoint"], 1.0, exporter)
     assert exported is not None
     exported._tracer.start_span("a").end()
     exported.close()
@@ -181,7 +181,8 @@ def test_collector_that_hangs_does_not_delay_the_exit(
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_traces(TracingSettings()) is None
+    assert FEATURE.exporter is not None
+    assert FEATURE.exporter(Settings()) is None
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingExtra, match="otel"):
-        open_traces(TracingSettings(endpoint="http://127.0.0.1:9/v1/traces"))
+        open_traces("http://127.0.0.1:9/v1/traces", 1.0)

@@ -25,8 +25,8 @@ with warnings.catch_warnings():
     from tts_worker.features.webrtc.peer import Peer
 
 from tts_worker.features.webrtc.offers import Offer, PeerRegistry
+from tts_worker.features.webrtc.settings import WebRtcSettings
 from tts_worker.server.limits import ApiLimits
-from tts_worker.settings import WebRtcSettings
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 
@@ -370,7 +370,8 @@ async def unconnected_peer() -> AsyncIterator[tuple[Peer, list[str | bytes]]]:
     async with running_worker(settings) as worker:
         options = SessionOptions()
         session = await worker.hub.admit(options)
-        peer = Peer(worker.hub, session, options, settings.webrtc, ApiLimits.of(settings), lambda peer: None)
+        section = settings.section(WebRtcSettings)
+        peer = Peer(worker.hub, session, options, section, ApiLimits.of(settings), lambda peer: None)
         with patch.object(peer, "_handle_message", handled.append):
             yield peer, handled
         await peer._release()

@@ -14,7 +14,7 @@ import soundfile
 from tts_worker.audio.decode import read_recording
 from tts_worker.errors import InvalidRequest
 from tts_worker.features.conversion.windows import recording_windows
-from tts_worker.voices.enrolment import read_prompt
+from tts_worker.voices.enrollment import read_prompt
 
 TONE = (0.3 * np.sin(np.arange(24_000) / 9)).astype(np.float32)
 ALLOWED = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"}

@@ -11,8 +11,8 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Close
 
 from tests.fakes.clock import in_virtual_time
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.connection import WorkerConnection
+from tts_worker.client.settings import ClientSettings
 from tts_worker.protocol.json_codec import dumps
 from tts_worker.protocol.messages import ReadyMessage, StartedMessage
 from tts_worker.types import Ended, SessionOptions

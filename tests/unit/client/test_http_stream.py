@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.client import http_api
-from tts_worker.client.base import ClientSettings
 from tts_worker.client.http_api import HttpApi
+from tts_worker.client.settings import ClientSettings
 from tts_worker.errors import ConnectionLost, InvalidRequest, TTSWorkerError
 from tts_worker.timeouts import fail_after
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.behaviour.recording_client import RecordingClient
+from tests.behavior.recording_client import RecordingClient
 from tests.fakes.clock import in_virtual_time
 from tests.fakes.dialogue import PARAMS, DialogueWorker
 from tts_worker.client.link import RemoteConfig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import importlib
 import shutil
@@ -15,17 +14,13 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
-import torch
 
-from tests.unit.cosyvoice.acceleration import fake_flashinfer
-from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
-from tts_worker.commands import doctor_acceleration, doctor_backends
-from tts_worker.commands.finding import Finding, Status
+from tests.fakes.torch_build import fake_torch
+from tts_worker.commands import doctor_backends
 from tts_worker.commands.onnxruntime_builds import diagnose, imported_folder, installed_builds
-from tts_worker.engine.cosyvoice import onnx_providers, ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, TENSORRT, load_problem
-from tts_worker.engine.cosyvoice.ops.audio import paged_attention
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, load_problem
+from tts_worker.finding import Finding, Status
 
 INSTALL = 'pip install "."'
 CPU_BUILD = ("onnxruntime", "1.31.1")
@@ -204,78 +199,22 @@ def test_missing_cuda_provider_names_the_command(monkeypatch: pytest.MonkeyPatch
 # -- PyTorch and TensorRT ---------------------------------------------------------------------------------------------
 
 
-def fake_torch(cuda: str | None, *, device: bool = False, captures: bool = True) -> Any:
-    class Counter:
-        def __iadd__(self, _: int) -> Counter:
-            return self
-
-        def tolist(self) -> list[float]:
-            return [1.0]
-
-    def graph(_: object, *, capture_error_mode: str) -> contextlib.AbstractContextManager[None]:
-        if not captures:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return contextlib.nullcontext()
-
-    return SimpleNamespace(
-        __version__="2.13.0",
-        version=SimpleNamespace(cuda=cuda),
-        device=torch.device,
-        zeros=lambda *_, **__: Counter(),
-        cuda=SimpleNamespace(
-            is_available=lambda: device,
-            device_count=lambda: 1,
-            get_device_name=lambda _: "NVIDIA Test 5000",
-            CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
-            graph=graph,
-            device=lambda _: contextlib.nullcontext(),
-        ),
-    )
-
-
 @pytest.mark.parametrize(
     ("torch", "driver", "detail", "advice"),
     [
         (fake_torch(None), False, "2.13.0 on the CPU; this build has no CUDA", ""),
         (fake_torch(None), True, "this build has no CUDA", "pip install --force-reinstall torch"),
         (fake_torch("13.0"), True, "built for CUDA 13.0, but sees no device", ""),
-        (fake_torch("13.0", device=True), True, "CUDA 13.0, NVIDIA Test 5000; CUDA graphs work", ""),
-        (fake_torch("13.0", device=True, captures=False), True, "CUDA graphs fail (operation not permitted", ""),
+        (fake_torch("13.0", device=True), True, "CUDA 13.0, NVIDIA Test 5000", ""),
     ],
 )
 def test_torch_is_described_as_it_runs(
     torch: Any, driver: bool, detail: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setattr(doctor_acceleration, "_kernel_problem", str)
     finding = doctor_backends._torch(torch)
     assert (finding.status, finding.advice) == (Status.OK, advice)
     assert detail in finding.detail
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_missing_triton_is_told_on_cuda(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object() if is_installed else None)
-    monkeypatch.setattr(doctor_acceleration, "_kernel_problem", str)
-    finding = doctor_backends._torch(fake_torch("13.0", device=True))
-    assert ("triton is not installed" in finding.detail) is not is_installed
-    assert bool(finding.advice) is not is_installed
-
-
-def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch, "device", lambda name: "cpu")
-    monkeypatch.setattr(paged_attention, "fault", "")
-    monkeypatch.setattr(kernels, "triton_problem", str)
-
-    monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace(paged_attention=paged_attention.composition))
-    assert "fused attention works" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
-    monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace())  # the kernel cannot be launched
-    assert "fused attention is not used" in doctor_backends._torch(fake_torch("13.0", device=True)).detail
-    monkeypatch.setattr(kernels, "triton_problem", lambda: "triton cannot be used (no compiler)")
-    detail = doctor_backends._torch(fake_torch("13.0", device=True)).detail
-    assert "fused attention is not used (triton cannot be used (no compiler))" in detail
 
 
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,103 +223,3 @@ def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         finding = doctor_backends._torch(None)
         assert finding.status is Status.OPTIONAL
         assert extra in finding.advice
-
-
-def test_tensorrt_is_missing_or_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
-    assert missing.status is Status.OPTIONAL
-    assert "[tensorrt]" in missing.advice
-    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="11.4"))
-    without_device = doctor_acceleration._tensorrt(fake_torch("13.0"))
-    assert without_device.status is Status.OPTIONAL
-    assert "runs on PyTorch instead" in without_device.detail
-    cache = tmp_path / "tts-worker" / "tensorrt"
-    cache.mkdir(parents=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    header = b'{"key": {"graph": "flow.encoder.onnx", "gpu": "NVIDIA Test 5000", "tensorrt": "%s"}}\n'
-    for name, version in (("a", b"11.4"), ("b", b"10.9")):
-        (cache / f"{name}.plan").write_bytes(header % version + bytes(1_000_000))
-    (cache / "c.plan").write_bytes(b"not a plan")
-    use_cpu_as_cuda(monkeypatch)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
-    assert finding.status is Status.OK
-    assert finding.detail == f"11.4, builds and runs a small engine; 2 plans, 1 of this version, 2 MB in {cache}"
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ("Logger", "cannot start: TypeError: pybind11::init(): factory function returned nullptr"),
-        ("Builder", "cannot build identity.onnx: TypeError: pybind11"),
-        ("Runtime", "cannot load the plan: TypeError: pybind11"),
-        ("parse", "cannot read identity.onnx: an unknown operator"),
-        ("build", "cannot build identity.onnx"),
-        ("execute", "cannot run identity.onnx: RuntimeError: TensorRT cannot run the engine"),
-        ("values", "returns other values than its input"),
-    ],
-)
-def test_tensorrt_is_built_and_run_and_not_only_imported(
-    broken: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cpu_as_cuda(monkeypatch)
-    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(broken))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
-    assert finding.status is Status.OPTIONAL
-    assert finding.detail.startswith("10.9.0 does not work")
-    assert reason in finding.detail
-    assert "\n" not in finding.detail
-    assert "pip install" in finding.advice
-
-
-def test_old_tensorrt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
-    assert (finding.status, finding.detail) == (Status.OPTIONAL, "8.6.1 is too old, needed: 10.3 or later")
-
-
-def test_tensorrt_is_replaced_by_the_build_for_the_cuda_of_torch(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", FakeTrt(version="8.6.1"))
-    monkeypatch.setattr(doctor_acceleration, "install_command", lambda extra="": f'pip install ".[{extra}]"')
-
-    def advice(cuda: str | None) -> str:
-        return doctor_acceleration._tensorrt(fake_torch(cuda)).advice
-
-    assert advice("12.8") == 'pip install ".[tensorrt]"', "not installed by pip"
-    for name in ("tensorrt", "tensorrt_cu13_libs", "tensorrt_llm", "torch_tensorrt"):
-        (site / f"{name}-8.6.1.dist-info").mkdir()
-        (site / f"{name}-8.6.1.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 8.6.1\n")
-    importlib.invalidate_caches()
-    uninstall = "pip uninstall -y tensorrt tensorrt-cu13-libs && "
-    assert advice("12.8") == f'{uninstall}pip install "tensorrt-cu12>=10.3"'
-    assert advice(None) == f'{uninstall}pip install ".[tensorrt]"'
-
-
-def test_tensorrt_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: str) -> Any:
-        raise OSError("libnvinfer.so.10: cannot open shared object file")
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    finding = doctor_acceleration._tensorrt(fake_torch("13.0", device=True))
-    assert finding.status is Status.OPTIONAL
-    assert "cannot be imported: libnvinfer.so.10" in finding.detail
-
-
-def test_flashinfer_is_missing_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(torch: Any) -> Finding:
-        return doctor_acceleration._flashinfer(torch)
-
-    on_device = fake_torch("13.0", device=True)
-    on_device.bfloat16, on_device.device = torch.bfloat16, lambda name: torch.device("cpu")
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: None)
-    assert find(on_device).status is Status.OPTIONAL
-    assert "[flashinfer]" in find(on_device).advice
-
-    monkeypatch.setattr(doctor_acceleration, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    assert "sees no CUDA device" in find(fake_torch("13.0")).detail
-    assert find(on_device).status is Status.OK
-    assert "the numbers of PyTorch" in find(on_device).detail
-
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())  # an older version without the wrapper
-    assert find(on_device).status is Status.OPTIONAL
-    assert "BatchPrefillWithPagedKVCacheWrapper" in find(on_device).detail

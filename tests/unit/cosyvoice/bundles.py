@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
+    from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 
 DATA = Path(__file__).parents[2] / "data" / "cosyvoice"
 FAMILIES = ("cosyvoice2", "cosyvoice3")
@@ -110,7 +110,9 @@ OFFICIAL_SIZES = {
 
 
 def official_config(family: str) -> CosyVoiceConfig:
-    from tts_worker.engine.cosyvoice.config import CosyVoiceConfig  # imports PyTorch, which many users do not need
+    from tts_worker.engine.cosyvoice.bundle.config import (
+        CosyVoiceConfig,  # imports PyTorch, which many users do not need
+    )
 
     text = yaml_of(family)
     for tiny_text, official_text in OFFICIAL_SIZES[family]:

@@ -20,7 +20,7 @@ def _digest(file: Path) -> bytes:
 def files_are_read_once() -> Iterator[None]:
     """Also those of copies: what is read depends on the content."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tts_worker.engine.cosyvoice import bundle, config, tensor_files
+    from tts_worker.engine.cosyvoice.bundle import config, directory, tensor_files
     from tts_worker.models.bundles import hyperyaml
 
     read, parse = tensor_files.read_tensors, hyperyaml.load_hyperyaml
@@ -41,7 +41,7 @@ def files_are_read_once() -> Iterator[None]:
         return deepcopy(parsed[text])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "read_tensors", read_tensors)
+        patch.setattr(directory, "read_tensors", read_tensors)
         patch.setattr(config, "load_hyperyaml", load_hyperyaml)
         yield
 
@@ -50,8 +50,9 @@ def files_are_read_once() -> Iterator[None]:
 def sessions_are_created_once() -> Iterator[None]:
     """ONNX Runtime optimizes a graph for half a second; its sessions keep nothing between calls."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
-    from tts_worker.engine.cosyvoice import audio_frontend, onnx_providers
-    from tts_worker.engine.cosyvoice.engine_config import ACCELERATION, has_acceleration
+    from tts_worker.engine.cosyvoice.execution import onnx_providers
+    from tts_worker.engine.cosyvoice.execution.settings import ACCELERATION, has_acceleration
+    from tts_worker.engine.cosyvoice.voices import audio_frontend
 
     users = [audio_frontend, onnx_providers]
     if has_acceleration():
@@ -81,7 +82,7 @@ def few_solver_steps() -> Iterator[None]:
     """Not for the session: other folders, which the same process may run, compare with the reference."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
     from tests.unit.cosyvoice.networks import SOLVER_STEPS
-    from tts_worker.engine.cosyvoice import config
+    from tts_worker.engine.cosyvoice.bundle import config
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "EULER_STEPS", SOLVER_STEPS)

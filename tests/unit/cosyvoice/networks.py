@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, qwen_of, tiny, yaml_of
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models.dims import FlowDims
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.dims import FlowDims
 from tts_worker.models.bundles.report import Problem
 
 __all__ = [
@@ -105,7 +105,7 @@ def load_shallow(bundle: Bundle, **options: Any) -> Networks:
 @contextmanager
 def little_work() -> Iterator[None]:
     """Load shallow networks with few solver steps, for tests of a worker: what they check holds for any networks."""
-    steps = patch("tts_worker.engine.cosyvoice.config.EULER_STEPS", SOLVER_STEPS)
+    steps = patch("tts_worker.engine.cosyvoice.bundle.config.EULER_STEPS", SOLVER_STEPS)
     with steps, patch.object(Networks, "load", load_shallow):
         yield
 

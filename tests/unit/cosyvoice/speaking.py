@@ -15,8 +15,8 @@ import soundfile
 from tests.unit.cosyvoice.bundles import GOLDEN, copy_of
 from tests.unit.cosyvoice.networks import load_shallow
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
 Say = Callable[..., dict[str, Any]]
 

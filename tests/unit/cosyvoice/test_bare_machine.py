@@ -17,7 +17,7 @@ import tts_worker.engine.cosyvoice as package
 for module in pkgutil.walk_packages(package.__path__, "tts_worker.engine.cosyvoice."):
     if not module.name.endswith("_triton"):  # imported by the first launch on CUDA
         importlib.import_module(module.name)
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tools.random_bundle.writer import write_random_bundle
 
 bundle = write_random_bundle(sys.argv[1], "cosyvoice3", "tiny", prompt_models=False)

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.tensor_files import read_pickled, read_safetensors, read_tensors, write_safetensors
-from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.tensor_files import (
+    read_pickled,
+    read_safetensors,
+    read_tensors,
+    write_safetensors,
+)
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError
 
 

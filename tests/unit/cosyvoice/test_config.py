@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, official_config, qwen_of, tiny, yaml_of
-from tts_worker.engine.cosyvoice.alignment import DEFAULT_TOKENS_PER_WEIGHT
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.bundle.config import DEFAULT_TOKENS_PER_WEIGHT, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
 from tts_worker.errors import BundleError
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.streaming.engines import KEY, bundle, engine, tokenizer
 from tests.unit.streaming.engines import settings as streaming
 from tts_worker.commands import say, speak_offline
-from tts_worker.engine.cosyvoice.enrol import instruct_ids
-from tts_worker.engine.cosyvoice.presets import DIALECTS, EMOTIONS, MANNERS
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
-from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
+from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
+from tts_worker.engine.cosyvoice.voices.speaker import DIALECTS, EMOTIONS, MANNERS, instruct_ids
 from tts_worker.errors import MissingExtra
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.instruction import END_OF_PROMPT
@@ -147,14 +146,14 @@ def test_engine_names_its_tags() -> None:
 )
 def test_say_applies_the_rules(how: dict[str, bool], spoken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def without_wetext() -> None:
-        raise MissingExtra("text normalization", "normalise")
+        raise MissingExtra("text normalization", "normalize")
 
     monkeypatch.setattr(speak_offline, "load_normalizer", without_wetext)
     assert [segment.text for segment in said("他 有3m²", **how)] == spoken
 
 
 def test_say_reads_with_wetext_where_it_is_installed() -> None:
-    pytest.importorskip("wetext", reason="needs the extra 'normalise'")
+    pytest.importorskip("wetext", reason="needs the extra 'normalize'")
     (segment,) = said("他有25%。", by_reference=True)
     assert segment.text == "他有百分之二十五。"
 

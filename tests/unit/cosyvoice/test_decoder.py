@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.streaming.engines import networks
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.streams import HostStream
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 
 LONG: list[Item] = [(Kind.SOS, 0), *[(Kind.TEXT, 5)] * 10, (Kind.TASK, 0), *[(Kind.SPEECH, 7)] * 48]
 

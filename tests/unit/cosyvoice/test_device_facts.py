@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tts_worker.engine.cosyvoice.device import device_facts
+from tts_worker.engine.cosyvoice.execution.device import device_facts
 
 
 @pytest.fixture(autouse=True)

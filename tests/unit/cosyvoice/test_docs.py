@@ -14,7 +14,8 @@ import pytest
 from tools.reference.compat import Compat
 from tts_worker.cli import all_commands
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cosyvoice.md").read_text("utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = "".join((ROOT / name).read_text("utf-8") for name in ("docs/cosyvoice.md", "tools/README.md"))
 TYPED = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 OURS = [line for line in TYPED if line.startswith("tts-worker ")]
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tts_worker.engine.cosyvoice import engine_config, execution, ops
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
-from tts_worker.engine.cosyvoice.execution import (
+from tts_worker.engine.cosyvoice import ops
+from tts_worker.engine.cosyvoice.execution import plan, settings
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.plan import (
     ABSENT,
     Accelerator,
     Backend,
@@ -23,7 +24,7 @@ from tts_worker.engine.cosyvoice.execution import (
     plan_execution,
     select_backend,
 )
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -35,8 +36,9 @@ PLAIN_TESTS = (
 DOCTOR = """
 from tests.fakes import without_acceleration
 from tts_worker.commands.doctor_backends import backend_findings
+from tts_worker.features.acceleration import FEATURE
 
-for finding in backend_findings():
+for finding in [*backend_findings(), *FEATURE.checks()]:
     print(finding.what, finding.status.name, finding.detail)
 """
 
@@ -52,7 +54,7 @@ def is_plain(planned: Execution) -> bool:
 
 
 def test_cpu_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "find_accelerator", lambda: pytest.fail("nothing is looked for"))
+    monkeypatch.setattr(plan, "find_accelerator", lambda: pytest.fail("nothing is looked for"))
     planned = plan_execution(on("cpu"), Any, StreamingConfig(graphs=True))  # type: ignore[arg-type]
     assert is_plain(planned)
     assert planned.missing == ()
@@ -62,7 +64,7 @@ def test_cpu_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpu_without_acceleration_takes_the_plain_path(
     is_wanted: bool, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "has_acceleration", lambda: False)
+    monkeypatch.setattr(plan, "has_acceleration", lambda: False)
     monkeypatch.setattr(ops.kernel_switch, "is_on", True)  # by another engine of the process
     planned = plan_execution(on("cuda"), Any, StreamingConfig(graphs=True, acceleration=is_wanted))  # type: ignore
     assert is_plain(planned)
@@ -71,20 +73,20 @@ def test_gpu_without_acceleration_takes_the_plain_path(
 
 
 def test_gpu_with_acceleration_switched_off_looks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "find_accelerator", lambda: pytest.fail("it is switched off"))
+    monkeypatch.setattr(plan, "find_accelerator", lambda: pytest.fail("it is switched off"))
     assert is_plain(plan_execution(on("cuda"), Any, StreamingConfig(acceleration=False)))  # type: ignore[arg-type]
 
 
 def test_gpu_takes_what_acceleration_has_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = Execution(missing=("a kernel",))
     accelerator = Accelerator(lambda *_: pytest.fail("another hook"), lambda *_: checked)
-    monkeypatch.setattr(execution, "find_accelerator", lambda: accelerator)
+    monkeypatch.setattr(plan, "find_accelerator", lambda: accelerator)
     assert plan_execution(on("cuda"), Any, StreamingConfig()) is checked  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", [Backend.ONNXRUNTIME, Backend.TENSORRT])
 def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(execution, "has_acceleration", lambda: False)
+    monkeypatch.setattr(plan, "has_acceleration", lambda: False)
     options = BackendOptions(backend, tmp_path, ChunkPlan(1, 1, 4))
     with pytest.raises(ConfigError, match=f"backend: {backend.value} cannot be used .*set backend: torch"):
         select_backend(on("cpu"), options)
@@ -93,9 +95,9 @@ def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest
 
 def test_folder_without_its_record_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleting a folder of sources may leave its cache behind, which is importable as an empty package."""
-    assert engine_config.has_acceleration()
-    monkeypatch.setattr(engine_config, "ACCELERATION", "tests.data")
-    assert not engine_config.has_acceleration()
+    assert settings.has_acceleration()
+    monkeypatch.setattr(settings, "ACCELERATION", "tests.data")
+    assert not settings.has_acceleration()
 
 
 def run_without_acceleration(*arguments: str) -> str:

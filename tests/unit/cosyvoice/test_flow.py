@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, ids, networks, noise
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool, FlowState
-from tts_worker.engine.cosyvoice.kv_cache import NoPast
-from tts_worker.engine.cosyvoice.models.blocks import CausalConv, Sites, mish
-from tts_worker.engine.cosyvoice.models.dit import Gelu
-from tts_worker.engine.cosyvoice.models.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowState
+from tts_worker.engine.cosyvoice.networks.blocks import CausalConv, Sites, mish
+from tts_worker.engine.cosyvoice.networks.dit import Gelu
+from tts_worker.engine.cosyvoice.networks.flow import NOISE_FRAMES, Flow, initial_noise, solver_times
+from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast
 from tts_worker.errors import OutOfMemory
 
 CHUNK = 25
@@ -269,12 +269,12 @@ def test_gelu_equals_pytorch(dtype: torch.dtype) -> None:
     assert torch.allclose(Gelu()(x), theirs, rtol=1e-6 if dtype == torch.float32 else 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("neighbours", ["times", "channels"])
-def test_causal_conv_as_a_product_is_the_convolution(neighbours: str) -> None:
+@pytest.mark.parametrize("neighbors", ["times", "channels"])
+def test_causal_conv_as_a_product_is_the_convolution(neighbors: str) -> None:
     conv = CausalConv(Sites(), 6, 4, 3)
     past = NoPast([(6, 2)])
     x = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0))
-    if neighbours == "channels":
+    if neighbors == "channels":
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
     with torch.inference_mode():
         expected = conv(x, past)

@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.unit.cosyvoice.bundles import fullsize
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, networks, noise
 from tools.reference.algorithms import BufferedNoise, FadeState, reference_fade
-from tts_worker.engine.cosyvoice.models import hift as hift_module
-from tts_worker.engine.cosyvoice.models.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
+from tts_worker.engine.cosyvoice.networks import hift as hift_module
+from tts_worker.engine.cosyvoice.networks.hift import Conv, Fourier, HashedNoise, Hift, RepeatConv, Source
 from tts_worker.engine.cosyvoice.ops.audio import inverse_stft
 
 V2, V3 = FAMILIES
@@ -148,7 +148,7 @@ def test_noise_depends_on_position_only(family: str, normal: bool) -> None:
     across = (flat @ flat.T / flat.square().sum(1).mean()).fill_diagonal_(0)
     along = (flat[:, 1:] * flat[:, :-1]).sum(1) / flat.square().sum(1)
     assert float(across.abs().max()) < 0.03  # harmonics are independent
-    assert float(along.abs().max()) < 0.03  # and so are neighbours
+    assert float(along.abs().max()) < 0.03  # and so are neighbors
     assert not torch.equal(long[0], long[1])
 
 
@@ -184,7 +184,7 @@ def test_stft_equals_torch(frames: int, sizes: tuple[int, int], seed: int) -> No
     fourier.prepare(torch.device("cpu"))
     audio = noise(2, 1, frames * hop, seed=seed)
     expected = torch.stft(audio[:, 0], n_fft, hop, n_fft, window, return_complex=True)
-    spectrum = fourier.analyse(audio)
+    spectrum = fourier.analyze(audio)
     assert apart(spectrum, torch.cat([expected.real, expected.imag], dim=1)) < 1e-5
     kernels = fourier.inverse_kernel, fourier.window_square
     back = inverse_stft(expected.abs(), expected.angle(), *kernels, None, hop)

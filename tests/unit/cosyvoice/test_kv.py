@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.networks import noise
-from tts_worker.engine.cosyvoice.kv_cache import NoPast, PagedMemory, SlotPool, SlotView
+from tts_worker.engine.cosyvoice.networks.kv_cache import NoPast, PagedMemory, SlotPool, SlotView
 from tts_worker.errors import OutOfMemory
 
 LAYERS = 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.engine.cosyvoice import networks
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle import networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks, configure_cuda
 from tts_worker.engine.cosyvoice.loader import check_torch
-from tts_worker.engine.cosyvoice.networks import Networks, configure_cuda
 from tts_worker.errors import ConfigError
 
 

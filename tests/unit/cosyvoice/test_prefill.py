@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, networks
-from tts_worker.engine.cosyvoice.decoder import (
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, EagerRunner, GraphRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.ops.language_model import IDLE
+from tts_worker.engine.cosyvoice.tokens.decoder import (
     CONTEXT_BUCKET,
     PREFILL_BUCKETS,
     PREFILL_CONTEXT,
@@ -18,10 +22,6 @@ from tts_worker.engine.cosyvoice.decoder import (
     Decoder,
     DecodeRow,
 )
-from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner, GraphRunner, Key, Tensors
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.ops.language_model import IDLE
-from tts_worker.engine.cosyvoice.streams import HostStream
 
 MAX_TOKENS = 1100
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.networks import FAMILIES, apart, noise
 from tests.unit.cosyvoice.test_flow import LIMIT, Speech, advance, pool_of
-from tts_worker.engine.cosyvoice.models import attention as attention_module
-from tts_worker.engine.cosyvoice.models import linear as linear_module
-from tts_worker.engine.cosyvoice.models.attention import attention
-from tts_worker.engine.cosyvoice.models.linear import Linear, linear, onednn_product, pointwise, store_by_columns
+from tts_worker.engine.cosyvoice.networks import blocks
+from tts_worker.engine.cosyvoice.networks import linear as linear_module
+from tts_worker.engine.cosyvoice.networks.blocks import attention
+from tts_worker.engine.cosyvoice.networks.linear import Linear, linear, onednn_product, pointwise, store_by_columns
 
 EPSILON = torch.finfo(torch.float32).eps
 
@@ -29,7 +29,7 @@ needs_onednn = pytest.mark.skipif(
 
 def _forget() -> None:
     onednn_product.cache_clear()
-    attention_module._product.cache_clear()
+    blocks._product.cache_clear()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def use_onednn(patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return product(x, weight, *arguments)
 
     patch.setattr(linear_module, "onednn_product", lambda: record)
-    patch.setattr(attention_module, "_product", lambda: record)
+    patch.setattr(blocks, "_product", lambda: record)
     return shapes
 
 
@@ -176,7 +176,7 @@ def test_weights_by_columns_are_the_same_numbers() -> None:
 def test_attention_by_heads_equals_pytorchs(
     amd: list[tuple[int, ...]], processor: pytest.MonkeyPatch, mask: str
 ) -> None:
-    processor.setattr(attention_module, "_MIN_SCORES", 0)
+    processor.setattr(blocks, "_MIN_SCORES", 0)
     q, k, v = noise(4, 3, 5, 8), noise(4, 3, 7, 8, seed=1), noise(4, 3, 7, 8, seed=2)
     shown = torch.arange(7) <= torch.arange(2, 7)[:, None]  # [5, 7]
     masks = {
@@ -193,7 +193,7 @@ def test_attention_by_heads_equals_pytorchs(
 @needs_onednn
 @torch.inference_mode()
 def test_heads_next_to_each_other_are_taken_apart(amd: list[tuple[int, ...]], processor: pytest.MonkeyPatch) -> None:
-    processor.setattr(attention_module, "_MIN_SCORES", 0)
+    processor.setattr(blocks, "_MIN_SCORES", 0)
     q, k, v = noise(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)  # rows of a key have those of other heads between them
     expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention(q, k, v, None), expected)
@@ -214,7 +214,7 @@ def test_streaming_by_onednn_equals_offline_by_mkl(processor: pytest.MonkeyPatch
     speeches = [Speech(family, 60, 30, 1), Speech(family, 60, 0, 2)]
     expected = [speech.offline() for speech in speeches]
     shapes = use_onednn(processor)
-    processor.setattr(attention_module, "_MIN_SCORES", 0)
+    processor.setattr(blocks, "_MIN_SCORES", 0)
     pool = pool_of(family)
     states = [pool.open() for _ in speeches]
     chunks = [advance(pool, states, speeches) for _ in range(3)]

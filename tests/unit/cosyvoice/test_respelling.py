@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools.train.spelling import endings, fragments, spellings
-from tts_worker.engine.cosyvoice.respelling import Respelling
+from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
 from tts_worker.errors import BundleError
 
 WORDS = {"the": "ðə", "kettle": "kˈɛTᵊl", "don't": "dˈOnt", "well": "wˈɛl", "known": "nˈOn"}

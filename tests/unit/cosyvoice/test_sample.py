@@ -15,7 +15,7 @@ from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN
 from tests.unit.cosyvoice.networks import noise
 from tools.reference.algorithms import nucleus, reference_draw
 from tts_worker.engine.cosyvoice.ops.language_model import draw_ids
-from tts_worker.engine.cosyvoice.sampler import DrawState, SampleRule, draw, mix, uniform
+from tts_worker.engine.cosyvoice.ops.sampler import DrawState, SampleRule, draw, mix, uniform
 
 RULE = SampleRule(0.8, 25, 10, 0.1)
 MASK64 = (1 << 64) - 1
@@ -143,7 +143,7 @@ def test_tokens_outside_the_window_may_repeat() -> None:
 
 
 def test_hash_equals_splitmix64() -> None:
-    """splitmix64's finaliser in Python's own integers: what every device must give."""
+    """splitmix64's finalizer in Python's own integers: what every device must give."""
 
     def reference(x: int) -> int:
         x &= MASK64

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import qwen_of, yaml_of
 from tests.unit.cosyvoice.networks import FAMILIES, apart, full_config, noise
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models import hift as hift_module
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift, StreamEnds
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
-from tts_worker.engine.cosyvoice.weights import new_hift
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.weights import new_hift
+from tts_worker.engine.cosyvoice.networks import hift as hift_module
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise, Hift, StreamEnds
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter
 from tts_worker.errors import BundleError
 
 FRAME = 480

@@ -20,12 +20,12 @@ from tests.unit.cosyvoice.speaking import Say, bundle_with_voices, shallow_weigh
 from tools.bench.engine import random_voice
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.engine_config import has_acceleration
-from tts_worker.engine.cosyvoice.execution import ABSENT
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.execution.plan import ABSENT
+from tts_worker.engine.cosyvoice.execution.settings import has_acceleration
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.offline import load_offline_engine
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.voices.cache import VoiceState
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
 

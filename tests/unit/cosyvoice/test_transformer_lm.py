@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.unit.cosyvoice.bundles import GOLDEN, fullsize, tiny
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.models.dims import TransformerLmDims
-from tts_worker.engine.cosyvoice.models.transformer_lm import TransformerLm
+from tts_worker.engine.cosyvoice.networks.dims import TransformerLmDims
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.v1.transformer_lm import TransformerLm
 
 SMALL = TransformerLmDims(
     text_size=12,

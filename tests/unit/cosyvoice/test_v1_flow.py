@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from tests.unit.cosyvoice.bundles import GOLDEN, fullsize, official_config, qwen_of, tiny, yaml_of
 from tests.unit.cosyvoice.networks import apart, ids, noise
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.models.dims import V1FlowDims
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise, Hift
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
-from tts_worker.engine.cosyvoice.weights import expected_shapes, new_flow
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.weights import expected_shapes, new_flow
+from tts_worker.engine.cosyvoice.networks.dims import V1FlowDims
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise, Hift
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow
 
 FAMILY = "cosyvoice1"
 

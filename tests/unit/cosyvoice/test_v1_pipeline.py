@@ -14,17 +14,16 @@ from tests.unit.cosyvoice.networks import apart
 from tests.unit.cosyvoice.test_v1_flow import config
 from tools.reference.algorithms import V1Draws
 from tools.reference.v1_pipeline import V1Pipeline
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import RenderRequest, RenderState
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.streams import streams_for
-from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
-from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPrompt, UnpagedPool
+from tts_worker.engine.cosyvoice.audio.renderer import RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.audio.v1_renderer import V1Renderer
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.streams import streams_for
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.errors import InvalidRequest
 
 
@@ -76,7 +75,7 @@ def test_engine_renders_the_mel_of_the_reference() -> None:
     pool = UnpagedPool(flow.dims.chunk_tokens, flow.device)
     renderer = V1Renderer(networks(), pool, streams, EagerRunner())
     spk = flow.speaker(spoken.embedding[None])
-    voice = VoiceState("v", None, spoken.flow_prompt, spoken.prompt_mel, spoken.embedding, 1.0, 100, 0, spk)  # type: ignore[arg-type]
+    voice = FlowPrompt(prompt=spoken.flow_prompt, prompt_mel=spoken.prompt_mel, spk=spk)
     state = RenderState(voice, 1)
     for chunk in (Chunk(0, 100, 120, False), Chunk(100, 130, 130, True)):
         (frames,) = renderer.flow([RenderRequest(state, chunk, tokens[: chunk.known])]).result().frames

@@ -14,14 +14,14 @@ from tests.unit.cosyvoice.acceleration.graph_files import (
 )
 from tests.unit.cosyvoice.networks import FAMILIES
 from tests.unit.cosyvoice.test_hift import a_mel, hashed, streamed
-from tts_worker.engine.cosyvoice.streams import HostStream
-from tts_worker.engine.cosyvoice.vocoder_windows import (
+from tts_worker.engine.cosyvoice.audio.vocoder_windows import (
     VocoderWindows,
     WindowInput,
     WindowState,
     to_int16,
     window_sizes,
 )
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
 
 MAX_CHUNK_FRAMES = 108  # a last chunk at half the pace
 

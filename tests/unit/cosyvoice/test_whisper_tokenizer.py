@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cosyvoice.whisper_vocabulary import write_vocabulary
-from tts_worker.engine.cosyvoice.config import WHISPER, WHISPER_CHARACTERS
-from tts_worker.engine.cosyvoice.whisper_tokenizer import (
+from tts_worker.engine.cosyvoice.bundle.config import WHISPER, WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.tokens.tokenizer import (
     WhisperTokenizer,
     read_ranks,
     whisper_special_tokens,

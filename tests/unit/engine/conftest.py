@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tts_worker.engine.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.model import HibariModel
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.hibari.model import MODEL_SHA256, HibariModel, Spectra
-from tts_worker.engine.phrases.text import MAX_PHONEMES, Phonemizer
+from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
+from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, HibariModel, Spectra
+from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,

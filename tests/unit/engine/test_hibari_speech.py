@@ -10,11 +10,11 @@ import pytest
 from tests.unit.engine.test_phrase_text import plain
 from tts_worker.audio.pcm import Floats
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.hibari.model import NOISE, HibariModel, Spectra
-from tts_worker.engine.hibari.speech import HibariSynthesis
-from tts_worker.engine.phrases.network import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
-from tts_worker.engine.phrases.text import Phrase
-from tts_worker.engine.phrases.timing import FRAME_SAMPLES
+from tts_worker.engine.cpu.hibari.model import NOISE, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
+from tts_worker.engine.cpu.phrases.network import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES
+from tts_worker.engine.cpu.phrases.text import Phrase
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import SAMPLE_RATE_HZ, WordTiming
 

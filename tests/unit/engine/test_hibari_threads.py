@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tts_worker.engine.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.hibari.model import HibariModel, Spectra
-from tts_worker.engine.phrases.sequence import PhrasePhase
-from tts_worker.engine.phrases.text import Phonemizer
+from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
+from tts_worker.engine.cpu.hibari.model import HibariModel, Spectra
+from tts_worker.engine.cpu.phrases.sequence import PhrasePhase
+from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.engine.scheduler import Need
 from tts_worker.engine.worker_thread import ENGINE_NICENESS, NETWORK_NICENESS
 from tts_worker.errors import ErrorCode

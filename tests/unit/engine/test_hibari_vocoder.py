@@ -6,10 +6,10 @@ from hibari import dsp
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari import vocoder as vocoder_module
-from tts_worker.engine.hibari.model import FREE, FREE_PHASE, HARMONIC, HARMONIC_PHASE, NOISE, Spectra
-from tts_worker.engine.hibari.vocoder import Vocoder
-from tts_worker.engine.phrases.timing import FRAME_SAMPLES
+from tts_worker.engine.cpu.hibari import vocoder as vocoder_module
+from tts_worker.engine.cpu.hibari.model import FREE, FREE_PHASE, HARMONIC, HARMONIC_PHASE, NOISE, Spectra
+from tts_worker.engine.cpu.hibari.vocoder import Vocoder
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 
 RNG = np.random.default_rng(1)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from tts_worker.engine.hibari.model import OUTPUTS
-from tts_worker.engine.phrases.onnx_session import open_session, with_outputs
+from tts_worker.engine.cpu.hibari.model import OUTPUTS
+from tts_worker.engine.cpu.phrases.onnx_session import open_session, with_outputs
 
 
 def chain(*, doc: str = "") -> bytes:

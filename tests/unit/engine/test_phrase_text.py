@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.hibari.model import HibariModel
-from tts_worker.engine.phrases.text import (
+from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.phrases.text import (
     MAX_BATCH_CHARS,
     MAX_PHONEMES,
     EnglishG2P,
@@ -17,8 +18,12 @@ from tts_worker.engine.phrases.text import (
     Phrase,
     phonemes_of_ipa,
 )
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
+from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, Span
+
+SENTENCES = Path(__file__).parents[2] / "data" / "reading"
 
 
 def segment(*spans: Span, boundary: Boundary = Boundary.SENTENCE) -> Segment:
@@ -314,3 +319,16 @@ def test_max_phonemes_bounds_every_phrase(max_phonemes: int, hibari_model: Hibar
     phrases = [phrase for phrase in hibari_model.phonemizer.phonemize(source, max_phonemes) if phrase is not None]
     assert max(len(phrase.ids) for phrase in phrases) <= max_phonemes + 2
     assert sum(len(phrase.words) for phrase in phrases) == len(source.text.split())
+
+
+def test_every_word_of_ordinary_sentences_has_phonemes(hibari_model: HibariModel) -> None:
+    """A word without phonemes is reported as skipped, so none of them may be lost on the way."""
+    lines = (SENTENCES / "agent_sentences.tsv").read_text("utf-8").splitlines()
+    texts = [line.split("\t")[1] for line in lines if not line.startswith("#")]
+    for text in texts:
+        pipeline = TextPipeline(None, None, Verbalizer(("en",)))
+        for part in [*pipeline.feed(text), *pipeline.end()]:
+            phrases = [phrase for phrase in hibari_model.phonemizer.phonemize(part) if phrase is not None]
+            spoken = {word.start_char for phrase in phrases for word in phrase.words}
+            words = [word for word in spoken_words(part) if any(map(str.isalnum, word.text))]
+            assert [word.text for word in words if word.start_char not in spoken] == []

@@ -68,7 +68,7 @@ starts = st.builds(
     lexicon=st.none() | st.dictionaries(names, texts, max_size=3),
     markdown=st.none() | flags,
     urls=st.sampled_from([None, "drop", "host", "keep"]),
-    normalise=st.none() | flags,
+    normalize=st.none() | flags,
     pause_timeout_s=st.none() | st.floats(0.1, 60),
     text_idle_timeout_s=st.none() | st.floats(0.1, 60),
     flush_after_ms=st.none() | st.floats(0, 1_000),

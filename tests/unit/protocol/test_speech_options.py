@@ -88,7 +88,7 @@ def test_docstring_names_every_option(kind: type) -> None:
 
 def test_plugins_have_the_options_of_a_conversation() -> None:
     """``max_ahead_s`` is the lead in the words of agent frameworks."""
-    names = {"max_ahead_s": "lead_ms", "normalize": "normalise"}
+    names = {"max_ahead_s": "lead_ms", "normalize": "normalize"}
     options = {names.get(name, name) for name in PluginOptions.__annotations__}
     assert options == (SpeechOptions.__annotations__.keys() | {"lead_ms"}) - {"sample_rate", "realtime", "traceparent"}
 

@@ -11,10 +11,23 @@ from typing import Any
 import pytest
 
 from tests.fakes.clock import run_in_virtual_time
+from tts_worker.engine.handle import EngineStats
 from tts_worker.session.machine import SessionMachine
-from tts_worker.session.session import LocalSession, SessionTimeouts
+from tts_worker.session.session import LocalSession
+from tts_worker.session.timers import SessionTimeouts
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.types import Audio, ChunkMeta, Command, Ended, EndText, Event, SynthesisParams, Text
+from tts_worker.types import (
+    Alignment,
+    Audio,
+    ChunkMeta,
+    Command,
+    Ended,
+    EndText,
+    EngineInfo,
+    Event,
+    SynthesisParams,
+    Text,
+)
 
 OBSERVER: Any = SimpleNamespace(
     first_audio=lambda seconds: None,
@@ -29,6 +42,11 @@ OBSERVER: Any = SimpleNamespace(
 class RecordingEngine:
     """Records the text to speak and its time."""
 
+    ready = True
+    lost = False
+    stats = EngineStats()
+    info = EngineInfo("e", ("v",), (), Alignment.ESTIMATED, 4)
+
     def __init__(self) -> None:
         self.spoken: list[tuple[float, str]] = []
         self.commands: list[Command] = []
@@ -40,8 +58,10 @@ class RecordingEngine:
 
     def subscribe(self, session: str, callback: Callable[[Event], None]) -> None:
         self.send = callback
+        self.is_subscribed = True
 
-    def unsubscribe(self, session: str) -> None: ...
+    def unsubscribe(self, session: str) -> None:
+        self.is_subscribed = False
 
 
 def begin(flush_after_s: float = 0.4) -> tuple[LocalSession, RecordingEngine]:

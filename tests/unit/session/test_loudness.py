@@ -11,9 +11,12 @@ import pytest
 
 from tests.conftest import until
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.handle import EngineStats
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.session.loudness import LoudnessPort, VoiceLoudness
+from tts_worker.session.link import EngineLink
+from tts_worker.session.loudness import VoiceLoudness
 from tts_worker.types import (
+    Alignment,
     Audio,
     Boundary,
     Cancel,
@@ -21,6 +24,7 @@ from tts_worker.types import (
     Command,
     Done,
     EndText,
+    EngineInfo,
     Event,
     Failed,
     Open,
@@ -35,6 +39,10 @@ TARGET_LUFS = -16.0
 
 class RecordingEngine:
     """Records commands; ``answer`` speaks a sine of a given level for the measurement."""
+
+    lost = False
+    stats = EngineStats()
+    info = EngineInfo("e", ("a", "b"), ("en",), Alignment.ESTIMATED, 4)
 
     def __init__(self) -> None:
         self.ready = True
@@ -76,13 +84,17 @@ def utterance(session: str, generation: int, voice: str = "a") -> list[Command]:
     return [Open(key, SynthesisParams(voice), 100), Text(key, segments(SynthesisParams(voice), "x")[0]), EndText(key)]
 
 
+def link(engine: RecordingEngine, loudness: VoiceLoudness) -> EngineLink:
+    return EngineLink(lambda voice: ("e", engine), loudness)
+
+
 async def test_an_utterance_waits_until_its_voice_is_measured() -> None:
     engine = RecordingEngine()
     loudness = VoiceLoudness(TARGET_LUFS, segments)
-    ports = [LoudnessPort("e", engine, loudness) for _ in range(2)]
-    for index, port in enumerate(ports):
+    connections = [link(engine, loudness) for _ in range(2)]
+    for index, connection in enumerate(connections):
         for command in utterance(f"s{index}", 1):
-            port.post(command)
+            connection.post(command)
     assert len(engine.measurements) == 1
     assert not engine.of("s0")
     engine.answer(level=0.1)
@@ -90,7 +102,7 @@ async def test_an_utterance_waits_until_its_voice_is_measured() -> None:
     assert [engine.of(f"s{index}") for index in (0, 1)] == [utterance(f"s{index}", 1) for index in (0, 1)]
     # A sine of 997 Hz with amplitude 0.1 has -23.01 LUFS.
     assert 20 * math.log10(loudness.gain("e", "a")) == pytest.approx(TARGET_LUFS + 23.01, abs=0.05)
-    ports[0].post(utterance("s0", 2)[0])
+    connections[0].post(utterance("s0", 2)[0])
     assert engine.of("s0")[-1] == utterance("s0", 2)[0]
     assert len(engine.measurements) == 1
 
@@ -114,9 +126,9 @@ async def test_extreme_levels_have_a_bounded_gain(lufs: float, gain_db: float) -
 
 async def test_a_cancelled_utterance_never_reaches_the_engine() -> None:
     engine = RecordingEngine()
-    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
+    connection = link(engine, VoiceLoudness(TARGET_LUFS, segments))
     for command in [*utterance("s", 1), Cancel(UtteranceKey("s", 1)), *utterance("s", 2)]:
-        port.post(command)
+        connection.post(command)
     engine.answer()
     await until(lambda: engine.of("s"))
     assert engine.of("s") == utterance("s", 2)
@@ -124,25 +136,25 @@ async def test_a_cancelled_utterance_never_reaches_the_engine() -> None:
 
 async def test_each_new_voice_of_a_session_is_measured() -> None:
     engine = RecordingEngine()
-    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
-    commands = [*utterance("s", 1, "a"), *utterance("s", 2, "b")]
-    for command in commands:
-        port.post(command)
-    engine.answer()
-    await until(lambda: len(engine.measurements) == 2)
-    assert engine.of("s") == commands[:3]
-    engine.answer()
-    await until(lambda: len(engine.of("s")) == 6)
-    assert engine.of("s") == commands
+    connection = link(engine, VoiceLoudness(TARGET_LUFS, segments))
+    for generation, voice in enumerate("ab", start=1):
+        before = len(engine.of("s"))
+        for command in utterance("s", generation, voice):
+            connection.post(command)
+        assert len(engine.measurements) == generation
+        assert len(engine.of("s")) == before
+        engine.answer()
+        await until(lambda before=before: len(engine.of("s")) > before)
+        assert engine.of("s")[before:] == utterance("s", generation, voice)
 
 
 async def test_a_failed_measurement_is_repeated_and_delays_no_text() -> None:
     engine = RecordingEngine()
     loudness = VoiceLoudness(TARGET_LUFS, segments)
-    port = LoudnessPort("e", engine, loudness)
+    connection = link(engine, loudness)
     for generation in range(1, 6):
         for command in utterance("s", generation):
-            port.post(command)
+            connection.post(command)
         if generation <= 3:
             assert len(engine.measurements) == generation
             engine.emit(Failed(engine.measurements[-1], ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no audio")))
@@ -155,17 +167,17 @@ async def test_an_engine_that_restarts_measures_later() -> None:
     """Callers who try again during a restart must not use up the attempts, after which a voice keeps its level."""
     engine = RecordingEngine()
     loudness = VoiceLoudness(TARGET_LUFS, segments)
-    port = LoudnessPort("e", engine, loudness)
+    connection = link(engine, loudness)
     engine.ready = False
     for generation in range(1, 6):
         for command in utterance("s", generation):
-            port.post(command)
+            connection.post(command)
         for key in engine.measurements:
             if key.session in engine.callbacks:
                 engine.emit(Failed(key, ErrorInfo(ErrorCode.ENGINE_FAULT, "is being restarted")))
         assert engine.of("s")[-3:] == utterance("s", generation)  # the engine refuses it at once
     engine.ready = True
-    port.post(utterance("s", 6)[0])
+    connection.post(utterance("s", 6)[0])
     assert engine.of("s")[-1] != utterance("s", 6)[0]
     engine.answer(level=0.1)
     await until(lambda: engine.of("s")[-1] == utterance("s", 6)[0])
@@ -175,31 +187,31 @@ async def test_an_engine_that_restarts_measures_later() -> None:
 async def test_deleting_a_voice_ends_the_wait_for_it() -> None:
     engine = RecordingEngine()
     loudness = VoiceLoudness(TARGET_LUFS, segments)
-    port = LoudnessPort("e", engine, loudness)
+    connection = link(engine, loudness)
     for command in utterance("s", 1):
-        port.post(command)
+        connection.post(command)
     loudness.forget("e", "a")
     assert engine.of("s") == utterance("s", 1)  # the engine reports that the voice is gone
     assert Cancel(engine.measurements[0]) in engine.commands
-    assert not engine.callbacks
+    assert [*engine.callbacks] == ["s"]
 
 
 async def test_a_measurement_ends_at_its_time_limit() -> None:
     engine = RecordingEngine()
-    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments, time_limit_s=0.01))
+    connection = link(engine, VoiceLoudness(TARGET_LUFS, segments, time_limit_s=0.01))
     for command in utterance("s", 1):
-        port.post(command)
+        connection.post(command)
     await until(lambda: engine.of("s"))
     assert Cancel(engine.measurements[0]) in engine.commands
-    assert not engine.callbacks
+    assert [*engine.callbacks] == ["s"]
 
 
 async def test_a_closed_session_posts_nothing_later() -> None:
     engine = RecordingEngine()
-    port = LoudnessPort("e", engine, VoiceLoudness(TARGET_LUFS, segments))
+    connection = link(engine, VoiceLoudness(TARGET_LUFS, segments))
     for command in utterance("s", 1):
-        port.post(command)
-    port.unsubscribe("s")
+        connection.post(command)
+    connection.unsubscribe("s")
     engine.answer()
     await until(lambda: not engine.callbacks)
     await asyncio.sleep(0)

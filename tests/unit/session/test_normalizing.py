@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.fakes.clock import run_in_virtual_time
 from tests.unit.session.test_flush_after import RecordingEngine, virtual
 from tts_worker.errors import ErrorCode, ErrorInfo
-from tts_worker.session.normalizing import NormalizingPort, SegmentNormalizer
-from tts_worker.text.front_end import FrontEnd
+from tts_worker.front_end.rules import FrontEnd
+from tts_worker.session.link import EngineLink
+from tts_worker.session.normalizing import TIME_LIMIT_S, SegmentNormalizer, SegmentReader
 from tts_worker.types import (
     Boundary,
     Cancel,
@@ -68,13 +69,23 @@ def text_of(key: UtteranceKey, text: str, index: int = 0) -> Text:
     return Text(key, Segment(index, (Span(text, 0, len(text)),), 0, len(text), Boundary.FLUSH))
 
 
-def begin() -> tuple[NormalizingPort, RecordingEngine, ManualExecutor]:
+def link(
+    engine: RecordingEngine, executor: Executor, *languages: str, time_limit_s: float = TIME_LIMIT_S
+) -> EngineLink:
+    normalizer = SegmentNormalizer(spell, executor)
+    return EngineLink(
+        lambda voice: ("e", engine),
+        reader_of=lambda engine, params: SegmentReader(normalizer, FrontEnd(languages), time_limit_s),
+    )
+
+
+def begin() -> tuple[EngineLink, RecordingEngine, ManualExecutor]:
     engine = RecordingEngine()
     executor = ManualExecutor()
-    port = NormalizingPort(engine, SegmentNormalizer(spell, executor), lambda params: FrontEnd(("zh", "en")))
-    port.subscribe("s", lambda event: None)
-    port.post(Open(KEY, PARAMS, 1))
-    return port, engine, executor
+    connection = link(engine, executor, "zh", "en")
+    connection.subscribe("s", lambda event: None)
+    connection.post(Open(KEY, PARAMS, 1))
+    return connection, engine, executor
 
 
 def texts(commands: list[Command]) -> list[str]:
@@ -83,47 +94,51 @@ def texts(commands: list[Command]) -> list[str]:
 
 @virtual
 async def test_segments_are_normalized_in_their_language() -> None:
-    port, engine, executor = begin()
+    connection, engine, executor = begin()
     for text in ("take 5", "我有5元"):
-        port.post(text_of(KEY, text))
+        connection.post(text_of(KEY, text))
         await executor.work()
     assert texts(engine.commands) == ["take Five", "我有五元"]
 
 
 @virtual
 async def test_segments_keep_their_order_before_end_of_text() -> None:
-    port, engine, executor = begin()
-    for command in (
-        text_of(KEY, "take 5"),
-        text_of(KEY, "plain"),
-        EndText(KEY),
-        Open(NEXT, PARAMS, 1),
-        text_of(NEXT, "next"),
-    ):
-        port.post(command)
+    connection, engine, executor = begin()
+    for command in (text_of(KEY, "take 5"), text_of(KEY, "plain"), EndText(KEY)):
+        connection.post(command)
     assert texts(engine.commands) == []
     await executor.work()
-    assert texts(engine.commands) == ["take Five", "plain", "next"]
-    assert engine.commands.index(EndText(KEY)) == len(engine.commands) - 2
+    assert texts(engine.commands) == ["take Five", "plain"]
+    assert engine.commands[-1] == EndText(KEY)
+
+
+@virtual
+async def test_many_segments_that_wait_need_no_deep_recursion() -> None:
+    connection, engine, executor = begin()
+    connection.post(text_of(KEY, "take 5"))
+    for _ in range(2_000):
+        connection.post(text_of(KEY, "plain"))
+    await executor.work()
+    assert len(texts(engine.commands)) == 2_001
 
 
 @virtual
 async def test_one_segment_per_session_is_on_the_thread() -> None:
-    port, _, executor = begin()
+    connection, _, executor = begin()
     for _ in range(10):
-        port.post(text_of(KEY, "take 5"))
+        connection.post(text_of(KEY, "take 5"))
     assert len(executor.waiting) == 1
 
 
 @virtual
 async def test_stop_overtakes_and_drops_queued_segments() -> None:
-    port, engine, executor = begin()
-    port.post(text_of(KEY, "take 5"))
-    port.post(text_of(KEY, "and 5"))
-    port.post(Cancel(KEY))
+    connection, engine, executor = begin()
+    connection.post(text_of(KEY, "take 5"))
+    connection.post(text_of(KEY, "and 5"))
+    connection.post(Cancel(KEY))
     assert engine.commands[-1] == Cancel(KEY)
-    port.post(Open(NEXT, PARAMS, 1))
-    port.post(text_of(NEXT, "new 5"))
+    connection.post(Open(NEXT, PARAMS, 1))
+    connection.post(text_of(NEXT, "new 5"))
     await executor.work()
     assert texts(engine.commands) == []
     await executor.work()
@@ -132,17 +147,17 @@ async def test_stop_overtakes_and_drops_queued_segments() -> None:
 
 @virtual
 async def test_pause_overtakes_queued_segments() -> None:
-    port, engine, _ = begin()
-    port.post(text_of(KEY, "take 5"))
-    port.post(Hold(KEY))
+    connection, engine, _ = begin()
+    connection.post(text_of(KEY, "take 5"))
+    connection.post(Hold(KEY))
     assert engine.commands[-1] == Hold(KEY)
 
 
 @virtual
 async def test_failed_utterance_drops_queued_segments() -> None:
-    port, engine, executor = begin()
+    connection, engine, executor = begin()
     for _ in range(3):
-        port.post(text_of(KEY, "take 5"))
+        connection.post(text_of(KEY, "take 5"))
     engine.send(Failed(KEY, ErrorInfo(ErrorCode.SYNTHESIS_FAILED, "no")))
     await executor.work()
     assert (texts(engine.commands), executor.waiting) == ([], [])
@@ -150,9 +165,9 @@ async def test_failed_utterance_drops_queued_segments() -> None:
 
 @virtual
 async def test_segment_over_the_time_limit_goes_without_wetext() -> None:
-    port, engine, executor = begin()
-    port.post(text_of(KEY, "take 5"))
-    port.post(text_of(KEY, "then"))
+    connection, engine, executor = begin()
+    connection.post(text_of(KEY, "take 5"))
+    connection.post(text_of(KEY, "then"))
     await asyncio.sleep(1.01)
     assert texts(engine.commands) == ["take five", "then"]
     await executor.work()
@@ -161,17 +176,17 @@ async def test_segment_over_the_time_limit_goes_without_wetext() -> None:
 
 @virtual
 async def test_normalizer_error_leaves_the_other_rules() -> None:
-    port, engine, executor = begin()
-    port.post(text_of(KEY, "boom 5"))
+    connection, engine, executor = begin()
+    connection.post(text_of(KEY, "boom 5"))
     await executor.work()
     assert texts(engine.commands) == ["boom five"]
 
 
 @virtual
 async def test_unsubscribe_drops_all_state() -> None:
-    port, engine, executor = begin()
-    port.post(text_of(KEY, "take 5"))
-    port.unsubscribe("s")
+    connection, engine, executor = begin()
+    connection.post(text_of(KEY, "take 5"))
+    connection.unsubscribe("s")
     await executor.work()
     assert texts(engine.commands) == []
 
@@ -184,32 +199,30 @@ def test_text_is_never_lost_or_reordered(steps: list[str]) -> None:
     async def play() -> None:
         engine = RecordingEngine()
         executor = ManualExecutor()
-        port = NormalizingPort(
-            engine, SegmentNormalizer(spell, executor), lambda params: FrontEnd(("en",)), time_limit_s=0.5
-        )
+        connection = link(engine, executor, "en", time_limit_s=0.5)
         generation = 1
         number = 0
         stopped = set()
-        port.post(Open(UtteranceKey("s", 1), PARAMS, 1))
+        connection.post(Open(UtteranceKey("s", 1), PARAMS, 1))
         sent: dict[int, list[int]] = {1: []}
 
         def renew() -> None:
             nonlocal generation
             generation += 1
             sent[generation] = []
-            port.post(Open(UtteranceKey("s", generation), PARAMS, 1))
+            connection.post(Open(UtteranceKey("s", generation), PARAMS, 1))
 
         for step in steps:
             key = UtteranceKey("s", generation)
             if step in ("text", "plain"):
                 number += 1
                 sent[generation].append(number)
-                port.post(text_of(key, "take 5" if step == "text" else "word", number))
+                connection.post(text_of(key, "take 5" if step == "text" else "word", number))
             elif step == "end":
-                port.post(EndText(key))
+                connection.post(EndText(key))
                 renew()
             elif step == "stop":
-                port.post(Cancel(key))
+                connection.post(Cancel(key))
                 stopped.add(generation)
                 renew()
             elif step == "work" and executor.waiting:
@@ -228,7 +241,7 @@ def test_text_is_never_lost_or_reordered(steps: list[str]) -> None:
             for last in (EndText, Cancel):
                 places = [place for place, command in enumerate(commands) if isinstance(command, last)]
                 assert places in ([], [len(commands) - 1])
-        port.unsubscribe("s")
+        connection.unsubscribe("s")
 
     run_in_virtual_time(play())
 

@@ -15,16 +15,16 @@ from tests.contract.engine_contract import PLENTY_SAMPLES, EngineOutput
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.cosyvoice.networks import shallow, tiny_bundle
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
-from tts_worker.engine.cosyvoice.graph_runner import GraphRunner
+from tts_worker.engine.cosyvoice.execution.graph_runner import GraphRunner
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.loader import bundle_voices
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.types import (
     Audio,
     Cancel,

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
 
 DEFAULT = "default"
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tests.unit.streaming.engines import PROMPTED, engine, settings
-from tts_worker.engine.cosyvoice.engine_config import TextMode
+from tts_worker.engine.cosyvoice.execution.settings import TextMode
 from tts_worker.types import Boundary
 
 WORDS = segments(("Yes, ", Boundary.WORD), ("it is. ", Boundary.WORD), ("Bye!", Boundary.END))

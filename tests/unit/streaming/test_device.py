@@ -1,4 +1,4 @@
-"""Device behaviour simulated on the CPU: graphs with static buffers, and late results."""
+"""Device behavior simulated on the CPU: graphs with static buffers, and late results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.unit.streaming.engines import (
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CudaGraphRunner
+from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
+from tts_worker.engine.cosyvoice.audio.vocoder_windows import to_int16
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import TextMode
-from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner, Tensors
-from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import MelResampler
-from tts_worker.engine.cosyvoice.streams import (
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, EagerRunner, Tensors
+from tts_worker.engine.cosyvoice.execution.settings import TextMode
+from tts_worker.engine.cosyvoice.execution.streams import (
     CudaStream,
     ExecutionStream,
     ExecutionStreams,
@@ -45,7 +45,7 @@ from tts_worker.engine.cosyvoice.streams import (
     PendingCopy,
     TimingEvent,
 )
-from tts_worker.engine.cosyvoice.vocoder_windows import to_int16
+from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))

@@ -29,11 +29,10 @@ from tests.unit.streaming.engines import (
 from tools.reference.pipeline import OfflinePipeline
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.chunk_log import log_chunk
-from tts_worker.engine.cosyvoice.chunks import trimmed_prompt
+from tts_worker.engine.cosyvoice.audio.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import TextMode
-from tts_worker.engine.cosyvoice.enrol import Speaker
-from tts_worker.engine.cosyvoice.request import Request
+from tts_worker.engine.cosyvoice.execution.settings import TextMode
+from tts_worker.engine.cosyvoice.voices.speaker import Request, Speaker
 from tts_worker.text.pipeline import TextOptions, TextPipeline
 from tts_worker.types import (
     Audio,
@@ -178,6 +177,16 @@ def test_flush_speaks_all_interleaved_words(family: str, steps: int) -> None:
     run_until_idle(subject, outputs)
     assert outputs[KEY].pcm == whole.pcm
     assert outputs[KEY].ends == whole.ends
+
+
+@pytest.mark.parametrize("family", ["cosyvoice1", "cosyvoice3"])
+def test_speakers_that_follow_no_instruction_are_named(family: str) -> None:
+    """Those without prompt audio, but with CosyVoice-300M: its instructions need none."""
+    subject = engine(family, settings())
+    without_prompt = tuple(name for name in subject.info.voices if name != "prompted")
+    assert without_prompt
+    assert subject.info.uninstructed == (() if family == "cosyvoice1" else without_prompt)
+    subject.close()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.engine_contract import PLENTY_SAMPLES
 from tests.unit.streaming.engines import PROMPTED, engine, settings
-from tts_worker.engine.cosyvoice.config import V3
+from tts_worker.engine.cosyvoice.bundle.config import V3
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Audio, Credit, EndText, Failed, Open, Segment, Speech, Text, UtteranceKey

@@ -30,18 +30,18 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
+from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.decoder import DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.faults import device_responds
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner, Key, Tensors
-from tts_worker.engine.cosyvoice.lm_inputs import Item
+from tts_worker.engine.cosyvoice.execution.device import device_responds
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import MelResampler
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, PendingCopy
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
+from tts_worker.engine.cosyvoice.tokens.decoder import DecodeRow
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, ErrorCode
 from tts_worker.types import (

@@ -21,9 +21,9 @@ from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import assert_outputs_close
 from tts_worker.engine.cosyvoice.audio_runner import AudioRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.ops.language_model import BROKEN
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens, TokenRunner
 from tts_worker.types import Cancel, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 

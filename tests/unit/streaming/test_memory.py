@@ -19,7 +19,7 @@ from tests.unit.streaming.engines import KEY, PROMPTED, bundle, engine, run_unti
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, synthesize_crowd
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner, Key, Tensors
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, ErrorCode
@@ -252,7 +252,7 @@ def test_silent_utterance_does_not_block_others() -> None:
 # -- release ----------------------------------------------------------------------------------------------------------
 
 
-RUNNERS = "tts_worker.engine.cosyvoice.graph_runner:EagerRunner", "tests.fakes.graph_runner:FakeGraphRunner"
+RUNNERS = "tts_worker.engine.cosyvoice.execution.graph_runner:EagerRunner", "tests.fakes.graph_runner:FakeGraphRunner"
 
 
 @pytest.mark.parametrize("runner_name", RUNNERS)

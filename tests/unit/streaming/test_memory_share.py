@@ -16,9 +16,10 @@ from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.streaming.engines import networks
 from tools.bench.gpu_load import slots_for
 from tts_worker.engine.cosyvoice import loader, memory
-from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream, HostStream
 from tts_worker.engine.cosyvoice.memory import (
     CUDA_MEMORY_SHARE,
     CUDA_WORKING_BYTES,
@@ -27,8 +28,7 @@ from tts_worker.engine.cosyvoice.memory import (
     page_budget,
     weight_bytes,
 )
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import CudaStream, HostStream
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder
 from tts_worker.errors import BundleError
 from tts_worker.settings import load_settings
 from tts_worker.worker import running_worker

@@ -33,12 +33,12 @@ from tests.unit.streaming.engines import (
 from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
 from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.audio.renderer import FlowOutput, RenderRequest, VocoderOutput
 from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, ThreadStream, streams_for
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, VocoderOutput
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams, HostStream, ThreadStream, streams_for
 from tts_worker.engine.worker_thread import StreamFuture
 from tts_worker.errors import ConfigError
 from tts_worker.types import Boundary, Cancel, Done, EndText, Failed, Hold, Open, Release, Segment, Text, UtteranceKey

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.streaming.engines import bundle, engine
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
-from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.renderer import RenderState
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk
+from tts_worker.engine.cosyvoice.audio.renderer import RenderState
+from tts_worker.engine.cosyvoice.audio.segment import AudioSegment
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(8, 0), (9, 1), (33, 1), (34, 2), (75, 3), (83, 3)])

@@ -1,6 +1,6 @@
 """Sessions over CosyVoice in interleaved mode, on a real engine thread.
 
-Clause mode runs the whole table of tests/behaviour.
+Clause mode runs the whole table of tests/behavior.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tests.unit.cosyvoice.bundles import tiny
 from tests.unit.cosyvoice.networks import shallow
 from tests.unit.streaming.engines import voice
 from tools.bench.__main__ import main
-from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.factory import EngineFactory, enroller_of
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ConfigError
@@ -177,10 +178,11 @@ def test_shipped_configs_load(family: str) -> None:
 BARE = """
 import sys
 from tools.bench.__main__ import main
-from tts_worker.engine.cosyvoice import config, loader
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tools.bench import engine
 from tests.unit.cosyvoice.networks import load_shallow
 Networks.load = load_shallow  # nothing that is asserted here depends on the depth, or on the solver steps
@@ -216,7 +218,7 @@ def test_engine_benchmark_refuses_invalid_flags(flag: str, value: str, capsys: p
 
 
 async def test_voice_stored_at_run_time_reaches_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server process enrols voices; the same text has the same audio as with the engine on a thread."""
+    """The server process enrolls voices; the same text has the same audio as with the engine on a thread."""
     monkeypatch.setattr(config, "EULER_STEPS", OFFICIAL_STEPS)  # as in the process
     settings = CosyVoiceEngineSettings.model_validate(ENGINE)
     audio = []

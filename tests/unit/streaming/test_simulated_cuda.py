@@ -16,13 +16,13 @@ from tests.unit.streaming.simulated_cuda import SimulatedDevice, SimulatedStream
 from tests.unit.streaming.test_device import TEXT, speak_together
 from tests.unit.streaming.test_engine import assert_pcm_close
 from tests.unit.streaming.test_first_chunk import record_batches
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.ops.language_model import slot_attention
 from tts_worker.engine.cosyvoice.token_generator import Script
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 from tts_worker.types import Done, SynthesisParams
 from tts_worker.voices.files import Voice
 

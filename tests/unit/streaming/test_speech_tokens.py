@@ -17,7 +17,7 @@ from tests.unit.streaming.test_faults import FailingRunner
 from tools.reference.pipeline import OfflinePipeline
 from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
 from tts_worker.errors import ErrorCode
 from tts_worker.types import Boundary, Cancel, Credit, Done, EndText, Failed, Open, Speech, Text, UtteranceKey
 

@@ -22,10 +22,10 @@ from tests.unit.streaming.engines import (
     voice,
 )
 from tests.unit.streaming.test_engine import ResourceUsage
-from tts_worker.engine.cosyvoice import voice_loader
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
+from tts_worker.engine.cosyvoice.voices import cache
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import BundleError, ErrorCode
 from tts_worker.types import (
@@ -73,7 +73,7 @@ class SlowDisk:
             assert self.ready.wait(60)
             return load_voice(root, name, deleted=deleted)
 
-        monkeypatch.setattr(voice_loader, "load_voice", load)
+        monkeypatch.setattr(cache, "load_voice", load)
 
 
 def open_utterance(subject: CosyVoiceEngine, key: UtteranceKey, params: SynthesisParams) -> None:

@@ -10,8 +10,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from tests.unit.streaming.engines import FAMILIES, engine, networks, settings, synthesize
-from tts_worker.engine.cosyvoice.chunks import GridPlan
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.chunks import GridPlan
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.types import Segment
 
 CHUNK = 25

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.contract.engine_contract import segments
 from tests.unit.streaming.engines import KEY, bundle, engine, settings, tokenizer
-from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_pace, estimate_tokens, text_weight
-from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.respelling import Respelling
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, derive_seed
+from tts_worker.engine.cosyvoice.tokens.alignment import WordAligner, estimate_pace, estimate_tokens, text_weight
+from tts_worker.engine.cosyvoice.tokens.guard import GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
 from tts_worker.errors import ConfigError
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, SynthesisParams

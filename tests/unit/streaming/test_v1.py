@@ -11,14 +11,14 @@ import pytest
 from tests.unit.cosyvoice.networks import load_shallow
 from tools.random_bundle import v1
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.bundle.config import WHISPER_CHARACTERS
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Audio, Done, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey, WordTiming
 from tts_worker.voices.files import Voice
@@ -141,22 +141,22 @@ def test_modes_tell_the_language_model_what_the_reference_tells(bundle: Bundle) 
     tokenizer = TextTokenizer.from_bundle(bundle)
     anna = Speaker(voice(bundle, "Hello."), bundle.config, tokenizer)
     zero_shot = anna.request("Hi.")
-    assert zero_shot.tells_speaker
+    assert zero_shot.with_speaker
     assert list(zero_shot.prompt_text) == tokenizer.encode("Hello.")
     assert len(zero_shot.lm_prompt) == len(zero_shot.flow_prompt) == 40
     cross = anna.request("Hi.", mode=Mode.CROSS_LINGUAL, language="en-GB")
-    assert cross.tells_speaker
+    assert cross.with_speaker
     assert [tokenizer.special_ids["<|en|>"]] == list(cross.prompt_text)
     assert not cross.lm_prompt
     assert len(cross.flow_prompt) == 40
     sft = anna.request("Hi.", mode=Mode.SFT)
-    assert sft.tells_speaker
+    assert sft.with_speaker
     assert not sft.prompt_text
     assert not sft.flow_prompt
     empty = np.zeros(0, np.int32)
     speaker = Voice("cosyvoice1", "", empty, empty, np.zeros((0, 80), np.float32), np.ones(192, np.float32), 0.0)
     instruct = Speaker(speaker, bundle.config, tokenizer).request("Hi.", instruction="A calm man.")
-    assert not instruct.tells_speaker
+    assert not instruct.with_speaker
     assert list(instruct.prompt_text) == tokenizer.encode("A calm man.<|endofprompt|>")
 
 
@@ -167,15 +167,6 @@ def test_modes_tell_the_language_model_what_the_reference_tells(bundle: Bundle) 
 def test_what_the_family_cannot_do_is_refused(bundle: Bundle, option: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_engine(LoadOptions(bundle.path, device="cpu", **option))  # type: ignore[arg-type]
-
-
-def test_settings_without_effect_are_logged(
-    bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Networks, "load", lambda *args, **options: pytest.fail("loaded"))
-    with pytest.raises(pytest.fail.Exception, match="loaded"):
-        load_engine(LoadOptions(bundle.path, device="cpu", stride_chunks=2, first_tokens=4))
-    assert "stride_chunks, first_tokens: no effect on CosyVoice-300M" in caplog.text
 
 
 def test_directory_without_vocabulary_says_how_to_get_it(bundle: Bundle, tmp_path: Path) -> None:

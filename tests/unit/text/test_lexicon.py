@@ -119,7 +119,7 @@ def test_merging_no_lexicons_is_empty() -> None:
         ({"word": "a\x00b"}, "never read aloud"),
         ({"wo\u200brd": "ab"}, "never read aloud"),
         ({"word": {"case_sensitive": True}}, "needs say"),
-        ({"word": {"say": "x", "colour": 1}}, "takes say and case_sensitive"),
+        ({"word": {"say": "x", "color": 1}}, "takes say and case_sensitive"),
         ({"word": {"say": "x", "case_sensitive": "yes"}}, "voice.lexicon['word'].case_sensitive must be true or false"),
         ({str(number): "x" for number in range(MAX_ENTRIES + 1)}, "5001 entries; at most 5000"),
     ],

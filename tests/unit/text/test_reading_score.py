@@ -44,6 +44,19 @@ def test_wording_keeps_the_words_that_it_has() -> None:
     assert result.is_right
 
 
+def test_british_words_of_a_number_count_on_request() -> None:
+    case = Case("decimal1", "-120.05", ("negative one hundred and twenty point o five",))
+    assert [score([case], allow_british=allowed)[0].is_right for allowed in (False, True)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "wording"),
+    [("8:00", "eight oclock"), ("9 am to 5", "nine AM to five"), ("2 kl", "two kilo liters"), ("August", "august")],
+)
+def test_spelling_of_a_wording_does_not_count(text: str, wording: str) -> None:
+    assert score([Case("time1", text, (wording,))])[0].is_right
+
+
 def test_table_counts_right_cases_by_class(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(three), "--failures", "1"]) == 0
     table = capsys.readouterr().out

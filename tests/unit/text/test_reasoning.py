@@ -12,6 +12,7 @@ from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.types import DropReasoning
 
 PLAIN = TextOptions(markdown=False)
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris }"}}'
@@ -175,6 +176,32 @@ def test_setting_reads_reasoning(hidden: str) -> None:
     assert spoken(hidden, replace(options, markdown=False)).startswith("<think>Let me see.")
 
 
+@pytest.mark.parametrize("markdown", [True, False])
+@pytest.mark.parametrize(
+    "closing", ["</think>", "</thinking>", "</THINK >", "</seed:think>", "[/THINK]", "<|END_THINKING|>"]
+)
+def test_reasoning_from_start_ends_with_its_closing(closing: str, markdown: bool) -> None:
+    options = TextOptions(drop_reasoning="from_start", markdown=markdown)
+    for beginning in ("", "<think>", "Let me see.\n\n- use </tool_call>, `x`"):
+        text = f"{beginning} a plan: 5 < 6. {closing}\nHello. <think>x</think>Bye."
+        assert [segment.text for segment in read_cut_anywhere(text, options)] == ["Hello.", "Bye."]
+
+
+def test_markdown_begins_after_reasoning_from_start() -> None:
+    options = TextOptions(drop_reasoning="from_start")
+    assert spoken("I think.</think>## Title\n\n- one\n- two", options) == "Title|one|two"
+
+
+def test_answer_without_reasoning_from_start_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    options = TextOptions(drop_reasoning="from_start")
+    with caplog.at_level(logging.WARNING):
+        assert read("Hello there.", options) == []
+        assert "12 characters" in caplog.text
+        caplog.clear()
+        assert read("", options) == []
+        assert not caplog.records
+
+
 def test_control_tags_work_beside_blocks() -> None:
     for markdown in (True, False):
         options = TextOptions(control_tags=ControlTags(("[laughter]", "<strong>", "</strong>")), markdown=markdown)
@@ -195,10 +222,15 @@ FRAGMENTS = st.sampled_from(
 )
 
 
+DROPS: st.SearchStrategy[DropReasoning] = st.sampled_from((True, "from_start"))
+
+
 @settings(deadline=None, max_examples=300)
-@given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.booleans())
-def test_blocks_do_not_depend_on_the_split(text: str, size: int, markdown: bool, by_word: bool) -> None:
-    options = TextOptions(markdown=markdown, by_word=by_word)
+@given(st.lists(FRAGMENTS, max_size=14).map("".join), st.integers(1, 9), st.booleans(), st.booleans(), DROPS)
+def test_blocks_do_not_depend_on_the_split(
+    text: str, size: int, markdown: bool, by_word: bool, drop: DropReasoning
+) -> None:
+    options = TextOptions(markdown=markdown, by_word=by_word, drop_reasoning=drop)
     whole = read(text, options)
     assert read(text, options, size) == whole
     assert [s.start for s in whole] == [0, *(s.end for s in whole)][: len(whole)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment
 
+DATA = Path(__file__).parents[2] / "data" / "reading"
 SENTENCES = {
     "es": [
         ("Tiene 21 años y 1 hijo.", "Tiene veintiún años y un hijo."),
@@ -63,7 +65,7 @@ SENTENCES = {
         ("Er fährt 120 km/h.", "Er fährt einhundertzwanzig Kilometer pro Stunde."),
         ("Im 3. Stock, die 2. Frage.", "Im dritten Stock, die zweite Frage."),
         ("Ihr Code lautet 4829.", "Ihr Code lautet vier acht zwei neun."),
-        ("Tel. 030 1234567.", "Tel. null drei null, eins zwei drei, vier fünf sechs sieben."),
+        ("Tel. 030 1234567.", "Telefon null drei null, eins zwei drei, vier fünf sechs sieben."),
         ("Das dauert 5-10 Minuten.", "Das dauert fünf bis zehn Minuten."),
         ("Der Umsatz: 1,5 Mio. € und 1 Euro.", "Der Umsatz: eins Komma fünf Millionen Euro und ein Euro."),
         ("Version 17.4 vom 03.05.2026.", "Version siebzehn Punkt vier vom dritten Mai zweitausendsechsundzwanzig."),
@@ -162,6 +164,9 @@ def read(text: str, language: str) -> str:
     return ("" if language == "ja" else " ").join(segment.text for segment in segments(text, language))
 
 
+EVERYDAY = [
+    line.split("\t") for line in (DATA / "everyday_sentences.tsv").read_text("utf-8").splitlines() if line[0] != "#"
+]
 CASES = [(language, *pair) for language, pairs in SENTENCES.items() for pair in pairs]
 
 
@@ -173,6 +178,56 @@ def test_sentence_is_read_in_its_language(language: str, written: str, spoken: s
 @pytest.mark.parametrize(("language", "written", "spoken"), CASES)
 def test_no_digit_or_sign_is_left(language: str, written: str, spoken: str) -> None:
     assert not SIGNS.search(read(written, language))
+
+
+@pytest.mark.parametrize(("language", "written", "spoken"), EVERYDAY)
+def test_everyday_sentence_is_read_in_its_language(language: str, written: str, spoken: str) -> None:
+    """Where a sentence is cut after an abbreviation is not the matter of reading: its marks do not count."""
+    assert words(read(written, language)) == words(spoken)
+
+
+def words(text: str) -> str:
+    return re.sub("[.,]", "", text).casefold()
+
+
+@pytest.mark.parametrize(
+    ("language", "written", "spoken"),
+    [
+        ("es", "Ve a la sala V, opción C.", "Ve a la sala V, opción C."),
+        ("fr", "Le train de 8 h. C'est lui.", "Le train de huit heures. C'est lui."),
+        ("de", "Mit Ludwig XIV. und Ludwigs XV. Hof.", "Mit Ludwig dem Vierzehnten und Ludwigs des Fünfzehnten Hof."),
+        (
+            "de",
+            "Ihre 2. Frage, ein 3. Versuch.",
+            "Ihre zweite Frage, ein dritter Versuch.",
+        ),
+        ("de", "Königin Elisabeth II. lachte.", "Königin Elisabeth die Zweite lachte."),
+        ("it", "L'XI secolo, la IV edizione.", "L'undicesimo secolo, la quarta edizione."),
+        ("pt", "A vitamina D e o plano B.", "A vitamina D e o plano B."),
+        ("ru", "К 5 мая, на 5 мая, с 5 мая.", "К пятому мая, на пятое мая, с пятого мая."),
+        (
+            "ru",
+            "До 21 км, без 1 минуты.",
+            "До двадцати одного километра, без одной минуты.",
+        ),
+        ("ru", "С 21 другом, в 3 городах, 5 рублям.", "С двадцатью одним другом, в трёх городах, пяти рублям."),
+        (
+            "ru",
+            "С 1 по 15 мая, более 1 млн рублей, до 5 тыс. человек.",
+            "С первого по пятнадцатое мая, более одного миллиона рублей, до пяти тысяч человек.",
+        ),
+        ("ru", "До 100,41 ₽.", "До ста рублей сорока одной копейки."),
+        ("ru", "В 1 классе.", "В одном классе."),
+        ("de", "Am 1. und 2. Mai, in den 90er Jahren.", "Am ersten und zweiten Mai, in den neunziger Jahren."),
+        ("fr", "M. et Mme Dupont.", "Monsieur et Madame Dupont."),
+        ("es", "Son 1/2 kg, 2 1/2 kg y 3 dl.", "Son medio kilogramo, dos y medio kilogramos y tres decilitros."),
+        ("ja", "1/2kgです。", "二分の一キログラムです。"),
+        ("pt", "Tenho 1 irmã e 2 maçãs.", "Tenho uma irmã e duas maçãs."),
+        ("ru", "Не больше 500 ₽ и 11 минут.", "Не больше пятисот рублей и одиннадцать минут."),
+    ],
+)
+def test_case_and_gender_of_numbers(language: str, written: str, spoken: str) -> None:
+    assert words(read(written, language)) == words(spoken)
 
 
 def test_year_of_german_is_read_as_one() -> None:

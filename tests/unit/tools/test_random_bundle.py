@@ -19,16 +19,17 @@ from tools.random_bundle import command, writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.audio.decode import Recording
 from tts_worker.cli import run_command
-from tts_worker.commands import bundles as commands
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.enrol import Mode, Speaker, bundled_voices, enrol
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import Providers, create_session
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
+from tts_worker.engine.cosyvoice.execution.onnx_providers import Providers, create_session
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+from tts_worker.engine.cosyvoice.voices.enroll import enroll
+from tts_worker.engine.cosyvoice.voices.speaker import Mode, Speaker, bundled_voices
 from tts_worker.errors import BundleError, ConfigError, MissingExtra
+from tts_worker.features.voicepack import directory as commands
 
 
 def random_bundle(*args: str) -> int:
@@ -164,7 +165,7 @@ def test_common_english_parts_are_single_tokens(tokenizer: TextTokenizer) -> Non
 def test_random_bundle_enrolls_voices_for_every_mode(bundle: Bundle, tokenizer: TextTokenizer) -> None:
     rate = 24_000
     audio = 0.1 * np.sin(np.arange(4 * rate) / 30) * (1 + np.sin(np.arange(4 * rate) / 4000))
-    voice = enrol(bundle, PromptFrontend(bundle), Recording(audio.astype(np.float32), rate), "hello world")
+    voice = enroll(bundle, PromptFrontend(bundle), Recording(audio.astype(np.float32), rate), "hello world")
     speaker = Speaker(voice, bundle.config, tokenizer)
 
     assert len(voice.tokens) > 90

@@ -15,10 +15,10 @@ from tools.train.filters import FilterStage
 from tools.train.pack import pack
 from tools.train.runner import Training
 from tools.train.trainer import train
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.models.hift import HashedNoise
-from tts_worker.engine.cosyvoice.models.source_filter import SourceFilter
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
+from tts_worker.engine.cosyvoice.networks.source_filter import SourceFilter
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_targets_are_the_gains_that_make_the_audio(run: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     phase = torch.zeros(1, net.dims.nb_harmonics + 1, dtype=torch.float64)
     source = net.m_source(pitch, phase, torch.randn(1, 100 * 480, 1, generator=generator))
-    spectrum = net._analyse(source, None)[:, :, :-1]
+    spectrum = net._analyze(source, None)[:, :, :-1]
     told = data.harmonics.shape[1]
     voiced = (pitch > 0).repeat_interleave(4, 1).float()
     noise = 0.5 * data.noise[columns].float().mean().log().repeat(241, 400)[None]

@@ -14,7 +14,7 @@ from tools.random_bundle.writer import write_random_bundle
 from tools.train.finetune import FineTuning, fine_tune
 from tools.train.lora import add_adapters, merge_adapters
 from tools.train.networks import trainable_lm
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.errors import ConfigError
 from tts_worker.text.pipeline import TextOptions, TextPipeline

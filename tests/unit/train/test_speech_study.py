@@ -24,9 +24,9 @@ from tools.speech_study.measures import (
     pitches_hz,
     time_errors_s,
 )
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.guard import TokenGuard
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator
+from tts_worker.engine.cosyvoice.tokens.guard import TokenGuard
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, Word
 
 WORDS = ["Our", "flight", "to", "San", "Francisco", "has", "been", "delayed"]

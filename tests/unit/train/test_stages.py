@@ -21,10 +21,10 @@ from tools.train.networks import language_model_pass
 from tools.train.pack import pack
 from tools.train.runner import PARTS, Training
 from tools.train.trainer import Stage, curve_path, train
-from tts_worker.engine.cosyvoice.alignment import text_weight
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.kv_cache import SlotPool
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.engine.cosyvoice.tokens.alignment import text_weight
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 
 STAGES = ("lm", "flow", "vocoder")

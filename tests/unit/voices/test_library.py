@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,11 @@ from tts_worker.errors import Forbidden, InvalidRequest, OverCapacity, UnknownVo
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.details import VoiceDetails
-from tts_worker.voices.enrolment import Enrolment
+from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.files import Voice, load_voice
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.packs import read_voicepacks
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 from tts_worker.voices.store import VoiceStore
 from tts_worker.voices.upload import MixPart, NewVoice
 
@@ -50,7 +51,7 @@ class CountingEnroller:
     def __init__(self) -> None:
         self.transcripts: list[str] = []
 
-    def enrol(self, name: str, recording: Recording, transcript: str) -> None:
+    def enroll(self, name: str, recording: Recording, transcript: str) -> None:
         raise AssertionError
 
     def forget(self, name: str) -> None:
@@ -74,7 +75,7 @@ def write_pack(root: Path, name: str, styles: dict[str, float]) -> None:
 
 async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
     enroller = CountingEnroller()
-    enrolment = Enrolment(enroller)
+    enrollment = Enrollment(enroller)
     packs = tmp_path / "packs"
     write_pack(packs, "anna", {"neutral": 4, "happy": 4})
     write_pack(packs, "short", {"neutral": 1})
@@ -82,7 +83,7 @@ async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
     async def start() -> VoiceCatalog:
         catalog = VoiceCatalog([installed.pack for installed in read_voicepacks(packs)])
         library = VoiceLibrary(catalog, {"one": VoiceStore(tmp_path / "voices")})
-        library.add_engine("one", "fake", INFO, enrolment)
+        library.add_engine("one", "fake", INFO, enrollment)
         await library.import_packs("one", read_voicepacks(packs))
         return catalog
 
@@ -98,19 +99,19 @@ async def test_packs_are_stored_once_and_updated(tmp_path: Path) -> None:
     write_pack(packs, "anna", {"happy": 5})
     await start()
     assert len(enroller.transcripts) == 3, "only the changed recording is computed"
-    enrolment.close()
+    enrollment.close()
 
 
 async def test_unwritable_directory_is_reported_without_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "voices"
     folder.write_text("a file")
-    enrolment = Enrolment(CountingEnroller())
+    enrollment = Enrollment(CountingEnroller())
     library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(folder)})
-    library.add_engine("one", "fake", INFO, enrolment)
+    library.add_engine("one", "fake", INFO, enrollment)
     with pytest.raises(OverCapacity) as refused:
         await library.add(NewVoice(name="ann", consent=True), wav(speech(4, 16_000)))
     assert str(tmp_path) not in refused.value.message
-    enrolment.close()
+    enrollment.close()
 
 
 def test_engine_with_the_same_voice_hides_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +161,7 @@ def store_voice(store: VoiceStore, name: str) -> None:
 
 
 def caller(key: str | None, *scopes: ApiScope) -> Caller:
-    return Caller(key=key, scopes=frozenset(scopes or (ApiScope.SPEAK, ApiScope.ENROL)))
+    return Caller(key=key, scopes=frozenset(scopes or (ApiScope.SPEAK, ApiScope.ENROLL)))
 
 
 def library_with(folder: Path, **owners: str | None) -> VoiceLibrary:
@@ -218,14 +219,14 @@ async def test_change_is_announced_once_after_the_catalog_has_it(tmp_path: Path)
 
 
 async def test_added_voice_is_listed_and_announced(tmp_path: Path) -> None:
-    host, enrolment = Host(), Enrolment(CountingEnroller())
+    host, enrollment = Host(), Enrollment(CountingEnroller())
     library = VoiceLibrary(VoiceCatalog(), {"one": VoiceStore(tmp_path)})
-    library.add_engine("one", "fake", INFO, enrolment)
+    library.add_engine("one", "fake", INFO, enrollment)
     library.connect(host)
     added = await library.add(NewVoice(name="ann", consent=True), wav(speech(4, 16_000)))
     assert (added.name, [each.name for each in library.catalog]) == ("ann", ["ann"])
     assert (host.changes, host.wanted) == ([("one", "ann")], ["one"])
-    enrolment.close()
+    enrollment.close()
 
 
 async def test_voices_stored_before_their_engine_is_known_are_listed(tmp_path: Path) -> None:
@@ -248,3 +249,13 @@ async def test_worker_without_stores_says_what_it_needs(action: str) -> None:
     }
     with pytest.raises(InvalidRequest, match="needs a CosyVoice model"):
         await actions[action]()
+
+
+def test_speaker_without_prompt_audio_does_not_follow_instructions() -> None:
+    info = replace(INFO, voices=("prompted", "speaker"), uninstructed=("speaker",))
+    catalog = VoiceCatalog()
+    VoiceLibrary(catalog, {}).add_engine("one", "fake", info, None)
+    assert {voice.name: voice.capabilities for voice in catalog} == {"prompted": ("instruct",), "speaker": ()}
+    assert choose_voice(catalog, VoiceRequest(needs=("instruct",))).name == "prompted"
+    with pytest.raises(InvalidRequest, match="lacks the capabilities instruct"):
+        choose_voice(catalog, VoiceRequest(voice="speaker", needs=("instruct",)))

@@ -10,8 +10,8 @@ import pytest
 
 from tests.fakes.recordings import SAID, speech, wav
 from tts_worker.cli import main
-from tts_worker.commands.voice_packs import check_voicepack, init_voicepack, pack_voicepack
 from tts_worker.errors import ConfigError, IllegalCommand
+from tts_worker.features.voicepack.packs import check_voicepack, init_voicepack, pack_voicepack
 from tts_worker.voices.packs import read_voicepack
 
 OLDER = """

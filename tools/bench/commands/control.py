@@ -6,10 +6,10 @@ import argparse
 import asyncio
 
 from tools.bench.control import measure_control
-from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.progress import measuring
 from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.features.bench.stats import Figure, show
 from tts_worker.settings import load_settings
 
 

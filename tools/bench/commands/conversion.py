@@ -7,10 +7,10 @@ import asyncio
 from pathlib import Path
 
 from tools.bench.conversion import measure_conversions
-from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

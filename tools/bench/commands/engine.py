@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import Figure, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

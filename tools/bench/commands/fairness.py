@@ -6,10 +6,10 @@ import argparse
 import asyncio
 
 from tools.bench.fairness import measure_fairness
-from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import Figure, show
 from tts_worker.settings import Settings
 
 

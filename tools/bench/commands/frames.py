@@ -6,10 +6,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import show
+from tts_worker.features.telephony.settings import TelephonySettings
 from tts_worker.settings import Settings
 
 _START_OVER_S = 2.0
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     kind = "hibari" if args.engine == "cpu" else "tone"
     settings = server_settings(args.engine, kind, args.sessions, args.protocol)
     defaults = Settings()
-    lead_ms = defaults.telephony.lead_ms if args.protocol == "twilio" else defaults.session.lead_ms
+    lead_ms = defaults.section(TelephonySettings).lead_ms if args.protocol == "twilio" else defaults.session.lead_ms
     figures = asyncio.run(
         compare_frames(
             [word for setting in settings for word in ("--set", setting)],

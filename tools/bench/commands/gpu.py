@@ -77,7 +77,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
     from tools.bench.engine import MAX_LENGTH_S
     from tools.bench.gpu import sections
     from tools.bench.gpu_plan import Plan
-    from tts_worker.engine.cosyvoice.bundle import Bundle
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
     from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 
     _check_range("--texts", args.texts, 2, 100_000)

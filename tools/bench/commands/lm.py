@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from tts_worker.benchmarks.stats import Figure, show
 from tts_worker.commands.progress import measured
 from tts_worker.errors import InvalidRequest, MissingExtra
+from tts_worker.features.bench.stats import Figure, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

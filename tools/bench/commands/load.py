@@ -6,10 +6,10 @@ import argparse
 import asyncio
 
 from tools.bench.load import measure_load
-from tts_worker.benchmarks.stats import show
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
 from tts_worker.commands.progress import measuring
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.bench.stats import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

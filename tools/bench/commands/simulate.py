@@ -165,8 +165,8 @@ def _measured(
         simulated_settings,
         stage_times,
     )
-    from tts_worker.engine.cosyvoice.bundle import Bundle
-    from tts_worker.engine.cosyvoice.config import V1
+    from tts_worker.engine.cosyvoice.bundle.config import V1
+    from tts_worker.engine.cosyvoice.bundle.directory import Bundle
     from tts_worker.engine.cosyvoice.loader import LoadOptions
 
     if Bundle.open(args.bundle).config.family == V1:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import tts_worker
     from tools.bench.text import compare_text
-    from tts_worker.benchmarks.stats import show
+    from tts_worker.features.bench.stats import show
 
     if args.chars < 1 or args.repeats < 1:
         raise InvalidRequest("--chars and --repeats must be at least 1")

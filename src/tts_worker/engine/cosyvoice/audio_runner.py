@@ -15,15 +15,15 @@ from time import perf_counter
 from torch import Tensor
 
 from tts_worker.engine.chunk_log import chunk_log
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
+from tts_worker.engine.cosyvoice.audio.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
+from tts_worker.engine.cosyvoice.audio.segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import TokenPass
-from tts_worker.engine.cosyvoice.renderer import FlowOutput, RenderRequest, RenderState, VocoderOutput
 from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.voices.cache import VoiceState
 from tts_worker.engine.worker_thread import StreamFuture
 
 
@@ -50,7 +50,12 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class MelChunk:
-    """The mel of a chunk is computed, and the vocoder will follow. It will have so many samples."""
+    """The mel of a chunk is computed, and the vocoder will follow.
+
+    Attributes:
+        job: The chunk.
+        samples: Length of the audio that it becomes.
+    """
 
     job: ChunkJob
     samples: int

@@ -11,21 +11,20 @@ from pathlib import Path
 import torch
 
 from tts_worker.audio.prompt import MAX_PROMPT_S
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.execution import BackendState, Execution, plan_execution, timed
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.graph_runner import Compiler, CountingRunner, GraphRunner
-from tts_worker.engine.cosyvoice.models.v1_flow import V1Flow
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.renderer import Renderer
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams, streams_for
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.unpaged import UnpagedPool
-from tts_worker.engine.cosyvoice.v1_renderer import V1Renderer
-from tts_worker.engine.cosyvoice.voice_cache import VoiceCache
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, UnpagedPool
+from tts_worker.engine.cosyvoice.audio.renderer import Renderer
+from tts_worker.engine.cosyvoice.audio.v1_renderer import V1Renderer
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compiler, CountingRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.plan import BackendState, Execution, plan_execution, timed
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, streams_for
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.v1.flow import V1Flow
+from tts_worker.engine.cosyvoice.voices.cache import VoiceCache
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
 from tts_worker.types import ComputationCounts
 from tts_worker.voices.files import Voice
 

@@ -15,20 +15,19 @@ from functools import partial
 import numpy as np
 
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
+from tts_worker.engine.cosyvoice.bundle.config import V1
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.config import V1
-from tts_worker.engine.cosyvoice.device import device_facts
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.enrol import Speaker
-from tts_worker.engine.cosyvoice.faults import Fault, FaultKind, Stage, attempt, device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.device import FaultKind, device_checked, device_facts, device_responds
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import SequencePhase
 from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
 from tts_worker.engine.cosyvoice.timings import StageTimings
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec
 from tts_worker.engine.cosyvoice.token_runner import DrawnIds, SlotFull, TokenResult, TokenRunner
-from tts_worker.engine.cosyvoice.tokenizer import CONTROL_TAGS, phonemes
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
-from tts_worker.engine.cosyvoice.whisper_tokenizer import V1_CONTROL_TAGS
+from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, V1_CONTROL_TAGS, phonemes
+from tts_worker.engine.cosyvoice.voices.cache import VoiceState
+from tts_worker.engine.cosyvoice.voices.speaker import Speaker
 from tts_worker.engine.scheduler import Batch, Budgets, Candidate, ChunkTimes, Need, Plan, defers_first_chunk
 from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import StreamFuture
@@ -92,6 +91,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
                 control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
+                uninstructed=components.voice_cache.uninstructed,
                 extra=(
                     ("family", config.family),
                     ("text_mode", settings.text_mode.value),

@@ -12,35 +12,34 @@ from pathlib import Path
 
 import torch
 
-from tts_worker.engine.cosyvoice.bundle import Bundle
+from tts_worker.engine.cosyvoice.bundle.config import V1
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components, max_flow_chunks
-from tts_worker.engine.cosyvoice.config import V1
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.engine_config import (
+from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
+from tts_worker.engine.cosyvoice.execution.settings import (
     GRAPHS_DIR,
     OLDEST_TORCH,
-    AttentionMode,
     CompileMode,
     EngineOptions,
+    LibraryChoice,
     StreamingConfig,
     TextMode,
 )
-from tts_worker.engine.cosyvoice.enrol import bundled_voices
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
-from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan, backend_named, select_backend
-from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.streams import flow_threads
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, default_utterances, page_count, return_unused_memory
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import flow_threads
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, Script
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import ConfigError
 from tts_worker.voices.files import VOICES_DIR, Voice
 
 log = logging.getLogger(__name__)
 
 MIN_OVERLAP_THREADS = 3  # with fewer, the two computing threads would starve the event loop
-_UNUSED_BY_V1 = ("stride_chunks", "first_tokens", "first_chunk_on_device", "attention")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,8 @@ class LoadOptions(EngineOptions):
     acceleration: str = "auto"
     graphs: bool = True
     compile: str = "auto"
-    attention: str = "auto"
+    gathers: bool = False
+    library: LibraryChoice | None = None
     max_utterances: int | None = None
     text_mode: str = "clause"
     stride_chunks: int | None = None
@@ -181,7 +181,8 @@ def _load_engine(
         first_chunk_on_device=options.first_chunk_on_device and has_graphs,
         graphs=options.graphs and accelerated and cuda,
         compile=CompileMode(options.compile),
-        attention=AttentionMode(options.attention),
+        gathers=options.gathers,
+        library=options.library,
         audio_graphs=has_graphs,
     )
     stored = options.voices or options.bundle / VOICES_DIR
@@ -206,10 +207,6 @@ def _check_v1(options: LoadOptions) -> None:
         raise ConfigError("text_mode: CosyVoice-300M reads whole clauses only, as it encodes a text before it speaks")
     if options.backend != Backend.TORCH.value:
         raise ConfigError("backend: CosyVoice-300M runs on torch only")
-    defaults = LoadOptions(options.bundle)
-    unused = [name for name in _UNUSED_BY_V1 if getattr(options, name) != getattr(defaults, name)]
-    if unused:
-        log.warning("%s: no effect on CosyVoice-300M, which renders overlapping parts of one size", ", ".join(unused))
 
 
 def check_torch(version: str) -> None:

@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from tts_worker.engine.cosyvoice.config import V1, CosyVoiceConfig
-from tts_worker.engine.cosyvoice.decoder import EXTRA_SLOTS
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.config import V1, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
+from tts_worker.engine.cosyvoice.tokens.decoder import EXTRA_SLOTS
 from tts_worker.errors import ConfigError
 
 CPU_MEMORY_GB = 4.0

@@ -13,10 +13,10 @@ import numpy as np
 
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
-from tts_worker.engine.cosyvoice.enrol import Mode
-from tts_worker.engine.cosyvoice.enrolled_voices import EnrolledVoices
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
 from tts_worker.engine.cosyvoice.memory import CPU_MEMORY_GB
+from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
+from tts_worker.engine.cosyvoice.voices.speaker import Mode
 from tts_worker.errors import EngineFault, as_exception
 from tts_worker.types import (
     Audio,

@@ -1,10 +1,8 @@
-"""Phases of an utterance of the CosyVoice engine, its text, its audio segments and its passes. No tensors."""
+"""Phases of an utterance of the CosyVoice engine, its text and its passes. No tensors."""
 
 from __future__ import annotations
 
 from enum import Enum
-
-from tts_worker.types import Boundary
 
 
 class SequencePhase(Enum):
@@ -57,24 +55,4 @@ TEXT_TRANSITIONS: dict[TextPhase, frozenset[TextPhase]] = {
     TextPhase.OPEN: frozenset({TextPhase.ENDED, TextPhase.TRUNCATED}),
     TextPhase.ENDED: frozenset({TextPhase.TRUNCATED}),
     TextPhase.TRUNCATED: frozenset(),
-}
-
-
-class SegmentPhase(Enum):
-    """How far an audio segment is: OPEN -> CLOSING -> COMPLETE -> RENDERED. Without a run, OPEN -> COMPLETE."""
-
-    OPEN = "more text may follow in it"
-    CLOSING = "it ends with the current run of the language model"
-    COMPLETE = "it has all its tokens"
-    RENDERED = "its final chunk is rendered"
-
-
-CLOSING_BOUNDARIES = frozenset({Boundary.SENTENCE, Boundary.PARAGRAPH, Boundary.FLUSH, Boundary.END})
-"""Boundaries of the text after which an audio segment is CLOSING."""
-
-SEGMENT_TRANSITIONS: dict[SegmentPhase, frozenset[SegmentPhase]] = {
-    SegmentPhase.OPEN: frozenset({SegmentPhase.CLOSING, SegmentPhase.COMPLETE}),
-    SegmentPhase.CLOSING: frozenset({SegmentPhase.COMPLETE}),
-    SegmentPhase.COMPLETE: frozenset({SegmentPhase.RENDERED}),
-    SegmentPhase.RENDERED: frozenset(),
 }

@@ -6,8 +6,8 @@ A sequence changes with text, credit and results. The engine schedules it, the r
 from __future__ import annotations
 
 from tts_worker.audio.pcm import fade_out, to_float, to_pcm
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment, MelFigures
-from tts_worker.engine.cosyvoice.chunks import AHEAD_CHUNKS, Chunk
+from tts_worker.engine.cosyvoice.audio.chunks import AHEAD_CHUNKS, Chunk
+from tts_worker.engine.cosyvoice.audio.segment import AudioSegment, MelFigures
 from tts_worker.engine.cosyvoice.phases import (
     SEQUENCE_TRANSITIONS,
     TOKEN_PASS_TRANSITIONS,
@@ -15,9 +15,9 @@ from tts_worker.engine.cosyvoice.phases import (
     TextPhase,
     TokenPass,
 )
-from tts_worker.engine.cosyvoice.runs import RunPhase
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.tokens.runs import RunPhase
+from tts_worker.engine.cosyvoice.voices.cache import VoiceState
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence, Input

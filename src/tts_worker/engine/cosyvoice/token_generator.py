@@ -11,20 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from tts_worker.engine.cosyvoice.alignment import WordAligner, estimate_tokens
-from tts_worker.engine.cosyvoice.audio_segment import AudioSegment
-from tts_worker.engine.cosyvoice.chunks import GridPlan
-from tts_worker.engine.cosyvoice.config import V3, CosyVoiceConfig
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig, TextMode
-from tts_worker.engine.cosyvoice.guard import GuardLimits, TokenGuard
-from tts_worker.engine.cosyvoice.interleave import Interleave, InterleaveRule
-from tts_worker.engine.cosyvoice.phases import CLOSING_BOUNDARIES, TEXT_TRANSITIONS, SegmentPhase, TextPhase
-from tts_worker.engine.cosyvoice.renderer import MelResampler, RenderState, chunk_pages
-from tts_worker.engine.cosyvoice.request import Request
-from tts_worker.engine.cosyvoice.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
-from tts_worker.engine.cosyvoice.silence import SILENT_TOKENS
-from tts_worker.engine.cosyvoice.tokenizer import TextTokenizer
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.audio.chunks import CLOSING_BOUNDARIES, GridPlan, SegmentPhase
+from tts_worker.engine.cosyvoice.audio.renderer import MelResampler, RenderState, chunk_pages
+from tts_worker.engine.cosyvoice.audio.segment import AudioSegment
+from tts_worker.engine.cosyvoice.bundle.config import V3, CosyVoiceConfig
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig, TextMode
+from tts_worker.engine.cosyvoice.phases import TEXT_TRANSITIONS, TextPhase
+from tts_worker.engine.cosyvoice.tokens.alignment import WordAligner, estimate_tokens
+from tts_worker.engine.cosyvoice.tokens.guard import SILENT_TOKENS, GuardLimits, TokenGuard
+from tts_worker.engine.cosyvoice.tokens.interleave import Interleave, InterleaveRule
+from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
+from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
+from tts_worker.engine.cosyvoice.voices.cache import VoiceState
+from tts_worker.engine.cosyvoice.voices.speaker import Request
 from tts_worker.engine.phases import change_phase
 from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
@@ -399,7 +398,7 @@ class TokenGenerator:
             self._text_before(),
             text,
             self._speech_before(),
-            tells_speaker=self.request.tells_speaker,
+            with_speaker=self.request.with_speaker,
         )
         if len(run.pending_items) + MIN_RATIO * len(text) > self._spec.settings.lm_tokens:
             raise TextTooLong(

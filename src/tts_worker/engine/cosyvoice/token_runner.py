@@ -10,13 +10,13 @@ from time import perf_counter
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.execution.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.faults import Fault, Stage, attempt
 from tts_worker.engine.cosyvoice.phases import TokenPass
-from tts_worker.engine.cosyvoice.runs import InterleavedRun, LmRun, RunPhase
 from tts_worker.engine.cosyvoice.sequence import CosyVoiceSequence
-from tts_worker.engine.cosyvoice.streams import PendingCopy, TimingEvent
 from tts_worker.engine.cosyvoice.timings import StageTimings
+from tts_worker.engine.cosyvoice.tokens.decoder import DecodeRow
+from tts_worker.engine.cosyvoice.tokens.runs import InterleavedRun, LmRun, RunPhase
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,14 @@ class TokenRunner:
             prefix = None
             if generator.voice is not None and not isinstance(run, InterleavedRun):
                 prefix = self._voice_cache.prefix(generator.voice, request, self._decoder)
-            speaker = request.embedding if request.tells_speaker else None
+            speaker = request.embedding if request.with_speaker else None
             items = self._decoder.start(sequence.slot, run.seed, run.pending_items, prefix, speaker)
             run.pending_items = items
             generator.run_in_slot = run
         return self._has_room(sequence, len(run.pending_items) + 1)
 
     def _has_room(self, sequence: CosyVoiceSequence, positions: int) -> bool:
-        """Whether the slot of ``sequence`` has so many free positions; reports it if not."""
+        """Whether ``positions`` are free in the slot of ``sequence``; records ``SlotFull`` otherwise."""
         if self._decoder.free_positions(sequence.slot) >= positions:
             return True
         self._results.append(SlotFull(sequence))

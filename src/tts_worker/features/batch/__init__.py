@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 
 def _add_routes(app: Application) -> None:
-    if app.settings.batch.enabled:
+    from tts_worker.features.batch.settings import BatchSettings
+
+    if app.settings.section(BatchSettings).enabled:
         from tts_worker.features.batch import routes
 
         routes.add_routes(app)
 
 
 def _file_checks(settings: Settings) -> Iterator[FileCheck]:
+    from tts_worker.features.batch.settings import BatchSettings
     from tts_worker.settings import check_directory
 
-    if (directory := settings.batch.directory) is not None:
+    if (directory := settings.section(BatchSettings).directory) is not None:
         check = partial(check_directory, "batch.directory", directory, must_exist=False)
         yield ("batch", "directory"), check
 
@@ -33,11 +36,14 @@ def _file_checks(settings: Settings) -> Iterator[FileCheck]:
 def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | None:
     for _, check in _file_checks(settings):
         check()
-    if not settings.batch.enabled:
+    from tts_worker.features.batch.settings import BatchSettings
+
+    section = settings.section(BatchSettings)
+    if not section.enabled:
         return None
     from tts_worker.features.batch.runner import BatchRunner
 
-    return BatchRunner(hub, settings.batch, settings.server.max_input_chars, keys.caller_named)
+    return BatchRunner(hub, section, settings.server.max_input_chars, keys.caller_named)
 
 
 FEATURE = Feature(

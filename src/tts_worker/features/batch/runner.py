@@ -27,6 +27,7 @@ from tts_worker.errors import (
     TTSWorkerError,
 )
 from tts_worker.features.batch.request import BatchItem, BatchRequest
+from tts_worker.features.batch.settings import BatchSettings
 from tts_worker.features.batch.store import (
     BatchFolder,
     ItemResult,
@@ -42,7 +43,6 @@ from tts_worker.features.batch.store import (
 )
 from tts_worker.server.rendering import synthesize
 from tts_worker.session.hub import SessionHub
-from tts_worker.settings import BatchSettings
 from tts_worker.text.instruction import split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, Ended, PcmFrame
 

@@ -68,8 +68,13 @@ def add_apis(app: Application) -> None:
     app.routes.include(openai.router(hub, limits))
     for router in (elevenlabs.router, cartesia.router, cosyvoice.router, deepgram.router):
         app.routes.include(router(hub, limits))
-    browser_tokens.add_elevenlabs_routes(app.routes, app.keys.tokens)
-    browser_tokens.add_cartesia_routes(app.routes, app.keys.tokens)
+    signer = app.keys.tokens
+    for routes in (
+        browser_tokens.elevenlabs_router(signer),
+        browser_tokens.elevenlabs_router(signer, elevenlabs.PREFIX),
+        browser_tokens.cartesia_router(signer),
+    ):
+        app.routes.include(routes)
 
 
 def _openai_status(path: str, error: TTSWorkerError) -> int | None:

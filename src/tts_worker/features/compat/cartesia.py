@@ -224,9 +224,11 @@ class _CartesiaProtocol:
 
 
 async def _events(
-    hub: SessionHub, generation: vendor.GenerationRequest, encoder: _CartesiaEncoder
+    hub: SessionHub, generation: vendor.GenerationRequest, encoder: _CartesiaEncoder, headers: dict[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the messages of one text as events. An error after the first event is the last event.
+
+    ``headers`` are as of ``synthesize``.
 
     Raises:
         TTSWorkerError: An error of ``synthesize`` before the first event.
@@ -234,7 +236,7 @@ async def _events(
     has_sent = False
     try:
         async with aclosing(
-            synthesize(hub, generation.options(), generation.transcript, accepts_quiet_turn=True)
+            synthesize(hub, generation.options(), generation.transcript, headers=headers, accepts_quiet_turn=True)
         ) as items:
             async for item in items:
                 for message in encoder.messages(item):
@@ -285,8 +287,10 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
     async def speech(request: Request) -> Response:
         generation = await read(request)
         encoder = generation.output_format.open_encoder()
-        audio = download(hub, generation.options(), generation.transcript, encoder)
-        return speech_stream(audio, encoder.content_type, limits, rate_hz=generation.output_format.sample_rate)
+        headers: dict[str, str] = {}
+        audio = download(hub, generation.options(), generation.transcript, encoder, headers)
+        rate_hz = generation.output_format.sample_rate
+        return speech_stream(audio, encoder.content_type, limits, rate_hz=rate_hz, headers=headers)
 
     @routes.post(
         "/tts/sse",
@@ -303,7 +307,8 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
             timestamps=bool(generation.add_timestamps),
             checksums=wants_checksums(request.query_params),
         )
-        return speech_stream(_events(hub, generation, encoder), "text/event-stream", limits)
+        headers: dict[str, str] = {}
+        return speech_stream(_events(hub, generation, encoder, headers), "text/event-stream", limits, headers=headers)
 
 
 def _add_voice_routes(routes: Routes, hub: SessionHub) -> None:

@@ -72,7 +72,7 @@ def add_elevenlabs_delete(routes: Routes, hub: SessionHub) -> None:
 
     @routes.delete("/v1/voices/{voice}")
     async def delete(voice: str) -> Response:
-        with audited("delete_voice", voice, ApiScope.ENROL):
+        with audited("delete_voice", voice, ApiScope.ENROLL):
             await hub.library.delete(voice)
         return SafeJSONResponse({"status": "ok"})
 
@@ -89,7 +89,7 @@ def add_cartesia_routes(routes: Routes, hub: SessionHub) -> None:
 
     @routes.delete("/voices/{voice}", summary="Delete a voice for Cartesia clients", status_code=204)
     async def delete(voice: str) -> Response:
-        with audited("delete_voice", voice, ApiScope.ENROL):
+        with audited("delete_voice", voice, ApiScope.ENROLL):
             await hub.library.delete(voice)
         return Response(status_code=204)
 
@@ -112,7 +112,7 @@ async def _clone(
         }
     )
     present = next((name for name in file_fields if name in body.files), file_fields[0])
-    with audited("add_voice", new.name, ApiScope.ENROL):
+    with audited("add_voice", new.name, ApiScope.ENROLL):
         return await library.add(new, body.recording(present), requires_consent=False)
 
 

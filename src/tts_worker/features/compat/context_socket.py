@@ -186,7 +186,8 @@ class ContextSocket:
         self._end_if_done()
 
     def check_text(self, text: str) -> None:
-        """
+        """Check the length of one message's text.
+
         Raises:
             TextTooLong: The text exceeds ``max_message_chars``.
         """

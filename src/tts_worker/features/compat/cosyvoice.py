@@ -6,7 +6,7 @@
   (``/tts``, ...). The response is MP3, WAV or PCM according to ``response_format``, whole or streamed.
 
 Unlike the originals, responses state the sample rate, an unknown voice is an error, a recording is never a file path,
-and synthesis stops when the client disconnects. A recording needs an engine that enrols voices.
+and synthesis stops when the client disconnects. A recording needs an engine that enrolls voices.
 """
 
 from __future__ import annotations
@@ -233,25 +233,26 @@ def _conversion(hub: SessionHub, limits: ApiLimits) -> Callable[[Request], Await
         source = RecordedSource(body.recording(fields.source))
         voice = fields.voice
         if voice is None:
-            voice = await hub.enrol(body.recording(fields.recording))
+            voice = await hub.enroll(body.recording(fields.recording))
         return converted_to(voice, fields.speed, source)
 
     return conversion
 
 
 async def _voice(hub: SessionHub, fields: _CosyVoiceRequest, body: Body) -> str | None:
-    """Return the voice that the request names, or enrol that of its recording."""
+    """Return the voice that the request names, or enroll that of its recording."""
     name = fields.recording
     if name is None or (fields.optional_recording and name not in body.files and name not in body.fields):
         voice: str | None = fields.value("voice")
         return voice
-    return await hub.enrol(body.recording(name), fields.value("transcript", ""))
+    return await hub.enroll(body.recording(name), fields.value("transcript", ""))
 
 
 def _response(hub: SessionHub, options: SessionOptions, fields: _CosyVoiceRequest, limits: ApiLimits) -> Response:
     audio_format = fields.value("response_format", "pcm")
+    headers: dict[str, str] = {}
     if fields.value("stream", True):
-        body = download(hub, options, fields.text, open_encoder(AudioFormat(audio_format)))
+        body = download(hub, options, fields.text, open_encoder(AudioFormat(audio_format)), headers)
     else:
-        body = whole_download(hub, options, fields.text, AudioFormat(audio_format))
-    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ)
+        body = whole_download(hub, options, fields.text, AudioFormat(audio_format), headers)
+    return speech_stream(body, _TYPES[audio_format], limits, rate_hz=SAMPLE_RATE_HZ, headers=headers)

@@ -1,7 +1,7 @@
 """CosyVoice's own gRPC service (``proto/cosyvoice.proto``) for its published clients.
 
 A request carries the whole text; the response streams 24 kHz PCM16LE. ``spk_id`` names a voice; a prompt recording
-needs an engine that enrols voices. Cancelling the call acts as STOP.
+needs an engine that enrolls voices. Cancelling the call acts as STOP.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from tts_worker.audio.encoders import wav_file
+from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.errors import InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cosyvoice_pb2 as pb
 from tts_worker.features.compat import cosyvoice_pb2_grpc
@@ -24,7 +25,6 @@ from tts_worker.types import Ended, PcmFrame, SessionOptions
 
 PROMPT_RATE_HZ = 16_000
 MIN_PROMPT_S = 1.0
-MAX_PROMPT_S = 30.0
 
 
 class CosyVoiceService:
@@ -59,7 +59,7 @@ class CosyVoiceService:
             session.close("disconnected")
 
     async def _parse(self, request: pb.Request) -> tuple[str, SessionOptions]:
-        """Return the text and the synthesis parameters; enrols the voice of a prompt recording."""
+        """Return the text and the synthesis parameters; enrolls the voice of a prompt recording."""
         instruct: str | None = None
         match request.WhichOneof("RequestPayload"):
             case "sft_request":
@@ -72,11 +72,11 @@ class CosyVoiceService:
             case "zero_shot_request":
                 zero_shot = request.zero_shot_request
                 text = self._check_length(zero_shot.tts_text)
-                voice = await self._enrol(zero_shot.prompt_audio, zero_shot.prompt_text)
+                voice = await self._enroll(zero_shot.prompt_audio, zero_shot.prompt_text)
             case "cross_lingual_request":
                 cross_lingual = request.cross_lingual_request
                 text = self._check_length(cross_lingual.tts_text)
-                voice = await self._enrol(cross_lingual.prompt_audio, "")
+                voice = await self._enroll(cross_lingual.prompt_audio, "")
             case _:
                 raise InvalidRequest("the request must hold one of sft, zero_shot, cross_lingual and instruct")
         text, instruct = split_instruction(text, instruct)
@@ -88,13 +88,13 @@ class CosyVoiceService:
             raise TextTooLong(f"tts_text may have at most {self._limits.max_input_chars} characters")
         return text
 
-    async def _enrol(self, pcm: bytes, transcript: str) -> str:
+    async def _enroll(self, pcm: bytes, transcript: str) -> str:
         seconds = len(pcm) / 2 / PROMPT_RATE_HZ
         if len(pcm) % 2 or not MIN_PROMPT_S <= seconds <= MAX_PROMPT_S:
             raise InvalidRequest(
                 f"prompt_audio must be PCM16LE mono at {PROMPT_RATE_HZ} Hz, {MIN_PROMPT_S:g} to {MAX_PROMPT_S:g} s long"
             )
-        return await self._hub.enrol(wav_file(pcm, PROMPT_RATE_HZ), transcript)
+        return await self._hub.enroll(wav_file(pcm, PROMPT_RATE_HZ), transcript)
 
 
 def cosyvoice_service(hub: SessionHub, limits: ApiLimits) -> Register:

@@ -228,12 +228,12 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         if len(body.text) > limits.max_input_chars:
             raise TextTooLong(f"text may have at most {limits.max_input_chars} characters")
         encoder = query.open_encoder()
-        audio = download(hub, await query.options(hub), body.text, encoder)
         headers = {
             "dg-model-name": query.model if query.model.isascii() else "",
             "dg-char-count": str(len(body.text)),
             "dg-request-id": current_request_id(),
         }
+        audio = download(hub, await query.options(hub), body.text, encoder, headers)
         return speech_stream(audio, encoder.content_type, limits, rate_hz=query.rate_hz, headers=headers)
 
     return routes

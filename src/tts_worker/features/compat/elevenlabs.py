@@ -247,13 +247,13 @@ class _ElevenLabsProtocol:
 
 
 async def _timed_audio(
-    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder
+    hub: SessionHub, options: SessionOptions, text: str, encoder: Encoder, headers: dict[str, str]
 ) -> AsyncGenerator[tuple[bytes, CharacterTimes | None], None]:
-    """Yield encoded audio, each chunk with the new character timestamps. Raises the errors of ``synthesize``."""
+    """Yield encoded audio, each chunk with the new character timestamps. The rest is as with ``synthesize``."""
     clock = CharacterClock(options.sample_rate or SAMPLE_RATE_HZ, per_message=False)
     decoder = TextDecoder()
     clock.text = decoder.feed(text) + decoder.end()
-    async with aclosing(synthesize(hub, options, text, accepts_quiet_turn=True)) as items:
+    async with aclosing(synthesize(hub, options, text, headers=headers, accepts_quiet_turn=True)) as items:
         async for item in items:
             if isinstance(item, Words):
                 clock.add(item.words)
@@ -380,7 +380,9 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     @routes.post(f"{_SPEECH_PATH}/stream", summary="As the route without /stream", openapi_extra=_describe_speech)
     async def speech(request: Request, voice: str) -> Response:
         options, text, encoder = await read(request, voice)
-        return speech_stream(download(hub, options, text, encoder), encoder.content_type, limits)
+        headers: dict[str, str] = {}
+        audio = download(hub, options, text, encoder, headers)
+        return speech_stream(audio, encoder.content_type, limits, headers=headers)
 
     @routes.post(
         f"{_SPEECH_PATH}/with-timestamps",
@@ -388,8 +390,9 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         openapi_extra=_describe_speech,
     )
     async def speech_with_times(request: Request, voice: str) -> Response:
-        audio = _timed_audio(hub, *await read(request, voice))
-        return speech_stream(_as_document(audio), "application/json", limits)
+        headers: dict[str, str] = {}
+        audio = _timed_audio(hub, *await read(request, voice), headers)
+        return speech_stream(_as_document(audio), "application/json", limits, headers=headers)
 
     @routes.post(
         f"{_SPEECH_PATH}/stream/with-timestamps",
@@ -398,8 +401,9 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     )
     async def stream_with_times(request: Request, voice: str) -> Response:
         checksums = wants_checksums(request.query_params)
-        lines = _as_lines(_timed_audio(hub, *await read(request, voice)), checksums=checksums)
-        return speech_stream(lines, "application/x-ndjson", limits)
+        headers: dict[str, str] = {}
+        lines = _as_lines(_timed_audio(hub, *await read(request, voice), headers), checksums=checksums)
+        return speech_stream(lines, "application/x-ndjson", limits, headers=headers)
 
 
 def _add_conversion(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:

@@ -103,7 +103,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = await _enrol(validate(SpeechRequest, data), hub)
+        speech_request = await _enroll(validate(SpeechRequest, data), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
@@ -112,30 +112,31 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         voice = own_voice(hub, speech_request.voice_name, OPENAI_VOICES.__contains__)
         options = _options(speech_request, rate_hz, _engine(speech_request.model, hub))
         options = within_speeds(hub, replace(options, voice=voice, instruct=instruct))
+        headers = {} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"}
         encoder = open_encoder(speech_request.response_format, rate_hz)
         if speech_request.stream:
-            audio = download(hub, options, text, encoder)
+            audio = download(hub, options, text, encoder, headers)
         else:
-            audio = whole_download(hub, options, text, speech_request.response_format)
+            audio = whole_download(hub, options, text, speech_request.response_format, headers)
         use_sse = speech_request.stream_format == "sse"
         return speech_stream(
             _as_events(audio, speech_request, checksums=checksums) if use_sse else audio,
             "text/event-stream" if use_sse else encoder.content_type,
             limits,
             rate_hz=rate_hz,
-            headers={} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"},
+            headers=headers,
         )
 
     return routes
 
 
-async def _enrol(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
-    """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enrol``."""
+async def _enroll(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
+    """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enroll``."""
     if request.ref_audio is None:
         if request.ref_text:
             raise InvalidRequest("ref_text is the transcript of ref_audio, which is missing")
         return request
-    voice = await hub.enrol(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
+    voice = await hub.enroll(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
     return request.model_copy(update={"voice": voice})
 
 

@@ -15,22 +15,27 @@ if TYPE_CHECKING:
 
 
 def _quotas(settings: Settings) -> Quotas | None:
-    url = settings.registry.quotas_url or settings.registry.url
+    from tts_worker.features.fleet.settings import RegistrySettings
+
+    registry = settings.section(RegistrySettings)
+    url = registry.quotas_url or registry.url
     if url is None:
         return None
+    from tts_worker.client.registry.store import RedisStore
     from tts_worker.features.fleet.quotas import RedisQuotas
-    from tts_worker.registry.store import RedisStore
 
     store = RedisStore(url.get_secret_value(), "the Redis of the quotas")
-    return RedisQuotas(store, settings.registry.prefix)
+    return RedisQuotas(store, registry.prefix)
 
 
 def _registration(hub: SessionHub, settings: Settings, models: ModelCatalog, address: str) -> Registration | None:
-    if settings.registry.url is None:
+    from tts_worker.features.fleet.settings import RegistrySettings
+
+    if (url := settings.section(RegistrySettings).url) is None:
         return None
     from tts_worker.features.fleet.registration import registrar_of
 
-    return registrar_of(hub, settings, models, address)
+    return registrar_of(hub, settings, models, address, url)
 
 
 def _serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 import anyio
 
 from tts_worker.callers import MinuteQuota
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
-from tts_worker.registry.store import RedisStore
 from tts_worker.session.quotas import Quotas
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp
 
 from tts_worker.errors import ConfigError, MissingExtra, NotReady
+from tts_worker.features.fleet.settings import RaySettings
 from tts_worker.serving import create_application
-from tts_worker.settings import RaySettings, Settings, is_loopback, load_settings
+from tts_worker.settings import Settings, is_loopback, load_settings
 from tts_worker.worker import Worker
 
 try:
@@ -87,7 +88,7 @@ class Replica:
 
 def application(settings: Settings, replica: type[Replica] = Replica) -> Application:
     """Build the deployment of ``settings`` without running it."""
-    replicas = settings.ray
+    replicas = settings.section(RaySettings)
     drain_s = settings.server.drain_s
     deployment = serve.deployment(
         name="worker",
@@ -106,7 +107,7 @@ def application(settings: Settings, replica: type[Replica] = Replica) -> Applica
 def replica_flags(settings: Settings) -> dict[str, Any]:
     """Return the settings of a replica. One with a part of a GPU uses that part of its memory, unless it is set."""
     flags = settings.model_dump()
-    share = settings.ray.gpus_per_replica
+    share = settings.section(RaySettings).gpus_per_replica
     if 0 < share < 1 and settings.engine.memory_share == 1.0:
         flags["engine"]["memory_share"] = share
     return flags
@@ -225,7 +226,7 @@ def serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         stop_requested.set()
 
-    connect(settings.ray)
+    connect(settings.section(RaySettings))
     for number in (signal.SIGINT, signal.SIGTERM):  # replaces the handlers that Ray installed
         signal.signal(number, stop)
     try:
@@ -235,6 +236,6 @@ def serve_on_ray(settings: Settings, on_ready: Callable[[str], None]) -> None:
         # Deletes the application before the proxy, which still carries the audio of its replicas.
         serve.delete(APPLICATION)
     finally:
-        if settings.ray.address is None:  # other applications may use an existing cluster
+        if settings.section(RaySettings).address is None:  # other applications may use an existing cluster
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import anyio
 
+from tts_worker.client.registry.entry import WorkerEntry
+from tts_worker.client.registry.signature import sign_entry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
-from tts_worker.registry.entry import WorkerEntry
-from tts_worker.registry.signature import sign_entry
-from tts_worker.registry.store import RedisStore
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,13 @@ import logging
 import platform
 import re
 
+from pydantic import SecretStr
+
+from tts_worker.client.registry.entry import WorkerCapabilities, WorkerEntry
+from tts_worker.client.registry.store import RedisStore
 from tts_worker.features.fleet.registrar import Registrar
+from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.protocol.messages import PROTOCOL_VERSION
-from tts_worker.registry.entry import WorkerCapabilities, WorkerEntry
-from tts_worker.registry.store import RedisStore
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, load_metrics
 from tts_worker.session.hub import SessionHub
@@ -18,16 +21,14 @@ from tts_worker.settings import Settings
 log = logging.getLogger(__name__)
 
 
-def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, address: str) -> Registrar | None:
-    """Return what registers a worker whose gRPC server listens on ``address``; None without a registry.
+def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, address: str, url: SecretStr) -> Registrar:
+    """Return what registers a worker at the Redis at ``url``; its gRPC server listens on ``address``.
 
     Raises:
         ConfigError: The URL of the registry is invalid.
         MissingExtra: The extra "redis" is not installed.
     """
-    registry = settings.registry
-    if registry.url is None:
-        return None
+    registry = settings.section(RegistrySettings)
     name = registry.name or _default_name(address)
     addr = f"grpc://{registry.address or address}"
 
@@ -39,7 +40,7 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
             name=name,
             addr=addr,
             capabilities=WorkerCapabilities(
-                zero_shot=hub.library.can_enrol,
+                zero_shot=hub.library.can_enroll,
                 emotive_zero_prompt=any("instruct" in voice.info.capabilities for voice in voices),
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),
@@ -59,7 +60,7 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
             "server.api_keys is set without registry.secret: clients send no API key to a worker whose registry entry "
             "is not signed"
         )
-    store = RedisStore(registry.url.get_secret_value())
+    store = RedisStore(url.get_secret_value())
     return Registrar(store, registry.prefix, registry.heartbeat_s, describe, secret)
 
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def _add_routes(app: Application) -> None:
-    if app.settings.telephony.enabled:
+    from tts_worker.features.telephony.settings import TelephonySettings
+
+    if app.settings.section(TelephonySettings).enabled:
         from tts_worker.features.telephony import routes
 
         routes.add_routes(app)

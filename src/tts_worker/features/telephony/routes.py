@@ -13,6 +13,7 @@ from tts_worker.errors import HTTP_STATUS, Draining, OverCapacity, TTSWorkerErro
 from tts_worker.features.telephony.call_stream import CallStream, call_options
 from tts_worker.features.telephony.calls import CallDirectory
 from tts_worker.features.telephony.media_stream import MediaStream
+from tts_worker.features.telephony.settings import TelephonySettings
 from tts_worker.features.telephony.signature import is_sent_by_telnyx, is_signed_by_twilio
 from tts_worker.features.telephony.wire import TELNYX, TWILIO, MediaStreamFormat, check_identifier
 from tts_worker.protocol.json_codec import parse_start_query, parse_truth
@@ -21,7 +22,6 @@ from tts_worker.server.keys import KeyRing
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
 from tts_worker.session.hub import SessionHub
-from tts_worker.settings import TelephonySettings
 
 CALLS_PATH = "/v1/calls/"
 PATHS = ("/twilio", "/telnyx", CALLS_PATH)
@@ -34,7 +34,7 @@ CALLER_AUDIO = "caller_audio"
 def add_routes(app: Application) -> None:
     """Add the routes. Providers authenticate with the handshake, or with the first message of their stream."""
     routes = app.routes
-    settings = app.settings.telephony
+    settings = app.settings.section(TelephonySettings)
     server = _Telephony(app.hub, app.limits, settings, app.keys)
     tokens = {TWILIO: settings.twilio_auth_token, TELNYX: settings.telnyx_auth_token}
     app.paths.own_auth |= {f"/{wire.provider}": token is not None for wire, token in tokens.items()}

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def _open_traces(settings: Settings) -> UtteranceExporter | None:
-    if settings.tracing.endpoint is None:
+    from tts_worker.features.tracing.settings import TracingSettings
+
+    section = settings.section(TracingSettings)
+    if section.endpoint is None:
         return None
     from tts_worker.features.tracing.traces import open_traces
 
-    return open_traces(settings.tracing)
+    return open_traces(section.endpoint, section.sample_ratio)
 
 
 FEATURE = Feature(

@@ -12,11 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tts_worker import __version__
 from tts_worker.errors import MissingExtra
 from tts_worker.session.record import UtteranceTimeline
-from tts_worker.settings import TracingSettings
 from tts_worker.types import TRACEPARENT, Ended, Outcome
+from tts_worker.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -80,18 +79,17 @@ class UtteranceTraces:
             log.warning("the last traces are lost: the collector does not answer")
 
 
-def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None) -> UtteranceTraces | None:
-    """Return what exports traces, None if the settings name no endpoint.
+def open_traces(endpoint: str, sample_ratio: float, exporter: SpanExporter | None = None) -> UtteranceTraces:
+    """Return what exports traces.
 
     Args:
-        settings: Endpoint and sampling.
+        endpoint: URL of the collector.
+        sample_ratio: Part of the traces that begin here and are exported.
         exporter: Receives the spans instead of the endpoint.
 
     Raises:
         MissingExtra: OpenTelemetry is not installed.
     """
-    if settings.endpoint is None:
-        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -103,10 +101,10 @@ def open_traces(settings: TracingSettings, exporter: SpanExporter | None = None)
     service = os.environ.get("OTEL_SERVICE_NAME") or "tts-worker"
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.version": __version__}),
-        sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
+        sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
         shutdown_on_exit=False,
     )
-    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=settings.endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
     return UtteranceTraces(provider)
 
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def _add_routes(app: Application) -> None:
-    if app.settings.webrtc.enabled:
+    from tts_worker.features.webrtc.settings import WebRtcSettings
+
+    if app.settings.section(WebRtcSettings).enabled:
         from tts_worker.features.webrtc import offers
 
         offers.add_routes(app)

@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.errors import InvalidRequest, MissingExtra, OverCapacity
+from tts_worker.features.webrtc.settings import WebRtcSettings
 from tts_worker.protocol.json_codec import parse_object, parse_start
 from tts_worker.server.application import Application
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.responses import error_response
 from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
-from tts_worker.settings import WebRtcSettings
 
 if TYPE_CHECKING:
     from tts_worker.features.webrtc.peer import Peer
@@ -106,7 +106,7 @@ def add_routes(app: Application) -> None:
         try:
             offer = validate(Offer, parse_object(await request.body(), "body"))
             if registry is None:
-                registry = PeerRegistry(app.hub, app.settings.webrtc, app.limits)
+                registry = PeerRegistry(app.hub, app.settings.section(WebRtcSettings), app.limits)
             return JSONResponse(await registry.join(offer))
         except InvalidRequest as error:
             return error_response(error.info, 422)

@@ -26,6 +26,7 @@ from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
 from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
 from tts_worker.features.webrtc.playout import FRAME_MS, Playout
+from tts_worker.features.webrtc.settings import WebRtcSettings
 from tts_worker.features.webrtc.track import SpeechTrack
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_voice, parse_client_message
@@ -34,7 +35,6 @@ from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.settings import WebRtcSettings
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, PcmFrame, SessionOptions, State
 
 log = logging.getLogger(__name__)

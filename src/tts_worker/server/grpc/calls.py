@@ -203,7 +203,7 @@ def _adapt(
         return None
     ends = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if is_stream else "unary" for is_stream in ends)
-    behaviour = getattr(handler, kind)
+    behavior = getattr(handler, kind)
 
     async def prepare(request: Any, context: Context) -> Any:
         if identify is not None:
@@ -217,14 +217,14 @@ def _adapt(
         return request
 
     async def answer(request: Any, context: Context) -> Any:
-        return await behaviour(await prepare(request, context), context)
+        return await behavior(await prepare(request, context), context)
 
     async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-        async for response in behaviour(await prepare(request, context), context):
+        async for response in behavior(await prepare(request, context), context):
             yield response
 
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-    wrapped = generate if inspect.isasyncgenfunction(behaviour) else answer
+    wrapped = generate if inspect.isasyncgenfunction(behavior) else answer
     return make(wrapped, _decoder(handler, max_bytes), handler.response_serializer)  # type: ignore[no-any-return]
 
 

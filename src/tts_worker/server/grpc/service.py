@@ -218,7 +218,7 @@ class TTSService:
         return pb.GetCapabilitiesResponse(
             capabilities=pb.Capabilities(
                 streaming=True,
-                zero_shot=hub.library.can_enrol,
+                zero_shot=hub.library.can_enroll,
                 emotive_zero_prompt=any("instruct" in info.capabilities for info in infos),
                 cpu_ok=any(info.device == "cpu" for info in infos),
                 languages=sorted({tag for voice in hub.voices for tag in voice.languages}),

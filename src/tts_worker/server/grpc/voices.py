@@ -12,7 +12,7 @@ from tts_worker.server.uploads import Body
 from tts_worker.server.voices import add_voice, delete_voice
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription
-from tts_worker.voices.enrolment import MAX_PROMPT_BYTES
+from tts_worker.voices.enrollment import MAX_PROMPT_BYTES
 
 _MAX_UPLOADS = 8
 """Recordings that are received at the same time; each is at most 8 MiB in memory."""

@@ -10,17 +10,27 @@ import re
 import unicodedata
 from collections.abc import Callable
 
+from tts_worker.text.reading import roman
+from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.span_rewriting import Rewrite
 
+_TABLES = load("zh")
+_CURRENCIES, _CENTS, _UNITS = _TABLES["CURRENCIES"], _TABLES["CENTS"], _TABLES["UNITS"]
+_NAMED = {
+    "NUM": r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)",
+    "TO": r"\s?[-–—~]{1,2}\s?",
+    "CODES": "|".join(code for code in _CURRENCIES if code.isalpha()),
+    "CURRENCY": "|".join(sorted(map(re.escape, _CURRENCIES), key=len, reverse=True)),
+    "UNIT": f"(?:{'|'.join(sorted(_UNITS, key=len, reverse=True))})(?:[²³]|(?<=m)[23])?",
+    "COMPARISONS": "|".join(_TABLES["COMPARISONS"]),
+    "MEASURED": _TABLES["PATTERNS"]["measured"],
+}
+_PATTERNS = {name: compiled(pattern, _NAMED) for name, pattern in _TABLES["PATTERNS"].items()}
 _DIGITS = "零一二三四五六七八九"
 _BY_DIGIT = str.maketrans(dict(zip("0123456789,. -()", [*_DIGITS, "", "点", *"，，，，"], strict=True)))
 _MAX_CARDINAL_DIGITS = 16
 _CODE_DIGITS = 11
 """A longer number without a unit is a code and read digit by digit."""
-
-
-def _table(pairs: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in pairs.split())
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -53,36 +63,17 @@ def _number(written: str) -> str:
 
 def _counted(written: str, follows: str) -> str:
     """Read a number before ``follows``: "2" is "两" before a measure word."""
-    return "两" if written == "2" and _COUNTED.match(follows) else _number(written)
+    return "两" if written == "2" and _PATTERNS["counted"].match(follows) else _number(written)
 
-
-_NUM = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-_TO = r"\s?[-–—~]{1,2}\s?"
-_COUNTED = re.compile(
-    rf"(?:{_TO}\d+)?\s?(?:[个只条张件位名本辆台座栋圈间家所支枝根把块片双对副套组批份杯瓶碗盘盒箱包袋桶罐壶遍趟场顿番天周岁秒米克升吨斤里元角毛人口头"
-    "匹群棵朵颗粒滴股束句首篇页字步种样项门道倍者边侧队国省县点半亿万千百成篇]|年(?!级)|次(?!方)|分(?!之)|小时|公[里斤升尺分顷]|"
-    "英[里寸尺镑]|平方|立方|[毫厘千微纳分][米克升]|[美欧港日韩澳加]元)"
-)
-"""What makes a 2 before it "两"."""
 
 # -- amounts ----------------------------------------------------------------------------------------------------------
 
-_CURRENCIES = _table(
-    "￥=元 RMB=元 CNY=元 US$=美元 USD=美元 $=美元 HK$=港元 HKD=港元 €=欧元 EUR=欧元 £=英镑 GBP=英镑 JPY=日元 A$=澳元 "
-    "AUD=澳元 C$=加元 CAD=加元 S$=新加坡元 SGD=新加坡元 NT$=新台币 TWD=新台币 ₩=韩元 KRW=韩元 ₽=卢布 RUB=卢布 ₹=卢比 "
-    "INR=卢比 ฿=泰铢 THB=泰铢 CHF=瑞士法郎 ₫=越南盾"
-)
-_CENTS = {"美元": "美分", "欧元": "欧分", "英镑": "便士"}
 _MULTIPLES = {"k": 3, "m": 6, "million": 6, "b": 9, "bn": 9, "billion": 9}
-_CODES = "|".join(code for code in _CURRENCIES if code.isalpha())
-_CURRENCY = "|".join(sorted(map(re.escape, _CURRENCIES), key=len, reverse=True))
-_PRICE_AFTER_SIGN = re.compile(
-    rf"({_CURRENCY})\s?(?P<minus>-)?(?:({_NUM}){_TO}(?:\1)?\s?)?(?P<number>{_NUM})"
-    rf"(?P<multiple>\s?(?:million|billion|bn|[kKmMbB])(?![A-Za-z])|[百千万亿]{{1,2}})?元?"
-)
-_PRICE_BEFORE_NAME = re.compile(
-    rf"(?P<number>{_NUM})(?:\s?(?P<sign>[￥$€£₩₽₹฿₫]|(?:{_CODES})(?![A-Za-z]))|(?P<name>[美欧日港澳加韩]?元|英镑))"
-)
+
+
+def _is_counted(text: str, place: int) -> bool:
+    """Return whether a measure word or a unit follows."""
+    return bool(_PATTERNS["counted"].match(text, place) or _PATTERNS["measured"].match(text, place))
 
 
 def _amount(number: str, currency: str) -> str:
@@ -99,7 +90,7 @@ def _amount(number: str, currency: str) -> str:
     return _counted(whole + ("." + cents if cents else ""), currency) + currency
 
 
-def _price_after_sign(match: re.Match[str]) -> str:
+def read_price_after_sign(match: re.Match[str]) -> str:
     currency, low, number = _CURRENCIES[match[1]], match[3], match["number"]
     multiple = (match["multiple"] or "").strip()
     words = _number(low) + "到" if low else "负" if match["minus"] else ""
@@ -114,42 +105,18 @@ def _price_after_sign(match: re.Match[str]) -> str:
     return words + _number(whole + ("." + rest if rest else "")) + currency
 
 
-def _price_before_name(match: re.Match[str]) -> str:
+def read_price_before_name(match: re.Match[str]) -> str:
     return _amount(match["number"], match["name"] or _CURRENCIES[match["sign"]])
 
 
 # -- dates and times --------------------------------------------------------------------------------------------------
-
-_DATES = (
-    re.compile(r"(?P<year>[12]\d{3})([-/.])(?P<month>\d{1,2})\2(?P<day>\d{1,2})(?!\d|\2\d)"),
-    re.compile(r"(?P<month>\d{1,2})([-/.])(?P<day>\d{1,2})\2(?P<year>[12]\d{3})(?!\d|\2\d)"),
-    re.compile(r"(?P<day>\d{1,2})([-/.])(?P<month>\d{1,2})\2(?P<year>[12]\d{3})(?!\d|\2\d)"),
-    re.compile(r"(?P<year>(?:19|20)\d\d)[-/](?P<month>0[1-9]|1[0-2])(?!\d|[-/.%]\d)"),
-    re.compile(r"(?P<month>0[1-9]|1[0-2])([-/])(?P<day>[0-3]\d)(?!\d|[-/.%])(?=(?<=0\d.\d\d)|(?<=.0\d))"),
-)
-_YEAR = re.compile(
-    r"\d\d(?=年(?:\d{1,2}月|[级款生出]))|(?:19|20)\d\d(?=\s?(?:(?:年|[至到]\s?\d{4}年)|[款届版级]|赛季|财年|奥运|世界杯))"
-    r"|(?:1[0-8]|2[1-9])\d\d(?=年(?![前后来内间]|的?历史))"
-)
-_YEARS = re.compile(rf"(?P<first>(?:1[89]|20)\d\d){_TO}(?P<last>(?:1[89]|20)\d\d)(?![\d.,%/:-])")
-_TIME = re.compile(r"(\d{1,2})[:：]([0-5]\d)(?:[:：]([0-5]\d))?(?![\d:]|\.\d)(?:\s?([aApP])\.?[mM](?![A-Za-z])\.?)?")
-_HOUR = re.compile(r"(1[0-2]|0?\d)\s?([aApP])\.?[mM](?![A-Za-z])\.?")
-_RATIO = re.compile(rf"{_NUM}(?::{_NUM})+|{_NUM}：{_NUM}")
-_SCORE_BEFORE = re.compile(
-    "(?:比分|比例|比率|比值|之比|赔率|胜|击败|负|输给|战平|逼平|领先|落后|扳|爆冷|取得|得分|半场|主场|客场|决赛)[^，。,;；]{0,8}\\Z"
-)
-_SCORE_AFTER = re.compile(
-    "的?(?:战胜|击败|获胜|取胜|险胜|大胜|完胜|胜出|领先|落后|战平|逼平|淘汰|比分|优势|比例|屏|画面|平局)"
-)
-_DATE_BEFORE = re.compile(r"(?:[于在到至从止]|日期|时间|周[一二三四五六日]|星期.)[:：]?\s?\Z")
-_DATE_AFTER = re.compile(r"\s?(?:[日号前起]|上午|下午|晚|凌晨|之[前后]|开始|出发|周[一二三四五六日]|\d{1,2}:)")
 
 
 def _month_day(month: int, day: int) -> str | None:
     return f"{_number(str(month))}月{_number(str(day))}日" if 1 <= month <= 12 and 1 <= day <= 31 else None
 
 
-def _date(match: re.Match[str]) -> str | None:
+def read_date(match: re.Match[str]) -> str | None:
     parts = match.groupdict()
     month, day = int(parts["month"]), parts.get("day")
     words = _month_day(month, int(day)) if day else f"{_number(str(month))}月"
@@ -157,18 +124,16 @@ def _date(match: re.Match[str]) -> str | None:
     return words and (_by_digit(year) + "年" + words if year else words)
 
 
-def _years(match: re.Match[str]) -> str | None:
-    follows = match.string[match.end() : match.end() + 8]
-    if match["first"] >= match["last"] or (
-        follows[:1] != "年" and (_COUNTED.match(follows) or _MEASURED.match(follows))
-    ):
+def read_years(match: re.Match[str]) -> str | None:
+    is_amount = match.string[match.end() : match.end() + 1] != "年" and _is_counted(match.string, match.end())
+    if match["first"] >= match["last"] or is_amount:
         return None
     return f"{_by_digit(match['first'])}到{_by_digit(match['last'])}"
 
 
 def _is_score(match: re.Match[str]) -> bool:
-    text, start, end = match.string, match.start(), match.end()
-    return bool(_SCORE_BEFORE.search(text[max(0, start - 14) : start]) or _SCORE_AFTER.match(text[end : end + 6]))
+    before = match.string[max(0, match.start() - 14) : match.start()]
+    return bool(_PATTERNS["score before"].search(before) or _PATTERNS["score after"].match(match.string, match.end()))
 
 
 def _of_day(hour: int, half: str | None) -> str:
@@ -179,7 +144,7 @@ def _of_day(hour: int, half: str | None) -> str:
     return "中午" if hour == 12 else "下午" if hour < 6 else "晚上"
 
 
-def _time(match: re.Match[str]) -> str | None:
+def read_time(match: re.Match[str]) -> str | None:
     hour, minute, second = (int(part or 0) for part in match.groups()[:3])
     if hour > 24 or _is_score(match):
         return None
@@ -192,12 +157,12 @@ def _time(match: re.Match[str]) -> str | None:
     return words + (part(second, "秒") if second else "")
 
 
-def _hour(match: re.Match[str]) -> str:
+def read_hour(match: re.Match[str]) -> str:
     hour = int(match[1])
     return _of_day(hour, match[2]) + _counted(str(hour), "点") + "点"
 
 
-def _ratio(match: re.Match[str]) -> str | None:
+def read_ratio(match: re.Match[str]) -> str | None:
     if "：" in match[0] and not _is_score(match):
         return None  # "步骤1：2个鸡蛋"
     return "比".join(map(_number, re.split("[:：]", match[0])))
@@ -205,43 +170,26 @@ def _ratio(match: re.Match[str]) -> str | None:
 
 # -- fractions, percentages and measures ------------------------------------------------------------------------------
 
-_FRACTION = re.compile(
-    r"(?:(?P<whole>\d+)\s(?=\d+/))?(?P<upper>\d+)\s?/\s?(?P<lower>\d+)(?![\d.]|\s?/)(?P<unit>\s?mmHg)?"
-)
-_PERCENT = re.compile(rf"(?:({_NUM}){_TO}(-?))?({_NUM})\s?([%‰‱])")
 _PERCENTS = {"%": "百", "‰": "千", "‱": "万"}
-_DEGREES = re.compile(r"(\d+)°(\d+)[′'](?:(\d+)[″\"])?")
-_UNITS = _table(
-    "KB=KB MB=MB GB=GB TB=TB "
-    "km=公里 m=米 dm=分米 cm=厘米 mm=毫米 μm=微米 um=微米 nm=纳米 kg=公斤 g=克 mg=毫克 μg=微克 ug=微克 t=吨 lb=磅 "
-    "lbs=磅 oz=盎司 L=升 l=升 ml=毫升 mL=毫升 dL=分升 dl=分升 ha=公顷 mol=摩尔 ℃=摄氏度 °C=摄氏度 ℉=华氏度 °F=华氏度 "
-    "°=度 h=小时 hr=小时 hrs=小时 min=分钟 mins=分钟 s=秒 sec=秒 ms=毫秒 μs=微秒 us=微秒 ns=纳秒 Hz=赫兹 kHz=千赫 "
-    "KHz=千赫 MHz=兆赫 GHz=吉赫 W=瓦 kW=千瓦 KW=千瓦 MW=兆瓦 GW=吉瓦 kWh=千瓦时 KWh=千瓦时 Wh=瓦时 V=伏 kV=千伏 "
-    "mV=毫伏 mA=毫安 mAh=毫安时 Ah=安时 Ω=欧姆 kΩ=千欧 Pa=帕 hPa=百帕 kPa=千帕 MPa=兆帕 kJ=千焦 cal=卡 kcal=千卡 "
-    "dB=分贝 rpm=转每分钟 px=像素 mi=英里 mph=英里每小时 ft=英尺 inch=英寸 mmHg=毫米汞柱 bpm=次每分钟 ㎡=平方米 "
-    "㎥=立方米 ㎏=公斤 ㎎=毫克 ㎜=毫米 ㎝=厘米 ㎞=公里 ㏄=毫升 ㎖=毫升 w=万 eV=电子伏"
-)
-_UNIT = f"(?:{'|'.join(sorted(_UNITS, key=len, reverse=True))})(?:[²³]|(?<=m)[23])?"
-_MEASURED = re.compile(rf"\s?({_UNIT})(?:/(100km|{_UNIT}|[次天日月年人]))?(?![A-Za-z0-9²³])")
-_MEASURE = re.compile(rf"({_NUM}){_MEASURED.pattern}")
 _POWERS = {"2": "平方", "²": "平方", "3": "立方", "³": "立方"}
 
 
-def _fraction(match: re.Match[str]) -> str | None:
+def read_fraction(match: re.Match[str]) -> str | None:
     text, whole, upper, lower = match.string, match["whole"], match["upper"], match["lower"]
     before = text[max(0, match.start() - 8) : match.start()]
     if not lower.strip("0") or before.endswith("/"):
         return None
     if before.rstrip().endswith(("血压", "BP", "血压是", "血压为")):
         return f"{_number(upper)}，{_number(lower)}" + ("毫米汞柱" if match["unit"] else "")
-    if not whole and (_DATE_BEFORE.search(before) or _DATE_AFTER.match(text[match.end() : match.end() + 6])):
+    is_dated = _PATTERNS["date before"].search(before) or _PATTERNS["date after"].match(text, match.end())
+    if is_dated and not whole:
         words = _month_day(int(upper), int(lower)) if len(upper + lower) <= 4 else None
         if words is not None:
             return words[:-1] if text[match.end() : match.end() + 1] in ("日", "号") else words
     return (_number(whole) + "又" if whole else "") + f"{_number(lower)}分之{_number(upper)}"
 
 
-def _percent(match: re.Match[str]) -> str:
+def read_percent(match: re.Match[str]) -> str:
     low, minus, high, sign = match.groups()
 
     def part(number: str) -> str:
@@ -250,7 +198,7 @@ def _percent(match: re.Match[str]) -> str:
     return (part(low) + ("到负" if minus else "到") if low else "") + part(high)
 
 
-def _degrees(match: re.Match[str]) -> str:
+def read_degrees(match: re.Match[str]) -> str:
     return "".join(_number(part) + name for part, name in zip(match.groups(), "度分秒", strict=True) if part)
 
 
@@ -261,7 +209,7 @@ def _unit(symbol: str) -> str:
     return power + _UNITS[symbol[:-1]] if power else symbol
 
 
-def _measure(match: re.Match[str]) -> str | None:
+def read_measure(match: re.Match[str]) -> str | None:
     number, symbol, per = match.groups()
     if re.search("[A-Za-z]-?\\Z", match.string[max(0, match.start() - 2) : match.start()]):
         return None  # "A4g"
@@ -277,54 +225,35 @@ def _measure(match: re.Match[str]) -> str | None:
 
 # -- telephones, codes and versions -----------------------------------------------------------------------------------
 
-_EMAIL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}")
-_HEX = re.compile(r"0[xX][0-9A-Fa-f]{1,64}(?![A-Za-z0-9])")
-_VERSION = re.compile(r"\d+(?:\.\d+){2,}")
-_TELEPHONE = re.compile(
-    r"(?<![\w.])(?:1[3-9]\d([- ])\d{4}\1\d{4}|1[3-9]\d{9}|0\d{2,3}[- ]\d{7,8}(?:[- ]\d{1,5})?"
-    r"|[48]00[- ]\d{3,4}[- ]\d{3,4})(?!\d|\.\d)"
-)
-_FOREIGN_TELEPHONE = re.compile(r"(?<!\w)\+\d{1,3}(?:[- ]?\(?\d{2,5}\)?){1,5}(?!\d|\.\d)")
-_CARD = re.compile(r"\d{4}(?: \d{4}){2,4}(?!\d)")
-_ROOM = re.compile(
-    r"\d{3,4}(?=室|房|号房)|[05-9]0(?=后(?![来面]))|(?:985|211|996|315|911|618)(?=高校|工程|院校|大学|工作制|晚会|事件|大促|购物节)"
-)
-_CODE_BEFORE = re.compile(
-    "(?:验证码|校验码|密码|口令|编号|编码|尾号|末四位|后四位|单号|订单号?|卡号|[账帐]号|学号|工号|车牌|邮编|邮政编码|房间号?|房号|代码|序列号|身份证|"
-    "证号|流水号|QQ|微信|(?<![A-Za-z])ID|(?<![A-Za-z])PIN|航班号?|车次|会议号|邀请码|取件码|取餐码|提货码|激活码|兑换码|条码|区号|股票|波音|空客|电话|手机|号码|拨打|"
-    "致电|热线|客服|传真|分机|转|座机|联系方式|报警|急救|请打|(?<![A-Za-z])[Tt]el)[是为：:号码#，,\\s]{0,5}[A-Za-z0-9\\s*-]{0,20}\\Z"
-)
-_TO_TWO = re.compile(r"([BCGOP])2([BCGOP])(?![A-Za-z0-9])")
-
 
 def _is_code(text: str, start: int) -> bool:
-    return _CODE_BEFORE.search(text[max(0, start - 32) : start]) is not None
+    return _PATTERNS["code before"].search(text[max(0, start - 32) : start]) is not None
 
 
-def _email(match: re.Match[str]) -> str:
+def read_email(match: re.Match[str]) -> str:
     signs = {"@": "艾特", ".": "点", "_": "下划线", "-": "杠", "+": "加"}
     return re.sub(r"[@._+\d-]", lambda char: signs.get(char[0]) or _by_digit(char[0]), match[0])
 
 
-def _version(match: re.Match[str]) -> str:
+def read_version(match: re.Match[str]) -> str:
     parts = match[0].split(".")
     by_digit = len(parts) == 4 and all(len(part) <= 3 for part in parts) and max(map(len, parts)) > 1
     return "点".join(map(_by_digit if by_digit else _number, parts))
 
 
-def _telephone(match: re.Match[str]) -> str | None:
-    if match[0].isdigit() and (_COUNTED.match(match.string, match.end()) or _MEASURED.match(match.string, match.end())):
+def read_telephone(match: re.Match[str]) -> str | None:
+    if match[0].isdigit() and _is_counted(match.string, match.end()):
         return None
     return _by_digit(match[0], "幺")
 
 
-def _foreign_telephone(match: re.Match[str]) -> str | None:
+def read_foreign_telephone(match: re.Match[str]) -> str | None:
     if sum(map(str.isdigit, match[0])) < 8:
         return None
     return "加" + re.sub("，+", "，", _by_digit(match[0][1:], "幺"))
 
 
-def _plain_number(match: re.Match[str]) -> str:
+def read_plain_number(match: re.Match[str]) -> str:
     """Read a number that is none of the other classes."""
     text, written, start, end = match.string, match[0], match.start(), match.end()
     digits = written.replace(",", "")
@@ -333,7 +262,7 @@ def _plain_number(match: re.Match[str]) -> str:
     is_serial = bool(re.search("[A-Za-z]-?\\Z", previous))
     if is_serial and digits.isdigit() and len(digits) > 2:
         return _by_digit(written, "幺")
-    if digits.isdigit() and not (_COUNTED.match(follows) or _MEASURED.match(follows)):
+    if digits.isdigit() and not _is_counted(text, end):
         if (len(digits) > 2 or is_serial or previous[-1:] in ("-", "*")) and _is_code(text, start):
             return _by_digit(written, "幺")
         if re.search(r"0\d{2,3}[)）]\s?\Z", text[max(0, start - 6) : start]):
@@ -345,52 +274,29 @@ def _plain_number(match: re.Match[str]) -> str:
 
 # -- dashes and other signs -------------------------------------------------------------------------------------------
 
-_DASH = re.compile(r"\s?[-–—~]{1,2}\s?(?=[-+]?(?:\.?\d|[$￥€£]))")
-_MINUS = re.compile(rf"-\s?(?={_NUM}(\s?(?:℃|°C|摄氏度))?|[$￥€£]|(?:{_CODES})\s?\.?\d)")
-_AFTER_QUANTITY = re.compile(
-    r"(?:\d|[%‰℃℉°㎡]|\d\s?[A-Za-zμ]{1,3}[²³]?|\d[年月日号点时分秒元块角万亿千百个人次岁天周米克吨升斤里度倍级页章节层楼成钟小美公摄氏]{1,3})\s?\Z"
-)
-_UNIT_BEFORE = re.compile(r"\d\s?[A-Za-z]{1,3}\Z")
-_EQUATION_AFTER = re.compile(r"[-\s\d.()+×÷*/a-z²³]{1,24}[=≈≠<>≤≥]")
-_EQUATION_BEFORE = re.compile(r"(?:[=+×÷*≈≠<>≤≥][-\s\d.()a-z²³]{0,24}|[²³)]\s?)\Z")
-_SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+|\\^\\s?-?\\d+")
-_SUBSCRIPT = re.compile("[₀-₉]+")
-_ORDINAL = re.compile(r"(?P<prefix>第\s?)(?:(?P<number>\d+)(?![.:]\d)|(?P<roman>[IVX]{1,5})(?=[\u3400-\u9fff]))")
-_ENGLISH_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)(?![A-Za-z])")
-_SIGN_WORDS = {
-    "=": "等于",
-    **{sign: name for sign, name in _CURRENCIES.items() if len(sign) == 1},
-    **_table(
-        "+=加 ×=乘 ✕=乘 ÷=除以 ≤=小于等于 ≥=大于等于 ≠=不等于 ≈=约等于 ±=正负 %=百分号 ‰=千分号 &=和 @=艾特 °=度 √=根号"
-        " ∞=无穷大 ℃=摄氏度 ℉=华氏度 →=到 ⇒=到 \\=反斜杠 |=， ∶=比 ∑=求和 ∫=积分 ㎡=平方米 ㎥=立方米 №=号 Ω=欧姆 •=， "
-        "α=阿尔法 β=贝塔 γ=伽马 δ=德尔塔 θ=西塔 λ=兰姆达 μ=缪 π=派 σ=西格玛 φ=斐 ω=欧米伽 Δ=德尔塔 Σ=西格玛"
-    ),
-}
-_COMPARISONS = {"<=": "小于等于", ">=": "大于等于", "!=": "不等于", "==": "等于", "->": "到", "=>": "到"}
-_COMPARISON = re.compile("|".join(_COMPARISONS))
-_OPERAND_BEFORE = re.compile(r"[\w²³)%]\s?\Z")
-_OPERAND_AFTER = re.compile(r"\s?[-.$￥(]?[A-Za-z\d]")
+_SIGN_WORDS = {**{sign: name for sign, name in _CURRENCIES.items() if len(sign) == 1}, **_TABLES["SIGNS"]}
 _MARKS = ",.!?;:'\"()…—–·，。！？；：、“”‘’（）《》〈〉「」『』【】-"
 """Punctuation that stays."""
 
 
-def _dash(match: re.Match[str]) -> str | None:
+def read_dash(match: re.Match[str]) -> str | None:
     """Read a dash before a number: a range, a difference, a score, or part of a code."""
     text, start, end = match.string, match.start(), match.end()
     dash, before = match[0], text[max(0, start - 26) : start]
     is_formula = re.search(r"(?:[²³)]\s?|\b[a-z]\s?|UTC|GMT)\Z", before)
-    is_joined = dash in "-–" and re.search(r"[A-Za-z]-?\d{0,6}\Z", before) and not _UNIT_BEFORE.search(before)
-    if is_joined and not is_formula:
+    is_joined = dash in "-–" and re.search(r"[A-Za-z]-?\d{0,6}\Z", before)
+    if is_joined and not is_formula and not _PATTERNS["unit before"].search(before):
         return "，" if _is_code(text, start) else "杠" if before[-1].isdigit() else ""
-    if re.fullmatch(r"\s-", dash) or not (is_formula or _AFTER_QUANTITY.search(before[-8:])):
+    if re.fullmatch(r"\s-", dash) or not (is_formula or _PATTERNS["after quantity"].search(before[-8:])):
         return None  # also "3 -5"
     if "-" not in dash and "–" not in dash:
         return "到"
     if _is_code(text, start):
         return "，"
-    if is_formula or _EQUATION_AFTER.match(text, end) or _EQUATION_BEFORE.search(before):
+    if is_formula or _PATTERNS["equation after"].match(text, end) or _PATTERNS["equation before"].search(before):
         return "减"
-    if _SCORE_BEFORE.search(before) or _SCORE_AFTER.match(re.sub(r"\A[\d.]+", "", text[end : end + 12])):
+    after = re.sub(r"\A[\d.]+", "", text[end : end + 12])
+    if _PATTERNS["score before"].search(before) or _PATTERNS["score after"].match(after):
         return "比"
     if re.search(r"\d-\d{1,8}\Z", before) or re.match(r"\d{1,8}-\d", text[end : end + 10]):
         return "杠"
@@ -398,7 +304,7 @@ def _dash(match: re.Match[str]) -> str | None:
     return "减" if dash == " - " and left and right and int(left[0]) > int(right[0]) else "到"
 
 
-def _minus(match: re.Match[str]) -> str | None:
+def read_minus(match: re.Match[str]) -> str | None:
     before = match.string[max(0, match.start() - 3) : match.start()]
     if re.search(r"[-\w)]\Z", before) and not "\u3400" <= before[-1] <= "\u9fff":
         return None
@@ -406,49 +312,44 @@ def _minus(match: re.Match[str]) -> str | None:
     return "零下" if is_temperature else "负"
 
 
-def _power(match: re.Match[str]) -> str:
+def read_power(match: re.Match[str]) -> str:
     digits = unicodedata.normalize("NFKC", match[0]).lstrip("^ ").replace("−", "-")
     number = ("负" if digits.startswith("-") else "") + _number(digits.lstrip("+- ") or "0")
-    if not _OPERAND_BEFORE.search(match.string[max(0, match.start() - 2) : match.start()]):
+    if not _PATTERNS["operand before"].search(match.string[max(0, match.start() - 2) : match.start()]):
         return number
     return "的" + _POWERS[digits] if digits in ("2", "3") else f"的{number}次方"
 
 
-def _ordinal(match: re.Match[str]) -> str:
-    number = match["number"]
-    if number is None:
-        values = [{"I": 1, "V": 5, "X": 10}[char] for char in match["roman"]]
-        number = str(sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True)))
-    return "第" + re.sub("^两", "二", _number(number))
+def read_ordinal(match: re.Match[str]) -> str:
+    return "第" + re.sub("^两", "二", _number(match["number"] or str(roman.value(match["roman"]))))
 
 
 def _joins(match: re.Match[str]) -> bool:
     """Return whether a sign stands between two operands."""
-    text, start = match.string, match.start()
-    return bool(_OPERAND_BEFORE.search(text[max(0, start - 2) : start]) and _OPERAND_AFTER.match(text, match.end()))
-
-
-def _slash(match: re.Match[str]) -> str:
-    before, after = (
-        match.string[max(0, match.start() - 12) : match.start()],
-        match.string[match.end() : match.end() + 2],
+    before = match.string[max(0, match.start() - 2) : match.start()]
+    return bool(
+        _PATTERNS["operand before"].search(before) and _PATTERNS["operand after"].match(match.string, match.end())
     )
+
+
+def read_slash(match: re.Match[str]) -> str:
+    before, after = match.string[max(0, match.start() - 12) : match.start()], match.string[match.end() :][:2]
     if not (re.search(r"[\w%)]\Z", before) and re.match(r"[\w(]", after)):
         return ""
     of_unit = before[-1].isdigit() and re.match("[年月日天周次人斤个件]|小时|分钟", after)
-    if of_unit or (not (after[0].isdigit() or before[-1].isdigit()) and _AFTER_QUANTITY.search(before)):
+    if of_unit or (not (after[0].isdigit() or before[-1].isdigit()) and _PATTERNS["after quantity"].search(before)):
         return "每"
     return "斜杠" if re.search(r"\.[A-Za-z]{2}[/.\w-]*\Z", before) else "、"
 
 
-def _compared(match: re.Match[str]) -> str:
+def read_compared(match: re.Match[str]) -> str:
     is_before_number = re.match(r"\s?[-.$￥]?\d", match.string[match.end() : match.end() + 4])
     return ("小于" if match[0] == "<" else "大于") if is_before_number or _joins(match) else ""
 
 
-def _star(match: re.Match[str]) -> str:
-    is_dialled = re.match(r"\d{1,8}#", match.string[match.end() : match.end() + 10])
-    return "星号" if is_dialled else "乘" if _joins(match) else ""
+def read_star(match: re.Match[str]) -> str:
+    is_dialed = re.match(r"\d{1,8}#", match.string[match.end() : match.end() + 10])
+    return "星号" if is_dialed else "乘" if _joins(match) else ""
 
 
 def _sign(char: str) -> str | None:
@@ -464,63 +365,49 @@ def _sign(char: str) -> str | None:
     return plain if plain.isascii() and plain.isalpha() else ""
 
 
-def _vulgar_fraction(match: re.Match[str]) -> str:
+def read_vulgar_fraction(match: re.Match[str]) -> str:
     upper, _, lower = unicodedata.normalize("NFKC", match[0]).partition("⁄")
     mixed = "又" if match.string[match.start() - 1 : match.start()].isdigit() else ""
     return f"{mixed}{_number(lower or '1')}分之{_number(upper)}"
 
 
-def _words(spoken: str) -> Callable[[re.Match[str]], str]:
-    return lambda match: spoken
+def read_by_digit(match: re.Match[str]) -> str:
+    return _by_digit(match[0])
 
 
-_RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str | None]], ...] = (
-    (_EMAIL, _email),
-    (_HEX, lambda match: _by_digit(match[0])),
-    *((pattern, _date) for pattern in _DATES),
-    (_VERSION, _version),
-    (_TIME, _time),
-    (_HOUR, _hour),
-    (_RATIO, _ratio),
-    (_PERCENT, _percent),
-    (_PRICE_AFTER_SIGN, _price_after_sign),
-    (_PRICE_BEFORE_NAME, _price_before_name),
-    (_TELEPHONE, _telephone),
-    (_FOREIGN_TELEPHONE, _foreign_telephone),
-    (_CARD, lambda match: _by_digit(match[0])),
-    (_FRACTION, _fraction),
-    (_DEGREES, _degrees),
-    (_YEARS, _years),
-    (_YEAR, lambda match: _by_digit(match[0])),
-    (_ROOM, lambda match: _by_digit(match[0])),
-    (_MEASURE, _measure),
-    (_ENGLISH_ORDINAL, lambda match: "第" + _number(match[1])),
-    (_ORDINAL, _ordinal),
-    (re.compile(rf"§\s?({_NUM})"), lambda match: f"第{_number(match[1])}节"),
-    (re.compile(r"(?<![\w*])#(\d+)(?![\d#])"), lambda match: _number(match[1]) + "号"),
-    (re.compile(r"(?:[Nn][Oo]\.|№)\s?(\d+)"), lambda match: "第" + _number(match[1])),
-    (_TO_TWO, lambda match: f"{match[1]} to {match[2]}"),
-    (_DASH, _dash),
-    (_MINUS, _minus),
-    (re.compile("={3,}"), _words("")),
-    (_COMPARISON, lambda match: _COMPARISONS[match[0]]),
-    (_SUPERSCRIPT, _power),
-    (_SUBSCRIPT, lambda match: _number(unicodedata.normalize("NFKC", match[0]))),
-    (re.compile(r"(?<=\d)\s?[xX](?=\s?\d)|\s[*×](?=\s?\d)"), _words("乘")),
-    (re.compile(r"\.(?=[a-z]{2})"), _words("点")),
-    (re.compile(r"(?<=[\d%])\s+(?=[\d.$￥€£])"), _words("，")),
-    (re.compile(_NUM), _plain_number),
-    (re.compile("[¼-¾⅐-⅞]"), _vulgar_fraction),
-    (re.compile("/"), _slash),
-    (re.compile("[<>]"), _compared),
-    (re.compile(r"\*"), _star),
-    (re.compile("(?<=[A-Za-z0-9*])#"), _words("井号")),
-    (re.compile("(?<=[A-Za-z])&(?=[A-Za-z])"), _words(" and ")),
-    (re.compile(r"~(?=\s?[.\d$￥])"), _words("约")),
-    (re.compile(r"[_^`{}\[\]]"), lambda match: " " if _joins(match) else ""),
-)
-"""Patterns and what speaks them; the first that applies where a token begins."""
+def read_nth(match: re.Match[str]) -> str:
+    return "第" + _number(match[1])
 
+
+def read_section(match: re.Match[str]) -> str:
+    return f"第{_number(match[1])}节"
+
+
+def read_numbered(match: re.Match[str]) -> str:
+    return _number(match[1]) + "号"
+
+
+def read_comparison(match: re.Match[str]) -> str:
+    return _TABLES["COMPARISONS"][match[0]]
+
+
+def read_subscript(match: re.Match[str]) -> str:
+    return _number(unicodedata.normalize("NFKC", match[0]))
+
+
+def read_bracket(match: re.Match[str]) -> str:
+    return " " if _joins(match) else ""
+
+
+def _reading(spoken: str) -> Callable[[re.Match[str]], str | None]:
+    """Return the function that a rule names, or one that returns its words."""
+    if spoken.startswith("@"):
+        read: Callable[[re.Match[str]], str | None] = globals()[f"read_{spoken[1:]}"]
+        return read
+    return lambda match: match.expand(spoken)
+
+
+_RULES = [(compiled(pattern, _NAMED), _reading(spoken)) for pattern, spoken in _TABLES["RULES"].items()]
 _NUMERALS = (
     "\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209c\u2150-\u2189\u2460-\u249b\u24ea-\u24ff\u2776-\u2793\u3220-\u3229"
     "\u3280-\u3289"
@@ -528,7 +415,7 @@ _NUMERALS = (
 _START = re.compile(
     rf"[\d_{_NUMERALS}\uff21-\uff3a\uff41-\uff5aα-ωΔΣΩ]|[^\w\s{re.escape(_MARKS)}]|-|\.(?=\d)|[–—](?=\s?[-+]?(?:\.?\d|[$￥€£]))|!(?==)"
     r"|(?<=[A-Za-z0-9]{2})\.(?=[a-z]{2})|(?<=\d)\s?[xX](?=\s?\d)|(?<=[\d%])\s+(?=[\d.$￥€£])|(?<=\d)\s[-–—~*×](?=\s?\d)"
-    rf"|(?<![A-Za-z0-9_.+-])[A-Za-z](?=[A-Za-z0-9_.+-]{{0,63}}@)|(?<![A-Za-z])(?:{_CODES})(?=\s?\.?\d)"
+    rf"|(?<![A-Za-z0-9_.+-])[A-Za-z](?=[A-Za-z0-9_.+-]{{0,63}}@)|(?<![A-Za-z])(?:{_NAMED['CODES']})(?=\s?\.?\d)"
     r"|(?<![A-Za-z])(?:US|HK|NT|[ACS])(?=\$\s?\d)|(?<![A-Za-z])[Nn][Oo]\.(?=\s?\d)|第(?=\s?[\dIVX])"
     r"|(?<![A-Za-z0-9])[BCGOP]2[BCGOP](?![A-Za-z0-9])"
 )

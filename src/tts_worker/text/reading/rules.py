@@ -4,7 +4,8 @@ A rule stands on a line that begins at the margin; its pattern may go on in inde
 parts:
 
 - What is spoken for the part of the match in guillemets, or for all of it: words, with groups of the match as in
-  ``re.Match.expand``; what a table has for it, ``<STREETS>``; a function, ``@date``.
+  ``re.Match.expand``; what a table has for it, ``<STREETS>``; a function of a module, ``@month day`` for
+  ``read_month_day``; or ``_`` for a space.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
   says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 from tts_worker.text.span_rewriting import Rewrite
@@ -92,20 +94,19 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(
-        self, written: str, readings: Mapping[str, Read] | None = None, across: Collection[str] = ()
-    ) -> tuple[Rule, ...]:
+    def rules(self, written: str, readings: ModuleType | None = None, across: Collection[str] = ()) -> tuple[Rule, ...]:
         """Return the rules of a text.
 
         Args:
             written: The rules.
-            readings: The functions that it names.
+            readings: The module with the functions that it names.
             across: Those of them whose token may begin in the segment before.
         """
         rules: list[Rule] = []
         for line in _lines(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
-            read = (readings or {})[spoken[1:]] if spoken[0] == "@" else self._reads(spoken)
+            is_name = spoken[0] == "@"
+            read = getattr(readings, "read_" + spoken[1:].replace(" ", "_")) if is_name else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
             looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
             looks_back = looks_back or spoken[1:] in across
@@ -123,6 +124,9 @@ class Grammar:
 
     def _reads(self, spoken: str) -> Read:
         """Return a function that reads the part of a match as ``spoken`` with its groups and tables filled in."""
+
+        if spoken == "_":
+            return reads_part(lambda _: " ")
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
             start, end = part_span(match)

@@ -9,26 +9,40 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
 
-from tts_worker.text.reading import worldwide_tables as tables
+from tts_worker.text.reading import roman, russian
+from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
-Read = Callable[[re.Match[str]], "str | None"]
-"""Returns what is spoken for a match; None if it is something else."""
-
+_COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
 _NARROW = str.maketrans(
     {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
 )
+_AFTER_ABBREVIATION = {
+    "ABBREVIATIONS": r"(?!\w)",
+    "ENDINGS": r"(?!\w)",
+    "BEFORE_NUMBER": r"(?= ?(?:\d|[IVXLC]+\b)|(?<=\w\w\.)\Z)",
+    "BEFORE_NAME": r"(?= ?(?:(?:e|et|und|y|и) )?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
+}
+"""Tables of abbreviations and what follows these."""
+_START = (
+    r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
+    r"|<ABBREVIATION>|(?<![\w.-])[IVXLC]{1,7}(?=(?:<ROMAN_ENDING>)?(?!\w))"
+    r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
+)
+"""Where a token may begin."""
 _NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
-_ORDINAL_BEFORE = re.compile(r"\b(?:(?P<n>ab|am|beim|dem|den|des|im|vom|zum|zur)|der|die|das) \Z", re.IGNORECASE)
+_WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
+_GERMAN_LIST = re.compile(r"(?:\d{1,2}\. ?(?:und|oder|bis|,) )+\Z")  # am 1. und 2.
 _GERMAN_YEAR = re.compile(
     r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
 )
@@ -37,8 +51,8 @@ _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4"
 
 @cache
 def rewrites_in(language: str) -> Callable[[str, int], list[Rewrite]] | None:
-    """Return what reads a language of ``tables.SIGNS``; None if the libraries are missing, with one warning."""
-    return _Reader(language).rewrites if _is_installed() else None
+    """Return what reads one of the eight languages; None if the libraries are missing, with one warning."""
+    return Reader(language).rewrites if _is_installed() else None
 
 
 @cache
@@ -53,54 +67,58 @@ def _one_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(sorted(map(re.escape, words), key=len, reverse=True)) + ")"
 
 
-class _Reader:
+def _branches(beginnings: Mapping[str, dict[str, str]]) -> str:
+    """Return a pattern of what begins with one of some letters: few branches are tried at each letter of a text.
+
+    Args:
+        beginnings: First letters, rest of what is written, its pattern. The longest is tried first.
+    """
+    longest_first = {
+        first: [rests[rest] for rest in sorted(rests, key=len, reverse=True)] for first, rests in beginnings.items()
+    }
+    return "|".join(f"[{first}](?:{'|'.join(rests)})" for first, rests in longest_first.items()) or "(?!)"
+
+
+class Reader:
+    """Reads one language; a method ``read_x`` returns what is spoken for a match, or None if it is something else."""
+
     def __init__(self, language: str) -> None:
         self._language = language
         self._words = words = Words(language)
-        self._signs = words.signs
+        self._signs, self._patterns = words.signs, words.patterns
+        self._endings = words.by_form("ORDINAL_ENDINGS")
+        self._rulers = words.by_form("RULERS") if language == "ru" else words.tables.get("RULERS", {})
+        self._ends = {word.replace(" ", "") for word in words.tables.get("ENDINGS", ())}
+        self._abbreviated, abbreviation = self._abbreviations()
         self._wide = language in ("ja", "ko")
         self._decimal_mark = "." if self._wide else ","
-        month, currency, unit = _one_of(words.months), _one_of(tables.CURRENCIES), _one_of(words.units)
-        no_letter = "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])"
-        unit += r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"
-        magnitudes = tables.MAGNITUDES[language]
+        currency, magnitudes = _one_of(_COMMON["CURRENCIES"]), words.tables["MAGNITUDES"]
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
-        # "5 M" alone may be a code.
-        big = rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?"
-        word_start = "" if self._wide else r"(?<!\w)"
+        named = {
+            "ABBREVIATION": abbreviation,
+            "MONTH": _one_of(words.months),
+            "CURRENCY": currency,
+            "UNIT": _one_of(words.units) + (r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"),
+            "NO_LETTER": "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])",
+            "NUMBER": _NUMBER,
+            # "5 M" alone may be a code.
+            "BIG": rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?",
+            "TIME_MARK": self._patterns["time mark"],
+            "ROMAN_ENDING": self._patterns.get("roman ending", "[.]"),
+            "ORDINAL_ENDING": _one_of(self._endings),
+        }
+        links = "|".join(_COMMON["CODE_LINKS"])
         self._code_before = re.compile(
-            rf"{word_start}(?:{tables.CODE_WORDS[language]})(?: ?(?:{tables.CODE_LINKS})){{0,3}}"
+            ("" if self._wide else r"(?<!\w)") + rf"(?:{self._patterns['code words']})(?: ?(?:{links})){{0,3}}"
             r"[.:#]{0,2} ?[\"“«„]?\Z",
             re.IGNORECASE,
         )
-        self._start = re.compile(
-            r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
-            r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
-        )
+        self._start = compiled(_START, named)
+        own = words.tables.get("RULES", {})
         self._rules = [
-            (re.compile(pattern), read)
-            for read, pattern in (
-                *self._dates(month),
-                (self._time, self._time_pattern()),
-                (self._phone, tables.PHONE + tables.PHONES.get(language, "")),
-                (self._code, rf"\d{{3,20}}(?:[ -]\d{{2,6}}){{0,4}}(?!\d|[.,:/]\d| ?(?:{currency}{no_letter}|{unit}))"),
-                (lambda match: words.spell(match[0]), r"(?<![\d.,])0\d+(?![.,]?\d)"),
-                *self._ordinals(month),
-                (
-                    self._fraction,
-                    r"(?<![\d.,/])(?:(?P<whole>\d{1,4})(?: (?=\d/\d(?!\d))| ?(?=[½⅓⅔¼¾])))?"
-                    r"(?:(?P<top>\d{1,3})/(?P<bottom>\d{1,3})(?![\d/]|[.,]\d)|(?P<sign>[½⅓⅔¼¾]))",
-                ),
-                (self._digits, r"(?<=[A-Za-z])\d{1,2}(?P<mark>)(?![.,]?\d)"),
-                (self._amount, rf"(?P<pre>{currency}) ?(?P<minus>[-−]?)(?P<n>{_NUMBER}){big}(?P<post>(?!\w)|(?=\D))"),
-                (
-                    self._amount,
-                    rf"(?P<pre>)(?P<minus>)(?P<n>{_NUMBER}){big}"
-                    rf"(?: ?(?P<post>{currency}){no_letter}| ?(?P<unit>{unit}))?",
-                ),
-                (self._digits, r"\d+(?P<mark>[.,](?=\d))?"),
-                (self._sign, rf"/ ?(?P<unit>{unit})|[nN]\.?[º°]|{currency}|[\s\S]"),
-            )
+            (compiled(pattern, named), getattr(self, f"read_{name[1:]}"))
+            for common, reading in _COMMON["RULES"].items()
+            for pattern, name in (own if common == "<LANGUAGE>" else {common: reading}).items()
         ]
 
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
@@ -132,28 +150,78 @@ class _Reader:
         is_korean = self._language == "ko"
         if spoken == "—":
             return f" {spoken} "
-        if spoken[0].isalnum() and spoken != "에서" and (before.isalnum() or before in ("%", ")")):
+        is_suffix = before.isalpha() and match[0][0].isalpha() and not match[0][0].isupper()
+        if spoken[0].isalnum() and spoken != "에서" and not is_suffix and (before.isalnum() or before in ("%", ")")):
             spoken = " " * (after_rewrite or not is_korean or before.isascii()) + spoken
         return spoken + " " * (after.isalpha() and spoken[-1].isalnum() and (not is_korean or after.isascii()))
 
+    # -- abbreviations and Roman numerals -----------------------------------------------------------------------------
+
+    def _abbreviations(self) -> tuple[dict[str, str], str]:
+        """Return what abbreviations stand for, in small letters without spaces, and the pattern of all of them."""
+        spoken: dict[str, str] = {}
+        words, suffixes = defaultdict[str, dict[str, str]](dict), defaultdict[str, dict[str, str]](dict)
+        for table, after in _AFTER_ABBREVIATION.items():
+            for written, meant in self._words.tables.get(table, {}).items():
+                name = written.lstrip("-")
+                spoken[name.replace(" ", "").lower()] = meant
+                small = "" if table == "BEFORE_NAME" and name[-1] != "." else name[0].lower()
+                rests = (words if name == written else suffixes)[name[0].upper() + small]
+                rests[f"{name[1:]}\t{table}"] = re.escape(name[1:]).replace(r"\ ", " ?") + after
+        return spoken, rf"(?:(?<![\w.])(?:{_branches(words)})|(?<=[^\W\d_])(?:{_branches(suffixes)}))"
+
+    def read_abbreviation(self, match: re.Match[str]) -> str:
+        key = match[0].replace(" ", "").lower()
+        words = self._abbreviated[key]
+        if re.search(r"(?:^|[.!?…]\s+)\Z", match.string[: match.start()]):
+            words = words[0].upper() + words[1:]
+        is_last = re.fullmatch(r"[\s\"”»)]*", match.string[match.end() :])
+        return words + "." * bool(is_last and match[0].replace(" ", "").lower() in self._ends)
+
+    def read_roman(self, match: re.Match[str]) -> str | None:
+        """Read the numeral of a ruler, a century, a chapter, or what stands before its noun."""
+        words, patterns, end = self._words, self._patterns, match["end"] or ""
+        number = roman.value(match["roman"])
+        before = match.string[max(0, match.start() - 40) : match.start()]
+        if not number or (end.isalpha() and not set(match["roman"]) <= set("IVX")):  # "Le" is a word
+            return None
+        if end.strip("."):  # "XXIe siècle"
+            return words.ordinal(number, "e" if end in ("re", "ère") else "")
+        noun = _AFTER.match(match.string, match.end())
+        if noun and re.fullmatch(patterns.get("ordinal nouns", "(?!)"), noun[1]):
+            return words.ordinal(number, "a" * words.is_feminine(noun[1]))
+        if re.search(rf"\b{patterns.get('numbered', '(?!)')} \Z", before, re.IGNORECASE):
+            return words.cardinal(str(number)) + end
+        name = _WORD_BEFORE.search(before)
+        form = self._rulers.get(name[2], self._rulers.get(name[2].removesuffix("s"))) if name else None
+        if form is None and re.search(rf"\b{patterns.get('ordinal before', '(?!)')} \Z", before, re.IGNORECASE):
+            form = ""
+        if form is not None:
+            return self._regnal(number, form, before, end)
+        if self._language == "de" and end:
+            return self._german_ordinal(number, match)
+        is_title = name is not None and name[2][0].isupper() and len(match["roman"]) > 1
+        return words.cardinal(str(number)) + end if is_title and set(match["roman"]) <= set("IVX") else None
+
+    def _regnal(self, number: int, form: str, before: str, end: str) -> str:
+        """Return the number of a ruler or a century; ``form`` is its gender, in Russian its case and gender."""
+        words = self._words
+        if self._language == "ru":
+            case, gender = form.split("/")
+            return words.library(number, "ordinal", case=case, gender=gender) + end
+        if self._language == "de":
+            ordinal = words.ordinal(number).capitalize()
+            if re.search(r"\b(?:bei|mit|nach|seit|unter|von|vor|zu) (?:\w+ ){1,3}\Z", before, re.IGNORECASE):
+                return f"{'der' if form else 'dem'} {ordinal}n"
+            if before.endswith("s ") and before.rstrip() not in self._rulers:
+                return f"des {ordinal}n"
+            return f"{'die' if form else 'der'} {ordinal}"
+        is_ordinal = number <= int(self._patterns.get("ordinal up to", 0))
+        return (words.ordinal(number, "a" if form else "") if is_ordinal else words.cardinal(str(number))) + end
+
     # -- dates and times ----------------------------------------------------------------------------------------------
 
-    def _dates(self, month: str) -> list[tuple[Read, str]]:
-        rules: list[tuple[Read, str]] = [
-            (self._date, r"(?<![\d.,/-])(?P<y>[12]\d{3})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?)(?![./-]?\d)"),
-        ]
-        if not self._wide:
-            year = r"(?P<y>\d{4}|(?<=\d\d.\d\d.)\d\d)"
-            rules.append((self._date, rf"(?<![\d.,/-])(?P<d>\d\d?)(?P<s>[./-])(?P<m>\d\d?)(?P=s){year}(?![./-]?\d)"))
-        if self._language == "de":
-            rules.append((self._date, r"(?<![\d.,])(?P<d>\d\d?)\.(?P<m>\d\d?)\.(?! ?\d)"))
-            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?)\. ?(?P<name>{month})(?: (?P<y>\d{{4}}))?(?!\w)"))
-        elif self._language == "ru":
-            year = r"(?: (?P<y>\d{4})(?: ?(?:года|г\.?))?)?"
-            rules.append((self._date, rf"(?<![\d.,])(?P<d>\d\d?) (?P<name>{month}){year}(?!\w)"))
-        return rules
-
-    def _date(self, match: re.Match[str]) -> str | None:
+    def read_date(self, match: re.Match[str]) -> str | None:
         groups = match.groupdict()
         day, name, year = int(match["d"]), groups.get("name"), groups.get("y")
         month = self._words.months.index(name) + 1 if name else int(match["m"])
@@ -170,7 +238,8 @@ class _Reader:
         if self._language == "ko":
             return f"{words.cardinal(year or '')} 년 {words.cardinal(str(month), '월')}월 {words.cardinal(str(day))} 일"
         if self._language == "ru":
-            spoken = f"{words.library(day, 'ordinal', case='g', gender='n')} {name}"
+            case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
+            spoken = f"{words.library(day, 'ordinal', case=case, gender='n')} {name}"
             return f"{spoken} {words.library(int(year), 'ordinal', case='g')} года" if year else spoken
         if self._language == "de":
             spoken = f"{self._german_ordinal(day, match, 'r')} {name}"
@@ -179,12 +248,7 @@ class _Reader:
         of = " de " if self._language in ("es", "pt") else " "
         return of.join(filter(None, (first, name, year and words.cardinal(year))))
 
-    def _time_pattern(self) -> str:
-        mark = {"it": ":|h", "de": r":|\.(?=\d\d Uhr)", "ja": ":", "ko": ":", "ru": ":"}.get(self._language, ":| ?h ?")
-        after = r"(?: Uhr(?!\w)| ?h(?:rs?|oras|s)?(?!\w))?"
-        return rf"(?<![\d:.,])(?P<h>[01]?\d|2[0-4])(?:{mark})(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d))?{after}(?![:\d])"
-
-    def _time(self, match: re.Match[str]) -> str:
+    def read_time(self, match: re.Match[str]) -> str:
         words, language = self._words, self._language
         hour, minute, second = (part and str(int(part)) for part in (match["h"], match["m"], match["s"]))
         noun = {"es": "hora", "pt": "hora", "fr": "heure", "it": "ora", "de": "Uhr", "ko": "시"}.get(language, "")
@@ -197,7 +261,7 @@ class _Reader:
                 zeros["00"] if minute == "0" else "ноль " * (int(minute) < 10) + spoken_minute,
             ]
         else:
-            pattern = tables.TIMES[language][minute == "0"]
+            pattern = self._patterns["full hour" if minute == "0" else "time"]
             plural = "s" * (int(hour) > 1)
             parts = [pattern.format(h=spoken_hour, m=spoken_minute.strip(), s=plural)]
         if second:
@@ -206,68 +270,72 @@ class _Reader:
 
     # -- telephone numbers and codes ----------------------------------------------------------------------------------
 
-    def _phone(self, match: re.Match[str]) -> str | None:
+    def read_phone(self, match: re.Match[str]) -> str | None:
         if not 7 <= sum(map(str.isdecimal, match[0])) <= 19:
             return None
         return (f"{self._signs['+']} " if match[0][0] == "+" else "") + self._words.spell(match[0])
 
-    def _code(self, match: re.Match[str]) -> str | None:
+    def read_code(self, match: re.Match[str]) -> str | None:
         before = match.string[max(0, match.start() - 60) : match.start()]
         is_part = before[-1:].isascii() and (before[-1:].isalpha() or re.search(r"[A-Z]-\Z", before))
         return self._words.spell(match[0]) if is_part or self._code_before.search(before) else None
 
+    def read_spelled(self, match: re.Match[str]) -> str:
+        return self._words.spell(match[0])
+
     # -- ordinals -----------------------------------------------------------------------------------------------------
 
-    def _ordinals(self, month: str) -> list[tuple[Read, str]]:
-        if self._language == "de":
-            return [
-                (
-                    lambda match: self._german_ordinal(int(match["n"]), match),
-                    r"(?<![\d.,])(?P<n>\d{1,3})\.(?= [^\W\d_]|\Z)",
-                ),
-                (self._german_year, r"(?<![\d.,])1[1-9]\d\d(?![.,]?\d)"),
-            ]
-        if self._language == "ru":
-            return [
-                (self._russian_year, r"(?<![\d.,])(?P<y>\d{4}) ?(?P<name>год[ауом]{0,2}|г\.)(?!\w)"),
-                (self._russian_ordinal, rf"(?P<n>\d{{1,6}})-(?P<end>{_one_of(tables.RUSSIAN_ENDINGS)})(?!\w)"),
-            ]
-        if self._language not in tables.ORDINALS:
-            return []
-        return [
-            (self._ordinal, rf"(?P<n>1)(?P<end>er|°|º)?(?=(?: de)? {month}(?!\w))"),
-            (self._ordinal, rf"(?<![\d.,])(?P<n>\d{{1,4}})\.?(?P<end>[ºª]|{tables.ORDINALS[self._language]})(?!\w)"),
-        ]
-
-    def _ordinal(self, match: re.Match[str]) -> str | None:
+    def read_ordinal(self, match: re.Match[str]) -> str | None:
         number, end = int(match["n"]), match["end"] or ""
         if number == 0:
             return None
         feminine = "a" if end == "ª" or (end[-1:] == "a" and self._language == "es") else ""
         words = self._words.ordinal(number, "e" if end in ("re", "ère", "res", "ères") else feminine)
         noun = _AFTER.match(match.string, match.end())
-        is_short = end == "er" or (end == "º" and noun and noun[1].lower() not in tables.NO_NOUN)
+        is_short = end == "er" or (end == "º" and noun and noun[1].lower() not in _COMMON["NO_NOUN"])
         if self._language == "es" and is_short and words.endswith(("primero", "tercero")):
             words = words[:-1]
         return words
 
+    def read_german_ordinal(self, match: re.Match[str]) -> str | None:
+        return self._german_ordinal(int(match["n"]), match)
+
     def _german_ordinal(self, number: int, match: re.Match[str], bare: str = "") -> str | None:
         """Read "3." as "dritte", "am 3." as "dritten"; without such a word before it is an ordinal only in a date."""
-        before = _ORDINAL_BEFORE.search(match.string, max(0, match.start() - 10), match.start())
         at_end = match.end() == len(match.string)
-        if (before is None and not bare) or (at_end and not bare and not (before and before["n"])) or not number:
+        ending = self._german_ending(match)
+        if not number or (ending is None and not bare) or (at_end and not bare and ending != "n"):
             return None
-        ending = bare if before is None else "n" if before["n"] else ""
-        return self._words.ordinal(number) + ending + "." * (at_end and not bare)
+        return self._words.ordinal(number) + (bare if ending is None else ending) + "." * (at_end and not bare)
 
-    def _german_year(self, match: re.Match[str]) -> str | None:
+    def _german_ending(self, match: re.Match[str]) -> str | None:
+        """Return the ending of an ordinal by the article before it: "am" n, "die" none, "ein" r; None without one."""
+        before = _WORD_BEFORE.search(_GERMAN_LIST.sub("", match.string[max(0, match.start() - 40) : match.start()]))
+        article = before[2].lower() if before else ""
+        noun = _AFTER.match(match.string, match.end())
+        if before and article == "der":
+            is_oblique = re.fullmatch(self._patterns["prepositions"], before[1] or "", re.IGNORECASE)
+            return "n" if is_oblique or (noun and self._words.is_feminine(noun[1])) else ""
+        patterns = self._patterns
+        endings = {"n": "ordinal n", "": "ordinal e", "r": "ordinal r"}
+        return next((ending for ending, name in endings.items() if re.fullmatch(patterns[name], article)), None)
+
+    def read_german_decade(self, match: re.Match[str]) -> str:
+        return self._words.cardinal(match["n"]) + "er"
+
+    def read_german_year(self, match: re.Match[str]) -> str | None:
         if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
             return self._words.library(int(match[0]), "year")
         return None
 
-    def _russian_year(self, match: re.Match[str]) -> str | None:
+    def read_russian_day(self, match: re.Match[str]) -> str:
+        case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
+        return self._words.library(int(match["d"]), "ordinal", case=case, gender="n")
+
+    def read_russian_year(self, match: re.Match[str]) -> str | None:
         name = match["name"]
-        if name == "г.":
+        at_end = "." * (name == "г." and match.end() == len(match.string))
+        if name.rstrip(".") == "г":
             before = match.string[max(0, match.start() - 4) : match.start()].split(" ")
             name = (
                 "году"
@@ -276,11 +344,12 @@ class _Reader:
                 if before[-2:-1] in (["с"], ["до"], ["от"])
                 else "год"
             )
-        case = tables.RUSSIAN_YEARS.get(name)
-        return f"{self._words.library(int(match['y']), 'ordinal', case=case)} {name}" if case else None
+        case = self._words.tables["YEARS"].get(name)
+        number = int(match["y"]) if match["y"].isdecimal() else roman.value(match["y"])
+        return f"{self._words.library(number, 'ordinal', case=case)} {name}{at_end}" if case and number else None
 
-    def _russian_ordinal(self, match: re.Match[str]) -> str:
-        case, gender = tables.RUSSIAN_ENDINGS[match["end"]]
+    def read_russian_ordinal(self, match: re.Match[str]) -> str:
+        case, gender = self._endings[match["end"]].split("/")
         form: dict[str, str | bool] = {"plural": True} if gender == "p" else {"gender": gender}
         return self._words.library(int(match["n"]), "ordinal", case=case, **form)
 
@@ -303,7 +372,7 @@ class _Reader:
             return "".join(groups[:-1]), self._decimal_mark, groups[-1]
         return None
 
-    def _amount(self, match: re.Match[str]) -> str | None:
+    def read_amount(self, match: re.Match[str]) -> str | None:
         parsed = self._parse(match["n"])
         if parsed is None:
             return None
@@ -314,20 +383,20 @@ class _Reader:
         if symbol:
             return minus + words.money(symbol, *parsed, big=match["big"] or "", before=before)
         if match["big"]:
-            return words.magnitude(match["big"], *parsed)
+            return words.magnitude(match["big"], *parsed, before=before)
         if groups["unit"]:
             return words.measure(groups["unit"], *parsed, before=before)
         noun = _AFTER.match(text, match.end())
         return words.number(*parsed, noun=noun[1] if noun else "", before=before)
 
-    def _digits(self, match: re.Match[str]) -> str:
+    def read_digits(self, match: re.Match[str]) -> str:
         """Read the digits of a version, a list, or another form that is no number."""
         digits = match[0].rstrip(".,")
         mark = match["mark"]
         after = f" {self._signs['.']}" if mark == "." else ", " if mark else ""
         return (self._words.spell(digits) if digits[0] == "0" else self._words.cardinal(digits)) + after
 
-    def _fraction(self, match: re.Match[str]) -> str:
+    def read_fraction(self, match: re.Match[str]) -> str:
         words, signs = self._words, self._signs
         top, bottom, whole = match["top"], match["bottom"], match["whole"]
         sign = match["sign"] or _SIMPLE_FRACTIONS.get(f"{top}/{bottom}")
@@ -337,17 +406,22 @@ class _Reader:
             spoken = f"{words.cardinal(bottom)}{signs['⁄']}{words.gap}{words.cardinal(top)}"
         else:
             spoken = f"{words.cardinal(top)} {signs['⁄']} {words.cardinal(bottom)}"
-        return words.gap.join((words.cardinal(whole), signs["_"], spoken)) if whole else spoken
+        parts = [words.cardinal(whole), signs["_"], spoken] if whole else [spoken]
+        if match["unit"]:
+            parts.append(words.unit_name(match["unit"], Decimal(whole or 1)))
+        return words.gap.join(parts)
 
     # -- signs --------------------------------------------------------------------------------------------------------
 
-    def _sign(self, match: re.Match[str]) -> str | None:
+    def read_sign(self, match: re.Match[str]) -> str | None:
         """Read what stands alone: "/km", "€", "°", and the signs."""
         sign, words = match[0], self._words
         if match["unit"]:
             name, per = words.unit_name(match["unit"]), self._signs["/"]
             return name + per if self._wide else f" {per} {name}"
-        if sign in tables.CURRENCIES:
+        if sign.isascii() and sign.isalpha() and sign != "x":
+            return None
+        if sign in _COMMON["CURRENCIES"]:
             return None if sign.isalpha() else words.currency(sign, Decimal(1))
         if sign in words.units:
             return words.unit_name(sign)

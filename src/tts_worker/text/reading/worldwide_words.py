@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from tts_worker.text.reading import worldwide_tables as tables
+from tts_worker.text.reading import russian
+from tts_worker.text.reading.tables import load
 
-_LABEL = re.compile(rf"\b(?:{tables.LABELS}) \Z", re.IGNORECASE)
+_COMMON = load("worldwide")
+_LABEL = re.compile(rf"\b(?:{'|'.join(_COMMON['LABELS'])}) \Z", re.IGNORECASE)
 _DATIVE = re.compile(r"\b(?:aus|bei|in|mit|nach|seit|von|vor|zu) \Z", re.IGNORECASE)
+_NO_DATIVE = frozenset(("Uhr", "Prozent", "Grad"))
 _OF = {"es": "de ", "pt": "de ", "it": "di ", "fr": "de "}
 _MILLIONS = re.compile(r"(?:ill[oó]n(?:es)?|ilh(?:ão|ões)|ilion[ei]|iliard[oi]|illi(?:on|ard)s?)\Z")
 _FORMATTED = re.compile(r"\s?\d(?:[\d.,\s’]*\d)?\s?")
@@ -36,25 +39,35 @@ class Words:
         self.language = language
         self.gap = "" if language == "ja" else " "
         """Stands between words."""
-        self.signs = tables.SIGNS[language]
+        self.tables = load(language)
+        self.patterns = self.tables["PATTERNS"]
+        self.signs = self.tables["SIGNS"]
         self.months = list(get_month_names("wide", locale=language).values())
         self.units = self._symbols()
-        self._feminine = re.compile(tables.FEMININE.get(language, "(?!)"), re.IGNORECASE)
+        self._feminine_nouns = re.compile(self.patterns.get("feminine", "(?!)"), re.IGNORECASE)
 
     def _symbols(self) -> dict[str, str]:
         """Return CLDR's names of the units by symbol."""
         from babel.units import format_unit
 
-        symbols = dict(tables.MORE_SYMBOLS)
-        for name in tables.UNITS:
+        symbols = dict(_COMMON["MORE_SYMBOLS"])
+        for name in _COMMON["UNITS"]:
             locales = ("en", self.language)
             written = [format_unit(5, name, "short", locale=locale) for locale in locales]
             for symbol in (*written, format_unit(5, name, "narrow", locale=self.language)):
                 symbol = re.sub(r"[\d\s.⋅]", "", symbol)
-                if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in tables.NO_SYMBOLS:
+                if re.fullmatch(r"[A-Za-zА-я/°%‰μ²³]+", symbol) and symbol not in _COMMON["NO_SYMBOLS"]:
                     for alias in (symbol, symbol.replace("μ", "µ"), symbol.replace("²", "2").replace("³", "3")):
                         symbols.setdefault(alias, name)
         return symbols
+
+    def by_form(self, table: str) -> dict[str, str]:
+        """Return a table of forms the other way round: the form of each of its words."""
+        return {word: form for form, words in self.tables.get(table, {}).items() for word in words.split()}
+
+    def is_feminine(self, noun: str) -> bool:
+        """Return whether the form of a noun tells that it is feminine."""
+        return self._feminine_nouns.fullmatch(noun) is not None
 
     # -- numbers ------------------------------------------------------------------------------------------------------
 
@@ -94,10 +107,13 @@ class Words:
         if len(digits) > _LONGEST:
             return self.spell(digits)
         number = int(digits)
+        case = russian.case_of_number(number, before, noun) if self.language == "ru" else "n"
+        if case != "n" and not _LABEL.search(before):
+            return self.library(number, case=case, gender=russian.gender_of_noun(noun, case))
         words = self.library(number)
-        if not noun or noun.lower() in tables.NO_NOUN or _LABEL.search(before):
+        if not noun or noun.lower() in _COMMON["NO_NOUN"] or _LABEL.search(before):
             return words
-        feminine = self._feminine.fullmatch(noun) is not None
+        feminine = self.is_feminine(noun)
         if self.language == "es" and feminine:
             words = re.sub(r"(?<=ient)os\b", "as", re.sub("uno$", "una", words))
         elif self.language == "es" and (number == 1 or noun[-1] == "s"):
@@ -111,7 +127,7 @@ class Words:
         elif self.language == "fr" and feminine:
             words = re.sub(r"\bun$", "une", words)
         elif self.language == "de" and number == 1 and noun[0].isupper():
-            endings = ("er", "em") if _DATIVE.search(before) and noun not in tables.NO_DATIVE else ("e", "")
+            endings = ("er", "em") if _DATIVE.search(before) and noun not in _NO_DATIVE else ("e", "")
             words = "ein" + endings[not feminine]
         elif self.language == "ru":
             words = self._russian_gender(words, noun, feminine)
@@ -149,7 +165,7 @@ class Words:
 
     def measure(self, symbol: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
         """Return a number with the name of its unit."""
-        formatted = self._formatted(symbol, _decimal(digits, decimals))
+        formatted = self._formatted(symbol, self._count(digits, decimals, before))
         prefix = _FORMATTED.split(formatted, maxsplit=1)[0]  # 時速
         if prefix and before.rstrip().endswith(prefix):
             formatted = formatted[len(prefix) :]
@@ -159,8 +175,15 @@ class Words:
             return _FORMATTED.sub(words, formatted, count=1)
         return _FORMATTED.sub(f" {words.strip()} ", formatted, count=1).strip()
 
-    def unit_name(self, symbol: str) -> str:
-        return _FORMATTED.sub("", self._formatted(symbol, Decimal(1)), count=1)
+    def _count(self, digits: str, decimals: str, before: str) -> Decimal:
+        """Return the number whose plural form a unit takes: "до двадцати одного метра", as two of them."""
+        if self.language != "ru" or decimals or russian.case_of_number(int(digits), before) != "g":
+            return _decimal(digits, decimals)
+        return Decimal(2 if int(digits) % 10 == 1 and int(digits) % 100 != 11 else 5)
+
+    def unit_name(self, symbol: str, count: Decimal = Decimal(1)) -> str:
+        """Return the name of a unit as it stands with a number, without that."""
+        return _FORMATTED.sub("", self._formatted(symbol, count), count=1)
 
     def _formatted(self, symbol: str, value: Decimal) -> str:
         from babel.units import format_unit
@@ -174,49 +197,44 @@ class Words:
         self, symbol: str, digits: str, mark: str = "", decimals: str = "", big: str = "", before: str = ""
     ) -> str:
         """Return an amount of money, with its minor unit if that has two decimals."""
-        code = tables.CURRENCIES[symbol]
+        code = _COMMON["CURRENCIES"][symbol]
         if big:
-            return self.join(self.magnitude(big, digits, mark, decimals), self.currency(symbol, Decimal(5)))
-        link, minor = tables.MINOR_UNITS[self.language]
+            return self.join(self.magnitude(big, digits, mark, decimals, before), self.currency(symbol, Decimal(5)))
+        link, minor = self.patterns.get("link", ""), self.tables["MINOR_UNITS"]
         if len(decimals) != 2 or code not in minor:
-            name = self.currency(symbol, _decimal(digits, decimals))
+            name = self.currency(symbol, self._count(digits, decimals, before))
             return self.join(self.number(digits, mark, decimals, name.split()[0], before), name)
-        name = self.currency(symbol, Decimal(digits))
+        name = self.currency(symbol, self._count(digits, "", before))
         whole = self.join(self.cardinal(digits, name.split()[0], before), name)
         if decimals == "00":
             return whole
-        minor_name = self._plural(minor[code].split(), decimals, "")
-        cents = self.cardinal(decimals, minor_name).strip()
+        minor_name = self._plural(minor[code].split(), self._count(decimals, "", before))
+        cents = self.cardinal(decimals, minor_name, before).strip()
         if decimals[0] == "0" or int(digits) == 0 or self.language not in (*_OF, "de"):
             cents += self.gap + minor_name
         return cents if int(digits) == 0 else self.gap.join(filter(None, (whole, link, cents)))
 
-    def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "") -> str:
+    def magnitude(self, big: str, digits: str, mark: str = "", decimals: str = "", before: str = "") -> str:
         """Return a number of thousands, millions or the like, as they are abbreviated or written."""
-        names = tables.MAGNITUDES[self.language]
+        names = self.tables["MAGNITUDES"]
         forms = names.get(big) or names.get(f"{big}.")
-        name = self._plural(forms.split(), digits, decimals) if forms else big
-        return self.number(digits, mark, decimals, name) + self.gap * (self.language != "ko") + name
+        name = self._plural(forms.split(), self._count(digits, decimals, before)) if forms else big
+        return self.number(digits, mark, decimals, name, before) + self.gap * (self.language != "ko") + name
 
-    def _plural(self, forms: list[str], digits: str, decimals: str) -> str:
-        """Return the form for a value of: one, (few,) other."""
+    def _plural(self, forms: list[str], count: Decimal) -> str:
+        """Return the form for a number of: one, (few,) other."""
         from babel import Locale
 
-        category = Locale(self.language).plural_form(_decimal(digits, decimals))
-        return (
-            forms[0]
-            if category == "one"
-            else forms[1]
-            if category in ("few", "other") and len(forms) > 2
-            else forms[-1]
-        )
+        category = Locale(self.language).plural_form(count)
+        is_few = category in ("few", "other") and len(forms) > 2
+        return forms[0] if category == "one" else forms[1] if is_few else forms[-1]
 
     def currency(self, symbol: str, count: Decimal) -> str:
         """Return the name of a currency in the plural for ``count``; without its country if a sign stands for it."""
         from babel.numbers import get_currency_name
 
-        name: str = get_currency_name(tables.CURRENCIES[symbol], count, locale=self.language)
-        if symbol == tables.CURRENCIES[symbol]:
+        name: str = get_currency_name(_COMMON["CURRENCIES"][symbol], count, locale=self.language)
+        if symbol == _COMMON["CURRENCIES"][symbol]:
             return name
         words = re.split("[ -]", name)
         if self.language == "ru":
@@ -236,11 +254,11 @@ def _decimal(digits: str, decimals: str) -> Decimal:
 
 def _korean(number: int, words: str, noun: str) -> str:
     """Return the native number before a counter, and a space before what is counted."""
-    native = re.match(tables.KOREAN_NATIVE, noun)
+    native = re.match(load("ko")["PATTERNS"]["native counters"], noun)
     if native and 0 < number < (13 if native[0] == "시" else 100):
         tens, ones = divmod(number, 10)
-        words = tables.KOREAN_NUMBERS[1][tens] + tables.KOREAN_NUMBERS[0][ones]
+        words = load("ko")["NATIVE_TENS"].get(str(tens), "") + load("ko")["NATIVE_ONES"].get(str(ones), "")
         words = "스무" if number == 20 else "첫" if native[0] == "번째" and number == 1 else words
     elif noun[0] == "월":
         return {6: "유", 10: "시"}.get(number, words)
-    return words + " " * (native is not None or re.match(tables.KOREAN_UNITS, noun) is not None)
+    return words + " " * (native is not None or re.match(load("ko")["PATTERNS"]["spaced counters"], noun) is not None)

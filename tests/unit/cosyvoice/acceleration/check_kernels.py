@@ -29,12 +29,12 @@ from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels import Case
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.ops import audio, language_model
-from tts_worker.engine.cosyvoice.streams import HostStream
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")

@@ -31,14 +31,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
-from tts_worker.engine.cosyvoice import kv_cache, networks, ops
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.config import CosyVoiceConfig
-from tts_worker.engine.cosyvoice.graph_runner import Compute, Tensors
+from tts_worker.engine.cosyvoice.bundle import networks
+from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.weights import expected_shapes
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Tensors
+from tts_worker.engine.cosyvoice.execution.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.streams import HostStream, PendingCopy
-from tts_worker.engine.cosyvoice.weights import expected_shapes
+from tts_worker.engine.cosyvoice.networks import kv_cache
 
 T = TypeVar("T")
 

@@ -18,18 +18,17 @@ from tests.unit.cosyvoice.networks import load_thin, tiny_bundle
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
-    LM_STEP,
     VOCODER,
     VOCODER_CHUNK,
     export_onnx,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 
 GRAPHS = {
-    "cosyvoice2": {ENCODER, ESTIMATOR, VOCODER, LM_STEP},
-    "cosyvoice3": {ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, LM_STEP},
+    "cosyvoice2": {ENCODER, ESTIMATOR, VOCODER},
+    "cosyvoice3": {ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK},
 }
 LAST_BIAS = {"cosyvoice2": "final_proj.bias", "cosyvoice3": "proj_out.bias"}
 

@@ -10,10 +10,10 @@ import torch
 
 from tts_worker.engine.cosyvoice.acceleration import accelerator
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
-from tts_worker.engine.cosyvoice.execution import find_accelerator
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.streams import CudaStream, ExecutionStreams
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.plan import find_accelerator
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
 
 
 @pytest.fixture

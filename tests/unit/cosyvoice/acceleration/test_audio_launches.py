@@ -18,9 +18,9 @@ from tests.unit.cosyvoice.acceleration.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
-from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.vocoder_windows import VocoderWindows
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 
 MAX_EULER_STEP_LAUNCHES = {"cosyvoice3": 160, "cosyvoice2": 440}
 MAX_VOCODER_LAUNCHES = {"cosyvoice3": 290, "cosyvoice2": 290}

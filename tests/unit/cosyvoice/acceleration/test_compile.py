@@ -14,13 +14,13 @@ from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
 from tests.unit.streaming.engines import networks as shallow_networks
 from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler, compiler_for
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
-from tts_worker.engine.cosyvoice.engine_config import CompileMode
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.graph_runner import Compute, EagerRunner
-from tts_worker.engine.cosyvoice.lm_inputs import Kind
-from tts_worker.engine.cosyvoice.streams import HostStream
-from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, WindowInput
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.vocoder_windows import VocoderWindows, WindowInput
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode
+from tts_worker.engine.cosyvoice.execution.streams import HostStream
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.loader import load_networks
-from tts_worker.engine.cosyvoice.networks import Networks
 
 families = pytest.mark.parametrize("family", FAMILIES)
 

@@ -23,12 +23,12 @@ from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
-from tts_worker.engine.cosyvoice.decoder import Decoder
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.audio.vocoder_windows import VocoderWindows, window_sizes
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
 from tts_worker.engine.cosyvoice.ops import FusedOperator
-from tts_worker.engine.cosyvoice.vocoder_windows import VocoderWindows, window_sizes
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder
 
 CPU = torch.device("cpu")
 RENDER_BATCH = 8  # of an engine on CUDA

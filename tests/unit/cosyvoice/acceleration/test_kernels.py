@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.acceleration.accelerator import missing_package
 from tts_worker.engine.cosyvoice.acceleration.kernels import Case
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.engine_config import CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.ops import FusedOperator, audio, language_model
 from tts_worker.errors import DeviceLost
 

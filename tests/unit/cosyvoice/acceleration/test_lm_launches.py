@@ -20,13 +20,12 @@ from tests.unit.cosyvoice.acceleration.fake_cuda import (
     fake_networks,
 )
 from tests.unit.cosyvoice.networks import full_config
-from tts_worker.engine.cosyvoice.chunks import Chunk
-from tts_worker.engine.cosyvoice.decoder import Decoder, DecodeRow
-from tts_worker.engine.cosyvoice.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.lm_inputs import Item, Kind
-from tts_worker.engine.cosyvoice.renderer import Renderer, RenderRequest, RenderState
-from tts_worker.engine.cosyvoice.streams import ExecutionStreams
-from tts_worker.engine.cosyvoice.voice_cache import VoiceState
+from tts_worker.engine.cosyvoice.audio.chunks import Chunk
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt
+from tts_worker.engine.cosyvoice.audio.renderer import Renderer, RenderRequest, RenderState
+from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams
+from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
+from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
 
 FIRST_DRAWS = 11  # 8 to the boundary of the first chunk, 3 of look-ahead
 DEPTH = full_config("cosyvoice3").qwen.layers
@@ -191,7 +190,7 @@ def test_device_computes_the_first_chunk_without_values(family: str, fused: bool
         renderer = Renderer(networks, pool, ExecutionStreams(stream, stream, stream), runner)
         prompt = tuple(range(42))
         mel = torch.zeros(84, flow.mel)
-        voice = VoiceState("v", None, prompt, mel, torch.zeros(192), 1.0, 25, 25, torch.zeros(1, flow.mel))  # type: ignore[arg-type]
+        voice = FlowPrompt(prompt=prompt, prompt_mel=mel, spk=torch.zeros(1, flow.mel))
         voice.flow = pool.open()
         pool.advance([voice.flow], torch.zeros(1, 28, dtype=torch.long), [28], voice.spk, mel[None, :50])
 

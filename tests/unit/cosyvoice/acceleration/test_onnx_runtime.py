@@ -14,10 +14,9 @@ import torch
 from tests.unit.cosyvoice.acceleration import graph_files
 from tests.unit.cosyvoice.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import tiny
-from tts_worker.engine.cosyvoice import audio_frontend
 from tts_worker.engine.cosyvoice.acceleration import onnx_runtime
+from tts_worker.engine.cosyvoice.acceleration.accelerator import select_backend
 from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     OnnxRuntimeGraph,
@@ -26,12 +25,12 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
     ordered,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import default_cache
-from tts_worker.engine.cosyvoice.audio_frontend import PromptFrontend
-from tts_worker.engine.cosyvoice.bundle import Bundle
-from tts_worker.engine.cosyvoice.execution import Backend, BackendOptions, ChunkPlan
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.bundle.directory import Bundle
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan
+from tts_worker.engine.cosyvoice.voices import audio_frontend
+from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 from tts_worker.errors import BundleError, ConfigError
 
 GPU = torch.device("cuda", 1)
@@ -170,7 +169,7 @@ def opened(
         return error
 
     of = networks("cosyvoice3")
-    specs = replaceable_specs(of)
+    specs = graph_specs(of)
     monkeypatch.setattr(onnx_runtime, "import_onnxruntime", lambda: runtime)
     monkeypatch.setattr(onnx_runtime, "parity_error", parity_error)
     profile = chunk_profiles(of, specs, ChunkPlan(1, 1, 4))[ENCODER]

@@ -29,10 +29,15 @@ from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_
 from tests.unit.cosyvoice.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tests.unit.cosyvoice.networks import load_thin
-from tts_worker.engine.cosyvoice import onnx_providers
 from tts_worker.engine.cosyvoice.acceleration import tensorrt
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import ENCODER, ESTIMATOR, VOCODER, VOCODER_CHUNK, GraphSpec
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import replaceable_specs
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+    ENCODER,
+    ESTIMATOR,
+    VOCODER,
+    VOCODER_CHUNK,
+    GraphSpec,
+    graph_specs,
+)
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
 from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
     Gpu,
@@ -43,10 +48,11 @@ from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
     TensorRtLibrary,
 )
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT
-from tts_worker.engine.cosyvoice.engine_config import OLDEST_TORCH
-from tts_worker.engine.cosyvoice.execution import Backend, BackendState, ChunkPlan
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendState, ChunkPlan
+from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
 from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
@@ -110,7 +116,7 @@ def exported(request: pytest.FixtureRequest) -> tuple[str, Path]:
 def small() -> tuple[GraphSpec, Path, Profile]:
     """The smallest graph, its file and its profile."""
     folder = graph_files.exported("cosyvoice3")
-    specs = replaceable_specs(networks("cosyvoice3"))
+    specs = graph_specs(networks("cosyvoice3"))
     profile = chunk_profiles(networks("cosyvoice3"), specs, PLAN)[ENCODER]
     return specs[ENCODER], folder / ENCODER, profile
 
@@ -130,7 +136,7 @@ def engine_of(
 @given(family=st.sampled_from(FAMILIES), batch=st.integers(1, 16), stride=st.integers(1, 4), chunks=st.integers(1, 70))
 def test_profile_covers_every_pass_of_the_plan(family: str, batch: int, stride: int, chunks: int) -> None:
     of = networks(family)
-    specs = replaceable_specs(of)
+    specs = graph_specs(of)
     profiles = chunk_profiles(of, specs, ChunkPlan(batch, stride, chunks))
     for now in {1, stride}:
         for past in {1, max(1, chunks - now)}:

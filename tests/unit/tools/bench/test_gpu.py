@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
-from tools.bench import gpu, gpu_attention, gpu_convolutions, gpu_load, gpu_process
+from tools.bench import gpu, gpu_attention, gpu_load, gpu_process
 from tools.bench.__main__ import main
 from tools.bench.commands import gpu as gpu_command
 from tools.bench.engine import Bench
@@ -35,12 +35,13 @@ from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.gpu_process import run_isolated
 from tools.random_bundle import writer
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice import config, ops
+from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
-from tts_worker.engine.cosyvoice.networks import Networks
 from tts_worker.errors import ConfigError, DeviceLost, EngineFault, OverCapacity, SynthesisFailed
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Done, EngineInfo, EngineReport, Failed
 
@@ -359,14 +360,13 @@ def test_attention_and_convolutions_are_timed_as_graphs_on_cuda(monkeypatch: pyt
     for name in ("Stream", "stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
 
-    for figures_of in (gpu_attention._figures, gpu_convolutions._figures):
-        calls.clear()
-        exact: Any = SimpleNamespace(device=torch.device("cuda"))
-        monkeypatch.setattr(figures_of.__module__ + ".largest_difference", lambda got, exact: 0.0)
-        figures = figures_of(call, exact, 3)
-        assert figures["ms"] > 0
-        assert figures["captured"] is True
-        assert len(calls) == 1 + 1 + 3, "to compare, before the capture, and in each replay"
+    exact: Any = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(gpu_attention, "largest_difference", lambda got, exact: 0.0)
+    figures = gpu_attention.figures_of({"one": call, "other": "absent"}, exact, 3)
+    assert figures["one"]["ms"] > 0
+    assert figures["one"]["captured"] is True
+    assert figures["other"] == {"skipped": "absent"}
+    assert len(calls) == 1 + 1 + 3, "to compare, before the capture, and in each replay"
 
 
 def test_refused_capture_is_timed_with_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,13 @@ from tools.bench import gpu
 from tools.bench.gpu import GpuBench, run_sections
 from tools.bench.gpu_plan import Plan, Results
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice import config, loader
+from tts_worker.engine.cosyvoice import loader
+from tts_worker.engine.cosyvoice.bundle import config
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components
-from tts_worker.engine.cosyvoice.engine_config import StreamingConfig
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.loader import LoadOptions
-from tts_worker.engine.cosyvoice.networks import Networks
 
 SECTIONS = ("start", "first_audio", "replays", "convolutions", "load_2", "variant_load_burst_4", "variant_as_served")
 """Those that know CUDA or build an engine in a way of their own; all others ran here once, in three minutes."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 RESULTS = Path(__file__).parents[4] / "bench" / "results"
+BENCHMARKS = RESULTS.parents[1] / "docs" / "benchmarks.md"
 ROWS = {
     name: engine
     for line in (RESULTS / "README.md").read_text("utf-8").splitlines()
@@ -69,36 +69,47 @@ def test_quoted_figures_match_the_files() -> None:
     assert f"{sum(run['underruns'] for run in fairness)} underruns in {len(fairness)} runs" in text
 
 
-def _comparisons(suffix: str = "") -> list[dict[str, Any]]:
-    names = [f"compare_upstream_cosyvoice{family}_amd{suffix}.json" for family in (3, 2)]
-    return [json.loads((RESULTS / name).read_text("utf-8"))["result"] for name in names]
+SIDES = ("ours", "hop_reset")
+RATIOS = [f"hop_reset_over_ours_{what}" for what in ("first", "wall", "cpu")]
 
 
-def _row(results: list[dict[str, Any]], title: str, separator: str, keys: list[str], style: str) -> str:
-    cells = [separator.join(format(result[key], style) for key in keys) for result in results]
+def _comparison(suffix: str, title: str, separator: str, keys: list[str], style: str) -> str:
+    """A row of the comparison with the reference, of the figures of both families."""
+    cells = []
+    for family in (3, 2):
+        name = f"compare_upstream_cosyvoice{family}_amd{suffix}.json"
+        result = json.loads((RESULTS / name).read_text("utf-8"))["result"]
+        cells.append(separator.join(format(result[key], style) for key in keys))
     return " | ".join([f"| {title}", *cells]).replace("e-0", "e-") + " |"
 
 
-def test_quoted_comparison_matches_the_files() -> None:
-    text = (RESULTS.parents[1] / "docs" / "streaming-engine.md").read_text("utf-8")
-    row = partial(_row, _comparisons())
-    sides = ("ours", "baseline")
-    for what, key in (("of the first audio", "first"), ("wall", "wall"), ("cpu", "cpu")):
-        assert row(f"ratio {what}: today, 9c4c819", ", ", [f"hop_reset_over_{n}_{key}" for n in sides], ".1f") in text
-    for what, key in (("first audio", "first_s"), ("total, wall", "wall_s"), ("total, cpu", "cpu_s")):
-        style = ".2f" if key == "first_s" else ".1f"
-        quoted = row(
-            f"{what}: today / 9c4c819 / reference", " / ", [f"{n}_{key}" for n in (*sides, "hop_reset")], style
-        )
-        assert quoted in re.sub(r"(?<=\d) s(?= [/|])", "", text)
-    largest = [f"{name}_mel_difference_largest" for name in sides]
-    assert row("largest difference of the mel: today, 9c4c819", ", ", largest, ".1e") in text
-    assert row("root mean square of that difference", ", ", [f"{n}_mel_difference_rms" for n in sides], ".1e") in text
+@pytest.mark.parametrize(
+    ("suffix", "title", "separator", "keys", "style"),
+    [
+        ("", "first audio, s: this engine / reference", " / ", [f"{side}_first_s" for side in SIDES], ".2f"),
+        ("", "wall time, s: this engine / reference", " / ", [f"{side}_wall_s" for side in SIDES], ".1f"),
+        ("", "processor time, s: this engine / reference", " / ", [f"{side}_cpu_s" for side in SIDES], ".1f"),
+        ("", "times as fast: first audio, wall time, processor time", ", ", RATIOS, ".1f"),
+        ("_stride-4", "the same with the reference's chunk sizes (`stride_chunks: 4`)", ", ", RATIOS, ".1f"),
+        ("", "largest difference of the mel", "", ["ours_mel_difference_largest"], ".1e"),
+        (
+            "",
+            "largest distance from float64: this engine / reference",
+            " / ",
+            ["ours_mel_error_largest", "reference_mel_error_largest"],
+            ".1e",
+        ),
+    ],
+)
+def test_quoted_comparison_matches_the_files(
+    suffix: str, title: str, separator: str, keys: list[str], style: str
+) -> None:
+    assert _comparison(suffix, title, separator, keys, style) in BENCHMARKS.read_text("utf-8")
 
 
-def test_quoted_comparison_with_equal_chunks_matches_the_files() -> None:
-    text = (RESULTS.parents[1] / "docs" / "streaming-engine.md").read_text("utf-8")
-    results = _comparisons("_stride-4")
-    for what in ("wall", "cpu"):
-        keys = [f"hop_reset_over_{name}_{what}" for name in ("ours", "baseline")]
-        assert _row(results, f"ratio {what} with the reference's chunk sizes", ", ", keys, ".1f") in text
+def test_benchmarks_page_names_files_that_exist() -> None:
+    table = BENCHMARKS.read_text("utf-8").partition("## Figures")[2].partition("\n## ")[0]
+    rows = [line.rpartition(" | ")[2] for line in table.splitlines() if line.startswith("| ")]
+    named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    assert len(named) > 10
+    assert [name for name in named if not (RESULTS / f"{name}.json").exists()] == []

@@ -120,9 +120,9 @@ def test_load_without_audio_meets_the_goal() -> None:
     assert not Goal().is_met({**unheard, "failed": 1})
 
 
-@pytest.mark.parametrize("name", ["h200-modelled-written", "h200-modelled-mended"])
-def test_modelled_times_say_that_they_are_modelled(name: str) -> None:
-    assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modelled, not measured")
+@pytest.mark.parametrize("name", ["h200-modeled-written", "h200-modeled-mended"])
+def test_modeled_times_say_that_they_are_modeled(name: str) -> None:
+    assert read_stage_times(STAGE_TIMES / f"{name}.json").source.startswith("Modeled, not measured")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_bad_numbers_are_refused(arguments: list[str], message: str, capsys: pyt
 
 
 def test_command_prints_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = STAGE_TIMES / "h200-modelled-mended.json"
+    file = STAGE_TIMES / "h200-modeled-mended.json"
     args = ["simulate", "--times", str(file), "--calls", "2,4", "--seconds", "3", "--call-seconds", "1,2"]
 
     assert main([*args, "--json"]) == 0
@@ -164,7 +164,7 @@ def test_measured_times_are_read_again(
 ) -> None:
     from tests.unit.cosyvoice.networks import load_shallow  # the other tests need no PyTorch
 
-    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.bundle.networks.Networks.load", load_shallow)
     quick = ["--device", "cpu", "--threads", "1", "--batches", "1", "--repeats", "1", "--live-seconds", "0.1"]
     monkeypatch.setattr("tools.bench.measure_stages.LIVE", Arrivals(2, 0.1, (0.2, 0.3), "benchmark"))
     load = ["--call-seconds", "0.2,0.3", "--calls", "2", "--seconds", "0.5", "--measure", "--json"]
@@ -189,7 +189,7 @@ def test_simulated_chunks_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatc
     from tools.bench.measure_stages import simulated_settings
     from tts_worker.engine.cosyvoice.loader import LoadOptions
 
-    monkeypatch.setattr("tts_worker.engine.cosyvoice.networks.Networks.load", load_shallow)
+    monkeypatch.setattr("tts_worker.engine.cosyvoice.bundle.networks.Networks.load", load_shallow)
     bench = Bench(LoadOptions(tiny("cosyvoice3"), device="cpu", threads=1), 125)
     spoken = bench.speak(forced_tokens(70, 1))
     config = simulated_settings(bench.engine, 125)

@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
 from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
 from livekit.agents.utils import is_given
 from livekit.agents.voice import AgentSession
+from livekit.agents.voice.io import PlaybackFinishedEvent
 
 from livekit.plugins.tts_worker.log import logger
-from livekit.plugins.tts_worker.pauses import follow_pauses
+from livekit.plugins.tts_worker.playback import follow_playback
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceInfo
 from tts_worker.client.agent import PluginOptions, check_sample_rate, connect_agent, with_plugin_options
 from tts_worker.errors import TTSWorkerError
+from tts_worker.text.spoken_words import cut_at
 from tts_worker.timeouts import fail_after
-from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, State
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, Outcome, Receipt, State
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,6 +103,8 @@ class TTS(tts.TTS[Literal["receipt"]]):
         # Each attempt has the agent's deadline, so the client's own timeout is disabled.
         self._client = client or connect_agent(url, api_key, ClientSettings(connect_timeout_s=3_600.0))
         self._live: set[Session] = set()
+        self._is_attached = False
+        self._segments: dict[Session, _Segment] = {}  # streams whose playback has not ended, in order
         self._prewarm_task: asyncio.Task[None] | None = None
 
     @property
@@ -151,15 +156,17 @@ class TTS(tts.TTS[Literal["receipt"]]):
             logger.debug("prewarm: the worker cannot be reached yet: %s", error)
 
     def attach(self, session: AgentSession[Any]) -> None:
-        """Forward the agent's pauses to the worker. Call it after ``await session.start(...)``.
+        """Follow the agent's playback. Call it after ``await session.start(...)``.
 
         While the agent decides whether an interruption is real, the worker generates nothing; after a false
-        interruption it resumes with the very next sample.
+        interruption it resumes with the very next sample. The receipt of a stream tells what was played, not what was
+        sent ahead; it is emitted when its playback has ended.
 
         Raises:
             InvalidRequest: The session has no audio output yet.
         """
-        follow_pauses(session, self.pause, self.resume)
+        follow_playback(session, self.pause, self.resume, self._on_played)
+        self._is_attached = True
 
     def pause(self) -> None:
         """Pause every speaking stream. Returns at once."""
@@ -201,6 +208,10 @@ class TTS(tts.TTS[Literal["receipt"]]):
             self._prewarm_task.cancel()
         for session in list(self._live):
             session.close("plugin_closed")
+        for segment in self._segments.values():
+            if segment.receipt is not None:
+                self.emit("receipt", segment.receipt)
+        self._segments.clear()
         if self._owns_client:
             await self._client.aclose()
 
@@ -222,16 +233,54 @@ class TTS(tts.TTS[Literal["receipt"]]):
         self._live.discard(session)
         while (item := session.poll()) is not None:
             if isinstance(item, Ended):
-                self._record_end(item)
+                self._record_end(session, item)
 
-    def _record_end(self, ended: Ended) -> None:
+    def _begin_segment(self, session: Session) -> None:
+        """Note a stream that becomes a segment of the agent's playback."""
+        if self._is_attached:
+            self._segments[session] = _Segment()
+
+    def _record_end(self, session: Session, ended: Ended) -> None:
         if ended.outcome is Outcome.ERROR:
             self.counters.failed += 1
         elif ended.outcome is Outcome.STOPPED:
             self.counters.interrupted += 1
         else:
             self.counters.finished += 1
-        self.emit("receipt", ended.receipt)
+        segment = self._segments.get(session)
+        if segment is None or not ended.receipt.samples_sent:
+            self._segments.pop(session, None)
+            self.emit("receipt", ended.receipt)
+        else:
+            segment.receipt = ended.receipt
+            self._settle(session, segment)
+
+    def _on_played(self, event: PlaybackFinishedEvent) -> None:
+        """Assign the end of a playback to the first stream without one: the agent plays them in order."""
+        for session, segment in self._segments.items():
+            if segment.played is None:
+                segment.played = event
+                self._settle(session, segment)
+                return
+
+    def _settle(self, session: Session, segment: _Segment) -> None:
+        """Emit the receipt of a stream, cut at what was played, once both are known; either may come first."""
+        receipt, played = segment.receipt, segment.played
+        if receipt is None or played is None:
+            return
+        del self._segments[session]
+        if played.interrupted:
+            samples = min(round(played.playback_position * self.sample_rate), receipt.samples_sent)
+            receipt = replace(cut_at(receipt, samples), samples_played=samples)
+        self.emit("receipt", receipt)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A stream as a segment of the agent's playback: how it ended, and how its playback did."""
+
+    receipt: Receipt | None = None
+    played: PlaybackFinishedEvent | None = None
 
 
 class SynthesizeStream(tts.SynthesizeStream):
@@ -260,7 +309,9 @@ class SynthesizeStream(tts.SynthesizeStream):
             output_emitter.start_segment(segment_id=session.id)
             self._plugin.counters.streams += 1
             self._mark_started()
-            await run_utterance(session, output_emitter, self._text(first), self._plugin._record_end)
+            self._plugin._begin_segment(session)
+            on_end = partial(self._plugin._record_end, session)
+            await run_utterance(session, output_emitter, self._text(first), on_end)
         finally:
             if not opening.done():
                 opening.cancel()
@@ -318,7 +369,8 @@ class ChunkedStream(tts.ChunkedStream):
         self._acquire_time = loop.time() - began_s
         self._plugin.counters.streams += 1
         try:
-            await run_utterance(session, output_emitter, _single(self._input_text), self._plugin._record_end)
+            on_end = partial(self._plugin._record_end, session)
+            await run_utterance(session, output_emitter, _single(self._input_text), on_end)
         finally:
             self._plugin._close(session)
 

@@ -1,31 +1,34 @@
-"""The record by which ``execution`` finds this package: the checks of a start, and what they allow."""
+"""The record by which ``execution.plan`` finds this package: the checks of a start, and what they allow."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.attention import FlashInfer, check_flashinfer, find_flashinfer
+from tts_worker.engine.cosyvoice.acceleration import kernels, tensorrt
 from tts_worker.engine.cosyvoice.acceleration.compiling import compiler_for
 from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
 from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
 from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
-from tts_worker.engine.cosyvoice.acceleration.selection import select_backend
-from tts_worker.engine.cosyvoice.config import V1
-from tts_worker.engine.cosyvoice.engine_config import AttentionMode, CompileMode, StreamingConfig
-from tts_worker.engine.cosyvoice.execution import Accelerator, Execution, timed
-from tts_worker.engine.cosyvoice.faults import device_checked, device_responds
-from tts_worker.engine.cosyvoice.graph_runner import EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.kv_cache import PagedLibrary, PageShape
-from tts_worker.engine.cosyvoice.models.blocks import Estimator
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import run_on_onnxruntime
+from tts_worker.engine.cosyvoice.bundle.config import V1
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
+from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
+from tts_worker.engine.cosyvoice.execution.plan import (
+    Accelerator,
+    Backend,
+    BackendOptions,
+    BackendState,
+    Execution,
+    timed,
+)
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode, StreamingConfig
+from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
+from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.engine.cosyvoice.ops import audio, disable, language_model
-from tts_worker.engine.cosyvoice.streams import CudaStream, ExecutionStreams
 from tts_worker.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ def plan_execution(
     settings: StreamingConfig,
     runners: tuple[GraphRunner, GraphRunner] | None = None,
 ) -> Execution:
-    """As ``execution.plan_execution``: kernels, CUDA graphs, the compiler and a library, each after its check."""
+    """As ``plan.plan_execution``: kernels, CUDA graphs, the compiler and a library, each after its check."""
     device = networks.device
     start_s: dict[str, float] = {}
     kernel_faults: dict[str, str] = {}
@@ -49,9 +52,9 @@ def plan_execution(
         runners, uncaptured = _runners(streams, settings)
         missing += uncaptured
     library = None
-    if isinstance(networks.flow, Flow):
+    if settings.library is not None and isinstance(networks.flow, Flow):
         with timed(start_s, "attention"):
-            library, unattended = attention_library(networks.flow, settings.attention, captures=runners[1].fixed_shapes)
+            library, unattended = settings.library(networks.flow, runners[1].fixed_shapes)
         missing += unattended
     compiler = compiler_for(settings.compile, device) if settings.graphs else None
     return Execution(runners, compiler, library, kernel_faults, missing, start_s)
@@ -71,28 +74,6 @@ def _runners(
     return (CudaGraphRunner(tokens.cuda_stream), audio_runner), ()
 
 
-def attention_library(
-    flow: Flow, mode: AttentionMode, *, captures: bool
-) -> tuple[Callable[[PageShape], PagedLibrary] | None, tuple[str, ...]]:
-    """Return what builds the library that computes attention, after a check on the device, and why there is none."""
-    if mode is not AttentionMode.FLASHINFER:
-        return None, ()
-    dims = flow.dims.unet or flow.dims.dit
-    assert dims is not None
-    device: torch.device = flow.noise.device
-    try:
-        if not (flow.noise.is_cuda and isinstance(flow.estimator, Estimator)):
-            raise BackendUnavailable("attention: FlashInfer is for a flow that runs on PyTorch and on CUDA")
-        if flow.dtype == torch.float32:
-            raise BackendUnavailable("attention: FlashInfer computes in half precision only, and half is off")
-        module = find_flashinfer()
-        check_flashinfer(module, PageShape(dims.heads, dims.head_dim, flow.chunk_frames), flow.dtype, device)
-    except BackendUnavailable as error:
-        log.warning("%s", error.message)
-        return None, (error.message,)
-    return partial(FlashInfer, module, flow.dtype, device, captures=captures), ()
-
-
 def missing_packages(family: str, device: torch.device, settings: StreamingConfig) -> tuple[str, ...]:
     """Say what an engine computes more slowly because a package is missing, or what it needs."""
     has_use = (settings.kernels and family != V1) or (settings.graphs and settings.compile is not CompileMode.OFF)
@@ -109,7 +90,7 @@ def use_kernels(networks: Networks, device: torch.device, settings: StreamingCon
     """
     faults: dict[str, str] = {}
     for operator in (language_model.slot_attention, audio.paged_attention):
-        operator.is_excluded = settings.attention is AttentionMode.GATHER
+        operator.is_excluded = settings.gathers
     if not settings.kernels:
         disable()
     elif networks.config.family != V1 and kernels.enable():
@@ -127,6 +108,38 @@ def _check_kernels(networks: Networks, device: torch.device, settings: Streaming
         **kernels.check(flow_cases(model.chunked_flow, flow_dtype, device, settings.stride_chunks)),
         **kernels.check(vocoder_cases(model.hift, device)),
     }
+
+
+def select_backend(networks: Networks, options: BackendOptions) -> BackendState:
+    """As ``plan.select_backend``."""
+    if options.backend is Backend.ONNXRUNTIME:
+        providers = run_on_onnxruntime(
+            networks,
+            options.graphs,
+            threads=options.threads,
+            plan=options.plan,
+            allow_tf32=options.allow_tf32,
+            cache=options.plan_cache or tensorrt.default_cache(),
+        )
+        state = BackendState(options.backend, options.backend, ", ".join(providers))
+    else:
+        try:
+            state = BackendState(options.backend, options.backend, _use_tensorrt(networks, options))
+        except BackendUnavailable as error:
+            log.warning("backend: tensorrt cannot be used, running on PyTorch: %s", error.message)
+            return BackendState(options.backend, Backend.TORCH, error.message)
+    log.info("flow and vocoder run on %s (%s)", state.active.value, state.detail)
+    return state
+
+
+def _use_tensorrt(networks: Networks, options: BackendOptions) -> str:
+    """Run on TensorRT and describe it. Raises BackendUnavailable."""
+    device = networks.device
+    library, gpu = tensorrt.find_tensorrt(device)
+    cache = tensorrt.PlanCache(options.plan_cache or tensorrt.default_cache())
+    engines = tensorrt.TensorRtEngines(library, gpu, cache, device)
+    tensorrt.run_on_tensorrt(networks, options.graphs, engines, options.plan, allow_tf32=options.allow_tf32)
+    return f"TensorRT {library.version} on {gpu.name}"
 
 
 ACCELERATOR = Accelerator(select_backend, plan_execution)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.engine_config import CompileMode
-from tts_worker.engine.cosyvoice.graph_runner import Compute, Key
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Key
+from tts_worker.engine.cosyvoice.execution.settings import CompileMode
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tts_worker.engine.cosyvoice.graph_runner import Compute, CountingRunner, Key, Tensors
+from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, CountingRunner, Key, Tensors
 
 log = logging.getLogger(__name__)
 

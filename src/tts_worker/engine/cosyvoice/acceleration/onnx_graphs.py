@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.models.flow import Flow
-from tts_worker.engine.cosyvoice.models.flow_encoder import Layer
-from tts_worker.engine.cosyvoice.models.hift import Hift
-from tts_worker.engine.cosyvoice.models.qwen2 import Layer as DecoderLayer
-from tts_worker.engine.cosyvoice.models.qwen2 import SpeechLM
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow_encoder import Layer
+from tts_worker.engine.cosyvoice.networks.hift import Hift
 from tts_worker.errors import BundleError, MissingExtra
 from tts_worker.models.bundles.onnx_file import check_onnx, read_metadata
 
@@ -34,7 +31,6 @@ ENCODER = "flow.encoder.onnx"
 ESTIMATOR = "flow.estimator.onnx"
 VOCODER = "hift.decode.onnx"
 VOCODER_CHUNK = "hift.decode.chunk.onnx"
-LM_STEP = "llm.step.onnx"
 OPSET = 17
 WEIGHTS_KEY = "tts_worker.weights"
 
@@ -50,7 +46,7 @@ class GraphSpec:
 
     Attributes:
         file: Name of the ONNX file.
-        part: Weight file the graph belongs to (``llm``, ``flow`` or ``hift``).
+        part: Weight file the graph belongs to (``flow`` or ``hift``).
         module: The graph as a PyTorch module: tensors to a tuple of tensors.
         inputs: Shapes of the inputs by name, in the order of the module's arguments.
         outputs: Shapes of the outputs by name, in order.
@@ -231,7 +227,7 @@ def _attend(
 ) -> Tensor:
     """Run layers of relative attention with explicit positions of the keys.
 
-    The layers are written out: those of ``models/flow_encoder.py`` slice a table of a fixed length.
+    The layers are written out: those of ``networks/flow_encoder.py`` slice a table of a fixed length.
     """
     span = x.shape[1]
     context = positions.shape[1]
@@ -276,90 +272,17 @@ class VocoderGraph(nn.Module):
         return (Hift.decode(self.hift, mel, source, self.final),)
 
 
-class LmStepGraph(nn.Module):
-    """The language model with its past as plain tensors: input vectors to scores of the next speech token.
-
-    The layers are written out with elementary operations: those of ``models/qwen2.py`` write into shared buffers.
-    """
-
-    def __init__(self, lm: SpeechLM) -> None:
-        super().__init__()
-        self.lm = lm
-
-    def forward(
-        self, x: Tensor, start: Tensor, last: Tensor, mask: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Score the token after input ``last [B]`` of each row.
-
-        Args:
-            x: ``[B, T, D]`` input vectors.
-            start: ``[B]`` position of the first one.
-            last: ``[B]`` index of the last valid one.
-            mask: ``[B, 1, T, L+T]``, True where an input sees a key.
-            keys: ``[layers, B, Hkv, L, d]``, positions already rotated.
-            values: ``[layers, B, Hkv, L, d]``.
-        """
-        dims = self.lm.dims
-        exponent = torch.arange(0, dims.head_dim, 2, device=x.device).float() / dims.head_dim
-        position = (start[:, None] + torch.arange(x.shape[1], device=x.device)).float()
-        angle = position[:, :, None] * (1.0 / dims.rope_theta**exponent)  # [B, T, d/2]
-        cos, sin = (torch.cat([part, part], dim=-1)[:, None] for part in (angle.cos(), angle.sin()))  # [B, 1, T, d]
-        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
-        new_keys = []
-        new_values = []
-        for i, layer in enumerate(cast("Iterable[DecoderLayer]", self.lm.body.layers)):
-            q, k, v = self._heads(layer, x)
-            k = _rotate(k, cos, sin)
-            new_keys.append(k)
-            new_values.append(v)
-            out = _grouped_attention(
-                _rotate(q, cos, sin), torch.cat([keys[i], k], dim=2), torch.cat([values[i], v], dim=2), bias
-            )
-            x = x + F.linear(out.transpose(1, 2).flatten(2), layer.self_attn.o_proj.weight)
-            gate_up = F.linear(_rms_norm(layer.post_attention_layernorm, x), layer.mlp.gate_up_proj.weight)
-            gate, up = gate_up.chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.mlp.down_proj.weight)
-        x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
-        scores = self.lm.llm_decoder(_rms_norm(self.lm.body.norm, x)).log_softmax(-1)
-        return scores, torch.stack(new_keys), torch.stack(new_values)
-
-    def _heads(self, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[B, H, T, d]``, keys and values ``[B, Hkv, T, d]``, before rotation."""
-        dims = self.lm.dims
-        heads = layer.self_attn.qkv_proj(_rms_norm(layer.input_layernorm, x)).unflatten(-1, (-1, dims.head_dim))
-        q, k, v = heads.transpose(1, 2).split([dims.heads, dims.kv_heads, dims.kv_heads], dim=1)
-        return q, k, v
-
-
-def _rms_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    assert norm.eps is not None
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Attention of ``q [B, H, T, d]`` over ``k, v [B, Hkv, L, d]``: ``[B, H, T, d]``."""
-    kv_heads, dim = k.shape[1], k.shape[3]
-    q = q.reshape(q.shape[0], kv_heads, q.shape[1] // kv_heads, q.shape[2], dim)  # [B, Hkv, G, T, d]
-    scores = q @ k[:, :, None].transpose(-1, -2) * dim**-0.5 + bias[:, None]
-    out: Tensor = scores.softmax(-1) @ v[:, :, None]
-    return out.flatten(1, 2)
-
-
 # -- the graphs of a model --------------------------------------------------------------------------------------------
 
 
 def graph_specs(networks: Networks) -> dict[str, GraphSpec]:
     """Return the graphs of a model by file name. Only the causal vocoder needs one for chunks within an utterance."""
-    specs = [_encoder_spec(networks), _estimator_spec(networks), *_vocoder_specs(networks), _lm_step_spec(networks)]
+    specs = [_encoder_spec(networks), _estimator_spec(networks), *_vocoder_specs(networks)]
     return {spec.file: spec for spec in specs}
 
 
-def _noise(generator: torch.Generator, *shape: int) -> Tensor:
+def random_values(generator: torch.Generator, *shape: int) -> Tensor:
+    """Normally distributed values for an example."""
     return torch.randn(shape, generator=generator)
 
 
@@ -374,14 +297,14 @@ def _estimator_spec(networks: Networks) -> GraphSpec:
 
     def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
         rows, frames, past = sizes["rows"], sizes["frames"], sizes["past_frames"]
-        x, mu, cond = (_noise(generator, rows, frames, mel) for _ in range(3))
+        x, mu, cond = (random_values(generator, rows, frames, mel) for _ in range(3))
         mask = torch.ones(rows, 1, frames, past + frames, dtype=torch.bool)
         mask[-1, :, :, : past // 2] = False  # as for a younger utterance in the batch
-        keys, values = (_noise(generator, layers, rows, dims.heads, past, dims.head_dim) for _ in range(2))
-        spk = _noise(generator, rows, mel)
+        keys, values = (random_values(generator, layers, rows, dims.heads, past, dims.head_dim) for _ in range(2))
+        spk = random_values(generator, rows, mel)
         start = torch.full([rows], past)
         table = flow.time_tables[:1].float().cpu()
-        return x, mu, spk, cond, table, start, mask, keys, values, _noise(generator, rows, context)
+        return x, mu, spk, cond, table, start, mask, keys, values, random_values(generator, rows, context)
 
     keys: Shape = (layers, "rows", dims.heads, "past_frames", dims.head_dim)
     new_keys: Shape = (layers, "rows", dims.heads, "frames", dims.head_dim)
@@ -426,7 +349,7 @@ def _lookahead_spec(flow: Flow) -> GraphSpec:
         ids = torch.randint(0, dims.vocab, (rows, tokens), generator=generator)
         known = torch.full([rows], tokens)
         known[-1] -= 1
-        return ids, known, _noise(generator, rows, context)
+        return ids, known, random_values(generator, rows, context)
 
     return GraphSpec(
         ENCODER,
@@ -467,11 +390,11 @@ def _conformer_spec(flow: Flow) -> GraphSpec:
         end = start[:, None].expand(-1, span) + span
         positions = torch.arange(past + span).expand(rows, -1).contiguous()
         pasts = [
-            _noise(generator, layers, rows, encoder.heads, past * up, head_dim)
+            random_values(generator, layers, rows, encoder.heads, past * up, head_dim)
             for layers, up in ((encoder.layers, 1), (encoder.up_layers, encoder.upsample))
             for _ in range(2)
         ]
-        token_context, frame_context = (_noise(generator, rows, width) for width in contexts)
+        token_context, frame_context = (random_values(generator, rows, width) for width in contexts)
         return ids, known, start, end.contiguous(), positions, *pasts[:2], token_context, *pasts[2:], frame_context
 
     return GraphSpec(
@@ -518,8 +441,8 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
 
     def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
         rows, frames = sizes["rows"], sizes["frames"]
-        mel = _noise(generator, rows, dims.in_channels, frames)
-        return mel, 0.1 * _noise(generator, rows, channels, frames * frame)
+        mel = random_values(generator, rows, dims.in_channels, frames)
+        return mel, 0.1 * random_values(generator, rows, channels, frames * frame)
 
     def spec(file: str, final: bool) -> GraphSpec:
         ahead = 0 if final else dims.conv_pre_look_right + 1
@@ -535,41 +458,6 @@ def _vocoder_specs(networks: Networks) -> list[GraphSpec]:
         )
 
     return [spec(VOCODER, True), spec(VOCODER_CHUNK, False)] if dims.causal else [spec(VOCODER, True)]
-
-
-def _lm_step_spec(networks: Networks) -> GraphSpec:
-    lm = networks.qwen
-    dims = lm.dims
-
-    def example(sizes: Sizes, generator: torch.Generator) -> tuple[Tensor, ...]:
-        rows, steps, past = sizes["rows"], sizes["steps"], sizes["past_steps"]
-        ids = torch.randint(0, dims.speech_tokens, (rows, steps), generator=generator)
-        x = lm.embed_speech(ids.to(lm.llm_decoder.weight.device)).float().cpu()
-        mask = torch.ones(rows, 1, steps, past + steps, dtype=torch.bool).tril(past)
-        mask[-1, :, :, : past // 2] = False
-        keys, values = (_noise(generator, dims.layers, rows, dims.kv_heads, past, dims.head_dim) for _ in range(2))
-        last = torch.full([rows], steps - 1)
-        return x, torch.full([rows], past), last, mask, keys, values
-
-    keys: Shape = (dims.layers, "rows", dims.kv_heads, "past_steps", dims.head_dim)
-    new_keys: Shape = (dims.layers, "rows", dims.kv_heads, "steps", dims.head_dim)
-    return GraphSpec(
-        LM_STEP,
-        "llm",
-        LmStepGraph(lm),
-        inputs={
-            "x": ("rows", "steps", dims.hidden_size),
-            "start": ("rows",),
-            "last": ("rows",),
-            "mask": ("rows", 1, "steps", "all_steps"),
-            "keys": keys,
-            "values": keys,
-        },
-        outputs={"log_probs": ("rows", dims.speech_rows), "new_keys": new_keys, "new_values": new_keys},
-        derive=lambda sizes: sizes,
-        example=example,
-        sizes={"rows": 2, "steps": 3, "past_steps": 8},
-    )
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -593,7 +481,7 @@ def check_file(path: Path, weights: str) -> None:
         raise BundleError(f"{path}: was exported from other weights; run again: tts-worker export onnx")
 
 
-def export_onnx(networks: Networks, target: Path, parts: Iterable[str] = ("flow", "hift", "llm")) -> list[Path]:
+def export_onnx(networks: Networks, target: Path, parts: Iterable[str] = ("flow", "hift")) -> list[Path]:
     """Write the float32 graphs into the directory ``target`` and return their paths.
 
     Args:
@@ -608,13 +496,14 @@ def export_onnx(networks: Networks, target: Path, parts: Iterable[str] = ("flow"
     target.mkdir(parents=True, exist_ok=True)
     chosen = set(parts)
     return [
-        _write(spec, target / spec.file, networks.fingerprints[spec.part])
+        write_graph(spec, target / spec.file, networks.fingerprints[spec.part])
         for spec in graph_specs(networks).values()
         if spec.part in chosen
     ]
 
 
-def _write(spec: GraphSpec, path: Path, weights: str) -> Path:
+def write_graph(spec: GraphSpec, path: Path, weights: str) -> Path:
+    """Write one graph of the weights with this fingerprint. Raises as ``export_onnx``."""
     try:
         import onnx
     except ImportError:

@@ -16,8 +16,8 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     GraphSpec,
     Sizes,
 )
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
-from tts_worker.engine.cosyvoice.networks import Networks
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 
 MAX_SLOWDOWN = 2  # at the slowest pace, a chunk has this many times the frames
 MIN_VOCODER_FRAMES = 8  # less than any chunk; reflection padding and look-ahead need a few

@@ -22,13 +22,17 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     install_graphs,
     largest_difference,
     parity_error,
-    replaceable_specs,
     tolerance_of,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import CPU, create_session, import_onnxruntime, select_providers
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import (
+    CPU,
+    create_session,
+    import_onnxruntime,
+    select_providers,
+)
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BundleError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -206,7 +210,7 @@ def run_on_onnxruntime(
         The providers in use, most preferred first.
     """
     device = networks.device
-    specs = replaceable_specs(networks)
+    specs = graph_specs(networks)
     profiles = chunk_profiles(networks, specs, plan) if plan is not None else {}
     graphs = {}
     for file, spec in specs.items():

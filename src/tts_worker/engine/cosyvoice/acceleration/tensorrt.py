@@ -23,18 +23,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file
+from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
 from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
     install_graphs,
     parity_error,
-    replaceable_specs,
     tolerance_of,
 )
 from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
 from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import import_tensorrt
-from tts_worker.engine.cosyvoice.execution import ChunkPlan
-from tts_worker.engine.cosyvoice.networks import Networks
-from tts_worker.engine.cosyvoice.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import IDENTITY_MODEL
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BackendMismatch, BackendUnavailable
 
 log = logging.getLogger(__name__)
@@ -294,7 +293,7 @@ def run_on_tensorrt(
         BundleError: A graph is missing or was exported from other weights.
         BackendUnavailable: An engine cannot be built, or its results differ from PyTorch's.
     """
-    specs = replaceable_specs(networks)
+    specs = graph_specs(networks)
     profiles = chunk_profiles(networks, specs, plan)
     graphs = {
         file: engines.engine(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.ops import fused_operator
-from tts_worker.engine.cosyvoice.sampler import mix
+from tts_worker.engine.cosyvoice.ops.sampler import mix
 
 _TRITON = "tts_worker.engine.cosyvoice.acceleration.kernels.audio_triton"
 

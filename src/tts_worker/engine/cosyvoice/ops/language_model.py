@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.ops import fused_operator
-from tts_worker.engine.cosyvoice.sampler import mix, pick
+from tts_worker.engine.cosyvoice.ops.sampler import mix, pick
 
 _TRITON = "tts_worker.engine.cosyvoice.acceleration.kernels.language_model_triton"
 

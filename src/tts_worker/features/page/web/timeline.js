@@ -138,7 +138,7 @@ export class Timeline {
 
   /** Ticks where audio arrived after a wait. */
   #drawChunks({ x, first, scale, width, waveHeight }, muted) {
-    if (RATE_HZ * 0.02 * scale < 2) return; // a long utterance at rest: the ticks would be a grey bar
+    if (RATE_HZ * 0.02 * scale < 2) return; // a long utterance at rest: the ticks would be a gray bar
     this.#pen.fillStyle = muted;
     for (const sample of this.#model.chunks) {
       if (sample >= first && x(sample) < width) this.#pen.fillRect(x(sample), waveHeight - 4, 1, 4);

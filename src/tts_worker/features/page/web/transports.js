@@ -1,5 +1,5 @@
 /**
- * The transports of the page by name: how each is labelled, where it is served, and what a SpeechSession needs of it.
+ * The transports of the page by name: how each is labeled, where it is served, and what a SpeechSession needs of it.
  */
 import { Player } from "./player.js";
 import { webRtcTransport } from "./webrtc/transport.js";

@@ -1,15 +1,17 @@
-"""American English: one module for each class of token, and its tables.
+"""American English: a file of rules for each class of token, and a module where words and tables do not suffice.
 
-Classes are tried in the order of ``_CLASSES``: a token that two of them know belongs to the first. The last ones leave
-neither a digit nor a sign.
+``reading.rules`` explains the rules, ``tables/en.tsv`` has the tables. Classes are tried in the order of ``_CLASSES``:
+a token that two of them know belongs to the first. The last ones leave neither a digit nor a sign.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from types import ModuleType
 
+from tts_worker.text.reading import roman as numerals
 from tts_worker.text.reading.english import (
-    abbreviation,
     cardinal,
     clock,
     date,
@@ -19,58 +21,66 @@ from tts_worker.text.reading.english import (
     measure,
     money,
     operator,
-    place,
     roman,
-    score,
     sign,
     span,
-    tables,
     telephone,
     version,
 )
-from tts_worker.text.reading.rules import RuleSet
+from tts_worker.text.reading.english.tables import TABLES
+from tts_worker.text.reading.rules import Grammar, RuleSet
 from tts_worker.text.span_rewriting import Rewrite
 
-RULES = RuleSet(
-    (
-        *electronic.RULES,
-        *digits.ACCOUNTS,
-        *telephone.RULES,
-        *digits.RULES,
-        *version.RULES,
-        *score.RULES,
-        *date.RULES,
-        *score.WHOLES,
-        *operator.POWERS,
-        *measure.RATES,
-        *clock.RULES,
-        *money.RULES,
-        *fraction.RULES,
-        *measure.RULES,
-        *span.RULES,
-        *place.RULES,
-        *roman.RULES,
-        *abbreviation.RULES,
-        *operator.RULES,
-        *cardinal.RULES,
-        *sign.RULES,
-    )
+_CLASSES: tuple[tuple[str, ModuleType | None], ...] = (
+    ("electronic", electronic),
+    ("accounts", digits),
+    ("telephone", telephone),
+    ("digits", digits),
+    ("version", version),
+    ("score", None),
+    ("date", date),
+    ("wholes", None),
+    ("powers", operator),
+    ("rates", None),
+    ("clock", clock),
+    ("money", money),
+    ("fraction", fraction),
+    ("measure", measure),
+    ("span", span),
+    ("place", None),
+    ("roman", roman),
+    ("abbreviation", None),
+    ("operator", operator),
+    ("cardinal", cardinal),
+    ("sign", sign),
 )
+"""Files of rules, and the modules that read what is not a matter of words and tables."""
+_ACROSS = frozenset(("month day", "day month", "month year", "short numbers"))
+"""Readings of tokens that may begin in the segment before."""
+
+
+def _rules_of(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.rules").read_text("utf-8")
+
+
+_GRAMMAR = Grammar(TABLES, f"ROMAN_NUMERAL = {numerals.PATTERN}\n{_rules_of('definitions')}")
+RULES = RuleSet([rule for name, module in _CLASSES for rule in _GRAMMAR.rules(_rules_of(name), module, _ACROSS)])
 _SIGNS = re.compile(
     r"[^A-Za-z\u00c0-\u024f\s.,;:!?'\"’“”()-]|[×÷]|(?<!\w)-|-(?!\w)|[A-Za-z]\.[A-Za-z]|(?<![\w.!?…])\.[A-Za-z]"
 )
 _WORD = re.compile("[A-Za-z]+")
 _NUMERALS = frozenset("IVXLC")
 _NUMBERED = frozenset(
-    word for name in (*tables.NUMBERED_IN_ROMAN, *tables.RULERS, *tables.SUBJECTS) for word in name.split()
+    word for name in (*TABLES["NUMBERED_IN_ROMAN"], *TABLES["RULERS"], *TABLES["SUBJECTS"]) for word in name.split()
 )
-_CAPITALIZED = (tables.DAYS, tables.MONTHS, tables.TITLES, tables.STREETS, tables.PLACES)
-_SHORTENED = (tables.SPOONS, tables.PLACES, tables.SHORT_WORDS, tables.BEFORE_WORD)
+_CAPITALIZED = (TABLES["DAYS"], TABLES["MONTHS"], TABLES["TITLES"], TABLES["STREETS"], TABLES["PLACES"])
+_SHORTENED = (TABLES["SPOONS"], TABLES["PLACES"], TABLES["SHORT_WORDS"], TABLES["BEFORE_WORD"])
 _TRIGGERS = frozenset(
     (
         *(form for table in _CAPITALIZED for name in table for form in (name.capitalize(), name.upper())),
         *(form for table in _SHORTENED for name in table for form in (name, name.capitalize(), name.upper())),
-        *(name for name in (*tables.WORDS, *tables.STATES, *roman.NUMERALS) if name.isalpha()),
+        "st",
+        *(name for name in (*TABLES["WORDS"], *TABLES["STATES"], *roman.NUMERALS) if name.isalpha()),
     )
 )
 """Words that a rule may apply to though the text has no digit or sign."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
-from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import plural
 from tts_worker.text.reading.english.words import cardinal, number
 from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
@@ -27,22 +26,24 @@ def _clock(hour: str, minute: str, *, has_half: bool) -> str:
     return f"{cardinal(hour)} hundred" if int(hour) > 12 else f"{cardinal(hour)} o'clock"
 
 
-def _half(written: str) -> str:
-    """Return "AM" or "PM" for "am", "p.m." or "p"."""
-    return f"{written.strip()[0].upper()}M"
+def _half(match: re.Match[str], group: str) -> str:
+    """Return " A.M." or " PM" for "am", "p.m." or "p": "AM" without periods may be heard as the verb."""
+    if match[group].strip()[0] in "Pp":
+        return " PM"
+    return " A.M" if match.string[match.end(group) : match.end(group) + 1] == "." else " A.M."
 
 
-def _time(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_time(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "9:05 p.m." as "nine oh five PM". A period that ends a sentence stays."""
     hour, minute, half = match["h"], match["m"], match["half"]
     if int(hour) <= 24 and int(minute or 0) <= 59:
         end = match.end("m") if minute else match.end("h")
         yield match.start("h"), end, _clock(hour, minute, has_half=half is not None) if minute else cardinal(hour)
         if half:
-            yield match.start("half"), match.end("half"), f" {_half(half)}"
+            yield *match.span("half"), _half(match, "half")
 
 
-def _times(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_times(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "9am-5pm" and "10:00-11:30" as "nine AM to five PM" and so on."""
     for part in ("first", "last"):
         hour, _, minute = match[part].partition(":")
@@ -50,85 +51,32 @@ def _times(match: re.Match[str]) -> Iterator[Rewrite]:
         has_half = bool(half or match["last_half"])
         yield *match.span(part), _clock(hour, minute, has_half=has_half) if minute else cardinal(hour)
         if half:
-            yield *match.span(f"{part}_half"), f" {_half(half)}"
+            yield *match.span(f"{part}_half"), _half(match, f"{part}_half")
     yield *match.span("dash"), "to"
 
 
-def _duration(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_duration(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "2h 15m" as "two hours fifteen minutes"; also "1:02:03"."""
     for group, unit in (("d", "day"), ("h", "hour"), ("m", "minute"), ("s", "second")):
         if written := match.groupdict().get(group):
             digits = re.match(r"[\d.]+", written.strip())[0]  # type: ignore[index]
             whole = digits.lstrip("0") or "0"
-            yield *match.span(group), f"{number(whole)} {unit if whole == '1' else tables.plural(unit)}"
+            yield *match.span(group), f"{number(whole)} {unit if whole == '1' else plural(unit)}"
     if match.groupdict().get("second"):  # "1:02:03"
         yield *match.span("first"), " "
         yield *match.span("second"), " and "
         if match["half"]:
-            yield *match.span("half"), f" {_half(match['half'])}"
+            yield *match.span("half"), _half(match, "half")
 
 
-def _seconds(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_seconds(match: re.Match[str]) -> Iterator[Rewrite]:
     yield match.start("h"), match.end("m"), _clock(match["h"], match["m"], has_half=False)
     yield *match.span("part"), f" and {cardinal(match['s'])} {'second' if match['s'] == '01' else 'seconds'}"
 
 
-def _zone(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_zone(match: re.Match[str]) -> Iterator[Rewrite]:
     sign = "plus" if match["sign"] == "+" else "minus"
     yield match.start("sign"), match.end("sign"), f" {sign}"
 
 
-_HALF = (
-    r"[AaPp]\.?[Mm]\b(?:\.(?=[ ]?[^\sA-Z]"
-    r"|[ ](?:<ZONE>|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Eastern|Pacific|Central|Mountain)))?"
-)
-"""AM or PM. The period after it is part of it unless it ends a sentence."""
-
-RULES = GRAMMAR.rules(
-    rf"""
-@times  - – —  (?<![\w:.,/-])(?P<first>\d{{1,2}}(?::\d\d)?)(?P<first_half> ?[AaPp]\.?[Mm]\.?)?(?P<dash> ?[-–—] ?)
-    (?P<last>\d{{1,2}}(?::\d\d)?)(?P<last_half> ?{_HALF})
-@times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}(?::\d\d)?)(?P<first_half>[ap])(?P<dash> ?[-–] ?)
-    (?P<last>\d{{1,2}}(?::\d\d)?)(?P<last_half>[ap])(?!\w)
-@times  - – —  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half>(?!))?(?P<dash> ?[-–—] ?)
-    (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
-@times  - –  (?<![\w:.,/-])(?P<first>\d{{1,2}}:\d\d)(?P<first_half> ?{_HALF})(?P<dash> ?[-–] ?)
-    (?P<last>\d{{1,2}}:\d\d)(?P<last_half>(?!))?(?![\d:])
-to  - –  (?:\b[Nn]oon|\b[Mm]idnight|\d ?[ap]\.?m\.?)« ?[-–] ?»(?=\d|noon|midnight)
-@seconds  :  \b(?:at|by|until|since|from|around|before|after) (?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<part>:
-    (?P<s>[0-5]\d))(?![\d:]|[.,]\d| ?[AaPp]\.?[Mm]\b)
-@duration  :  (?<![\w:.,])(?P<h>\d{{1,3}})(?P<first>:)(?P<m>[0-5]\d)(?P<second>:)(?P<s>[0-5]\d)(?P<half> ?{_HALF})?
-    (?![\d:]|[.,]\d)
-@time  :  (?<![\w:.,])(?P<h>\d{{1,2}}):(?P<m>[0-5]\d)(?P<half> ?{_HALF}|[ap](?!\w))?(?![\d:]|\.\d)
-@time  .  (?<![\w:.,])(?P<h>[01]?\d)\.(?P<m>[0-5]\d)(?P<half> ?{_HALF})
-@time  am pm a p  (?<![\w:.,/$€£-])(?P<h>\d{{1,2}})(?P<m>(?!))?(?P<half> ?{_HALF})
-@zone name  est edt cst cdt mst mdt pst pdt gmt utc e c m p  (?:\d|[AaPp]\.?[Mm]\.?) ?«(?i:[ecmp][sd]t|gmt|utc)\b
-    |[ecmp]\.[sd]\.t\b\.?»
-@zone  gmt utc  \b(?:GMT|UTC)(?P<sign>[-−–+])(?=\d)
-@duration  h  (?<![\w.,/:])(?:(?P<d>\d{{1,3}} ?d) )?(?P<h>\d{{1,3}} ?h)
-    (?: ?(?P<m>\d{{1,2}} ?m(?!\w)|(?<=h)\d\d(?!\w)))?(?: ?(?P<s>\d{{1,2}} ?s))?(?![\w'’])
-@duration  h  (?<![\w.,/])(?P<h>\d{{1,3}}\.\d{{1,2}} ?h)(?!\w|/)
-@duration  m  (?<![\w.,/])(?P<m>\d{{1,3}} ?m) ?(?P<s>\d{{1,2}} ?s)(?!\w)
-"""
-    r"""
-minutes  m  \b<LASTING>(?: about| only| just| another| under)? [1-9]\d?« ?m»\b
-    (?!['’/²³]|,? (?:turn|take|keep|bear|merge|exit|make|go|continue|you|of|x|high|tall|deep|long|wide|away)\b)
-minutes  m  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}« ?m»
-    (?= (?:ago|left|later|remaining|timer|timeout|delay|break|by (?:car|bus|train|foot|bike|taxi)|drive|walk)\b)
-seconds  s  (?<![\w.,/])\d{1,3}[-–]\d{1,3}« ?s»\b(?!['’])
-seconds  s  \b(?:<LASTING>|<for rest hold plank pause after last lasts lasted by>|of|than)(?: about| only| just
-    | another| under)?[ ]
-    \d{1,3}(?:\.\d{1,3})?« ?s»\b(?!['’/²]| (?:style|music|fashion|movies|pop|rock)\b)
-seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}\.\d{1,3}« ?s»(?![\w'’/])
-seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}« s»(?![\w'’/])
-seconds  s  (?<![\w.,$€£¥₹₩₽/-])\d{1,3}«s»(?= (?:ago|left|later|remaining|timer|timeout|delay)\b)
-""",
-    {
-        "times": _times,
-        "time": _time,
-        "seconds": _seconds,
-        "duration": _duration,
-        "zone": _zone,
-        "zone name": reads_part(lambda written: written.replace(".", "").upper()),
-    },
-)
+read_zone_name = reads_part(lambda written: written.replace(".", "").upper())

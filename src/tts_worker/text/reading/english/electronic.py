@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import spell, year
-from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 _MARK_NAMES = {
@@ -26,26 +25,33 @@ _MARK_NAMES = {
 _SAID_DOMAINS = frozenset(
     ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
 )
-_SPELLED = frozenset(["io", "ai", "uk", "us", "de", "eu", "ie", "it", "es", "ca", "au"])
-_NO_VOWEL = re.compile("[b-df-hj-np-tv-xz]{2,5}")
+_SPELLED = re.compile(
+    "(?:us|it|es|a[iou]l|aws|api|ibm|irs|upc"
+    "|(?!(?:ad|am|an|as|at|be|by|co|do|go|ha|he|hi|if|in|is|me|mr|ms|my|no|of|oh|ok|on|or|ox|pi|py|so|to|tv|up|we)$)[a-z]{2}"
+    "|[b-df-hj-np-tv-xz]{2,5}|[a-z]{1,2}(?:[bdgp][cf]|[cghkpqv][bdgjv]|[mnt]q))"
+)
+"""Small letters that are no word: initials, no vowel, or an end as no word has it."""
 _PARTS = re.compile(r"\d+|[^\W\d_]+|\W|_")
 
 
 def _words(written: str) -> str:
     parts = _PARTS.findall(written)
-    return " ".join(map(_word, parts))
+    return " ".join(map(word, parts))
 
 
-def _word(part: str) -> str:
-    """Return how a part is read: letters without a vowel, and domains of two letters, by their names."""
+def word(part: str) -> str:
+    """Return how a part is read: what is no word by the names of its letters."""
     if part.isdecimal():
         return year(part) if re.fullmatch(r"(?:19|20)\d\d", part) else spell(part)
     if part in _MARK_NAMES:
         return _MARK_NAMES[part]
-    return part.upper() if part in _SPELLED or _NO_VOWEL.fullmatch(part) else part
+    if not _SPELLED.fullmatch(part):
+        return part
+    letters = part.upper()
+    return TABLES["WORDS"].get(letters, letters)
 
 
-def _address(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_address(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "joe@acme.io" as "joe at acme dot io"; the scheme and the query of a URL are not read."""
     groups = match.groupdict("")
     host, dot, domain = (groups.get("email") or groups["host"]).rpartition(".")
@@ -53,21 +59,5 @@ def _address(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), _words(host + dot + (domain if known else domain.upper()) + groups["path"].rstrip("/"))
 
 
-def _file(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_file(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), _words(match.group())
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@address  @  (?<![\w.+-])(?P<email>[\w.+-]{1,64}@<HOSTS>[A-Za-z]{2,12})(?![\w@-])(?P<path>(?:/[\w.~%-]*\w)*)
-@address  <TOP_LEVEL>  (?:https?://|(?<![\w.@/:-]))(?:www\.)?(?P<host><HOSTS><TOP_LEVEL>)(?![\w@-]|\.\w)
-    (?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w)*/?)(?:\?[\w=&%.+-]*[\w=])?(?:\#[\w-]+)?
-@address  http https  https?://(?P<host>[\w.-]{1,100}\w)(?P<path>(?::\d{2,5})?(?:/[\w.~%-]*\w){0,20}/?)
-    (?:\?[\w=&%.+-]*[\w=])?
-@file  /  \b(?:file|ftp|ssh|git|ws|wss|s3|gs):/{2,3}[\w.~/-]{1,100}\w
-@file  ~ / \ .  (?<![\w/.])(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/(?=[a-z]{2,12}/))[\w.~\\/-]{0,100}\w
-@file  <FILE>  (?<![\w./@-])[\w-]{1,40}(?:\.[\w-]{1,20}){0,3}\.(?i:<FILE>)\b(?!\.\w|[@/])
-@dot  .  (?<![\w.!?…"”)])\.(?=[A-Za-z]{2,12}\b)
-""",
-    {"address": _address, "file": _file, "dot": reads_part(lambda _: "dot")},
-)

@@ -6,8 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
-from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, ordinal
 from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
@@ -31,14 +30,14 @@ def _vulgar(sign: str) -> str:
     return fraction(int(above), int(below))
 
 
-def _fraction(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_fraction(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "2/3", but not the division "10/2 = 5"."""
     above, below = int(match["above"]), int(match["below"])
     if above < below or match.string[match.end() :].lstrip()[:1] != "=":
         yield *part_span(match), fraction(above, below)
 
 
-def _mixed(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_mixed(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "2 1/2" and "2½" as "two and one half"."""
     sign = match.groupdict().get("sign")
     words = _vulgar(sign) if sign else fraction(int(match["above"]), int(match["below"]))
@@ -48,29 +47,11 @@ def _mixed(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span("part"), f" and {words}"
 
 
-def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_sign(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), _vulgar(match.group())
 
 
-def _spoon(match: re.Match[str]) -> Iterator[Rewrite]:
-    name = tables.SPOONS[match["name"].lower()]
+def read_spoon(match: re.Match[str]) -> Iterator[Rewrite]:
+    name = TABLES["SPOONS"][match["name"].lower()]
     is_one = re.fullmatch(r"1|[½⅓⅔¼¾⅛⅜⅝⅞]|\d/\d|(?:of )?an?", match["amount"].lower())
-    yield *part_span(match), name if is_one else tables.plural(name)
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@spoon  tsp tbsp tsps tbsps  (?P<amount>\d[\d.,]*(?:(?: \d)?/\d)?|(?:\d{1,2} ?)?<FRACTION_SIGNS>|\b[Aa]|\bof an?)[ ]?
-    «(?P<name>[Tt]sp|[Tt]bsp)s?\b(?:\.(?= [a-z]))?»
-@mixed  /  (?<![\d/.,-])(?P<whole>\d{1,4})(?P<part>(?: |-)(?P<above>\d{1,2})/(?P<below>[2-9]|1\d|20|32|64))(?![\d/]
-    |[.,]\d)
-@mixed  <FRACTION_SIGNS>  (?<![\d/.,])(?P<whole>\d{1,4})(?P<part> ?(?P<sign><FRACTION_SIGNS>))
-half  ½  \bin «½»(?=[.,;:!?]|$)
-@sign  <FRACTION_SIGNS>  <FRACTION_SIGNS>
-@fraction  /  (?<![\w/.,$€£:-])«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})(?:TH|RD|ND|th|rd|nd)?»(?![\w/%]|[.,]\d
-    |[-–]\d+(?!/|\d))
-@fraction  /  (?:(?<=/\d[-–])|(?<=/\d\d[-–]))«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})»(?![\w/%]|[.,]\d)
-@fraction  /  (?<=[-–(\"“'‘])(?<!\d[-–])(?<!\w[-–])«(?P<above>\d{1,5})/(?P<below>[1-9]\d{0,4})»(?![\w/%]|[.,]\d)
-""",
-    {"mixed": _mixed, "sign": _sign, "fraction": _fraction, "spoon": _spoon},
-)
+    yield *part_span(match), name if is_one else plural(name)

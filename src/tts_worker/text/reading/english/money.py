@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
-from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, number, split_number
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -24,13 +23,13 @@ _NOUN = re.compile(
 
 def _name(currency: str) -> str:
     name = " ".join(currency.split())
-    return tables.CURRENCIES.get(name) or tables.CURRENCY_CODES[name]
+    return TABLES["CURRENCIES"].get(name) or TABLES["CURRENCY_CODES"][name]
 
 
 def _magnitude(written: str | None) -> str:
     """Return "thousand" for "k"; nothing for None."""
     name = (written or "").strip()
-    return tables.MAGNITUDES.get(name.lower(), name)
+    return TABLES["MAGNITUDES"].get(name.lower(), name)
 
 
 def _amount(written: str, name: str, magnitude: str = "") -> str:
@@ -39,20 +38,22 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
     whole, decimals = split_number(written)
     whole = whole.lstrip("0")
     if magnitude:
-        return f"{number(written)} {magnitude} {tables.plural(name)}"
-    has_cents = decimals is not None and len(decimals.rstrip("0")) <= 2 and name not in tables.NO_CENTS
+        return f"{number(written)} {magnitude} {plural(name)}"
+    has_cents = decimals is not None and len(decimals.rstrip("0")) <= 2 and name not in TABLES["NO_CENTS"]
+    if decimals is None and re.fullmatch(r"[1-9][1-9]00", written):  # "$1500", but not "$1,500"
+        return f"{cardinal(written[:2])} hundred {plural(name)}"
     if decimals is None or not has_cents:
         if decimals is not None and not decimals.strip("0"):
             written, decimals = whole or "0", None
-        return f"{number(written) if decimals else cardinal(whole)} {name if written == '1' else tables.plural(name)}"
-    parts = [f"{cardinal(whole)} {name if whole == '1' else tables.plural(name)}"] if whole else []
+        return f"{number(written) if decimals else cardinal(whole)} {name if written == '1' else plural(name)}"
+    parts = [f"{cardinal(whole)} {name if whole == '1' else plural(name)}"] if whole else []
     if hundredths := int(decimals[:2].ljust(2, "0")):
-        cent = next((cent for unit, cent in tables.CENTS.items() if name.endswith(unit)), "cent")
-        parts.append(f"{cardinal(str(hundredths))} {cent if hundredths == 1 else tables.plural(cent)}")
-    return " and ".join(parts) or f"zero {tables.plural(name)}"
+        cent = next((cent for unit, cent in TABLES["CENTS"].items() if name.endswith(unit)), "cent")
+        parts.append(f"{cardinal(str(hundredths))} {cent if hundredths == 1 else plural(cent)}")
+    return " and ".join(parts) or f"zero {plural(name)}"
 
 
-def _money(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_money(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "$5m" as "five million dollars", "$5-10" as "five to ten dollars", "-$5" as "minus five dollars"."""
     name = _name(match["currency"])
     first, last = match["first"], match["last"]
@@ -63,7 +64,7 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
         words = _amount(first, name, magnitude)
         is_adjective = _DETERMINER.search(match.string, 0, match.start()) and _NOUN.match(match.string, match.end())
         if is_adjective or re.match("-[a-z]", match.string[match.end() :]):
-            several = tables.plural(name)
+            several = plural(name)
             words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
         yield *match.span(), sign + words
         return
@@ -75,27 +76,12 @@ def _money(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), sign + words
 
 
-def _money_behind(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_behind(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "20 EUR", "12,50 €" and "3 million CHF"; "$20 USD" has its currency twice."""
     symbol = match["symbol"]
     name = _name(symbol if symbol and match["code"][-1:] == "D" and "dollar" in _name(symbol) else match["code"])
     yield *match.span(), _amount(match["amount"], name, _magnitude(match["big"]))
 
 
-def _cents(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_cents(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), f"{number(match['amount'])} {'cent' if match['amount'] == '1' else 'cents'}"
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@behind  <CURRENCIES> <CURRENCY_CODES>  (?<![\w.,$€£¥₹])(?P<symbol>[$€£¥])?(?P<amount><AMOUNT>)(?P<big> ?[mbt]n|
-    <MAGNITUDE>)?
-    [ ]?(?P<code><CURRENCY_CODES>\b|[€£¥₹₩₽₺₪฿](?!\d)|zł\b|kr\b|\$(?![\d.]))
-@money  <CURRENCIES> <CURRENCY_CODES> rs us  (?<![\w$€£¥.])(?P<currency><CURRENCIES> ?|<CURRENCY_CODES> ?)
-    (?P<sign>[-−–])?
-    (?P<first><AMOUNT>)(?P<first_big><MAGNITUDE>(?= ?[-–—]))?
-    (?:(?: ?[-–—] ?)(?P<again>(?P=currency))?(?P<last><AMOUNT>))?(?P<big><MAGNITUDE>)?(?!\w|[.,]\d)
-@cents  ¢  (?<![\w.,$€£¥₹₩₽])(?P<amount><AMOUNT>) ?¢
-""",
-    {"money": _money, "behind": _money_behind, "cents": _cents},
-)

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
-from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, ordinal
+from tts_worker.text.reading.roman import value
 from tts_worker.text.reading.rules import reads_part
 
 _ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
-_DIGITS = {"C": 100, "XC": 90, "L": 50, "XL": 40, "X": 10, "IX": 9, "V": 5, "IV": 4, "I": 1}
-
-
 NUMERALS = [f"{ten}{one}" for ten in ("", "X", "XX", "XXX", "XL", "L") for one in _ONES if len(ten + one) > 1]
 """Roman numerals that are no letters."""
 
 
-def _value(written: str) -> int:
-    return sum(_DIGITS[digit] for digit in re.findall("XC|XL|IX|IV|[CLXVI]", written))
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@number  <NUMBERED_IN_ROMAN> part chapter art vol  \b(?:<NUMBERED_IN_ROMAN>|PART|CHAPTER|Art\.|Vol\.|Ch\.|[Vv]olume
-    |[Aa]rticle
-    |[Cc]hapter|[Pp]art|[Ss]ection|[Tt]ype|[Pp]hase|[Ll]evel|[Ss]tage|[Ff]actor|[Gg]rade|[Tt]ier) <ROMAN>\b(?!['’.]\w)
-@ruler  <RULERS>  \b<RULERS> «I»(?=[.,;!?]|$)
-@number  <SUBJECTS>
-    \b<SUBJECTS> <ROMAN>(?=[.,;!?]|$
-    | (?:and|or|is|was|class|exam)\b)
-@ruler  <RULERS> king queen pope tsar emperor
-    \b(?:<RULERS>|(?:King|Queen|Pope|Tsar|Emperor) [A-Z][a-z]+) (?=[IVX]{2})<ROMAN>\b
-@number  ii iii vi vii viii xi xii xiii  \b(?!The |An |This |Your |My |Her |His |Our |New )[A-Z][a-z]+ «II|III|VI
-    |VII|VIII|XI{1,3}»\b(?!['’.]\w)
-@number  rocky ii iii iv vi vii viii  \b(?:Rocky|Final Fantasy|Star Wars|Episode|Olympiad|Saturn|Mark|Mk) <ROMAN>\b
-    (?!['’.]\w)
-""",
-    {
-        "number": reads_part(lambda written: cardinal(str(_value(written)))),
-        "ruler": reads_part(lambda written: f"the {ordinal(_value(written))}"),
-    },
-)
+read_number = reads_part(lambda written: cardinal(str(value(written))))
+read_ruler = reads_part(lambda written: f"the {ordinal(value(written))}")

@@ -6,8 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from tts_worker.text.reading.english import tables
-from tts_worker.text.reading.english.grammar import GRAMMAR
+from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import number
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -15,7 +14,7 @@ _PAUSE = ", "
 _PAUSES = frozenset("|•·◦‣⁃▪●○¦")
 
 
-def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_sign(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read one sign, or a letter of compatibility as what it stands for."""
     sign = match["sign"]
     if unicodedata.category(sign)[0] == "M":  # an accent of its own
@@ -23,7 +22,7 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
     if sign in _PAUSES:
         yield *match.span(), _PAUSE
         return
-    name = tables.SIGNS.get(sign, "")
+    name = TABLES["SIGNS"].get(sign, "")
     plain = unicodedata.normalize("NFKC", sign)
     if sign == "#" and re.match(r"\s\w", match.string[match.start() - 1 : match.start()] + match.string[match.end() :]):
         name = "hashtag"
@@ -34,23 +33,6 @@ def _sign(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span(), name
 
 
-def _slash(match: re.Match[str]) -> Iterator[Rewrite]:
+def read_slash(match: re.Match[str]) -> Iterator[Rewrite]:
     around = match.string[match.start() - 1], match.string[match.end()]
     yield *match.span(), " " if all(char.isupper() or char.isdigit() for char in around) else " slash "
-
-
-RULES = GRAMMAR.rules(
-    r"""
-@slash  /  (?<=\w) ?/ ?(?=\w)
-,  - –  (?<=\d)[-–](?=\d)
-—  - –  (?<=\S )«[-–]{1,3}»(?= \S)
-—  -  (?<=[\w.,;:!?])«-{2,3}»(?=\w)
-—  –  –
-@silent  -  (?<!\w)-+|-+(?!\w)
-and  &  &{1,2}
-@sign  *  (?P<sign>[^\w\s.,;:!?…—“”\"()'’‘\-–\xab\xbb]|_|[²³¹⁰-⁹₀-₉ªº])
-“  «  \xab
-”  »  \xbb
-""",
-    {"sign": _sign, "slash": _slash, "silent": lambda match: iter([(*match.span(), " ")])},
-)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from tts_worker.text.reading.english.grammar import GRAMMAR
 from tts_worker.text.reading.english.words import cardinal, number, short_number, spell
 from tts_worker.text.reading.rules import reads_part
 
@@ -41,25 +40,9 @@ def _model(written: str) -> str:
     return f"{_point_number(name)} {number(size[:-1])} {size[-1]}"
 
 
-RULES = GRAMMAR.rules(
-    r"""
-@tagged  2+  (?<![\w.,$-])[vV]?\d{1,4}(?:\.\d{1,4}){1,3}-(?:rc|alpha|beta|dev|pre|post)(?:[.-]?\d{1,3})?\b
-@number  v  \b(?:<version>s?|[Vv]er\.) «[vV]\.?\d{1,4}(?:\.\d{1,4}){0,4}»(?![\w%]|[.,]\d)
-@version  v  (?<![\w.,$-])(?:v|V(?=\d{1,4}\.\d))\.?\d{1,4}(?:\.\d{1,4}){0,4}(?![\w%]|[.,]\d)
-@model  b m  (?<=[a-z])-?\d{1,2}(?:\.\d{1,2})?-\d{1,4}(?:\.\d)?[BM]\b
-@dotted  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,3}(?:\.\d{1,3}){2,3}(?![\w%]|[.,]\d)
-@point  3+  (?<![\w.,$-])(?!\d\d\.(?:0\d|1[0-2])\.[12]\d{3}\b)\d{1,6}(?:\.\d{1,6}){2,6}(?![\w%]|[.,]\d)
-@point  2+  \b(?:<version python section sections release ver clause paragraph chapter article figure>
-    |<table java node ruby ubuntu debian android>|iOS|macOS|iPadOS|watchOS|PHP|Go|HTTP|USB|TLS|CUDA|PyTorch|Windows
-    |Kubernetes|Postgres)
-    (?:[ -]| is | to | and | or )«\d{1,4}\.\d{1,4}»(?![\w%]|[.,]\d)
-""",
-    {
-        "version": reads_part(_version),
-        "number": reads_part(lambda written: _point_number(written.lstrip("vV."))),
-        "model": reads_part(_model),
-        "tagged": reads_part(_tagged),
-        "dotted": reads_part(_dotted),
-        "point": reads_part(_point_number),
-    },
-)
+read_version = reads_part(_version)
+read_number = reads_part(lambda written: _point_number(written.lstrip("vV.")))
+read_model = reads_part(_model)
+read_tagged = reads_part(_tagged)
+read_dotted = reads_part(_dotted)
+read_point = reads_part(_point_number)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration.kernels import Case, tolerance
-from tts_worker.engine.cosyvoice.models.dims import DitDims, FlowDims, HiftDims, UnetDims
+from tts_worker.engine.cosyvoice.networks.dims import DitDims, FlowDims, HiftDims, UnetDims
 from tts_worker.engine.cosyvoice.ops.audio import (
     add_norm,
     add_snake,

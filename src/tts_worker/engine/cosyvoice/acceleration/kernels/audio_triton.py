@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice import sampler
+from tts_worker.engine.cosyvoice.ops import sampler
 
 _INF = tl.constexpr(float("inf"))
 _M1 = tl.constexpr(sampler.M1)

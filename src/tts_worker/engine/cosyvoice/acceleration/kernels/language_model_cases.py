@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.acceleration.kernels import Case, tolerance
-from tts_worker.engine.cosyvoice.engine_config import LM_TOKENS
-from tts_worker.engine.cosyvoice.models.dims import LmDims
+from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
+from tts_worker.engine.cosyvoice.networks.dims import LmDims
 from tts_worker.engine.cosyvoice.ops.language_model import (
     NOT_FORCED,
     add_rms_norm,
@@ -21,7 +21,7 @@ from tts_worker.engine.cosyvoice.ops.language_model import (
     silu_mul,
     slot_attention,
 )
-from tts_worker.engine.cosyvoice.sampler import SampleRule
+from tts_worker.engine.cosyvoice.ops.sampler import SampleRule
 
 
 def language_model_cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice import sampler
-from tts_worker.engine.cosyvoice.ops import language_model
+from tts_worker.engine.cosyvoice.ops import language_model, sampler
 
 _M1 = tl.constexpr(sampler.M1)
 _M2 = tl.constexpr(sampler.M2)

@@ -1,1 +1,0 @@
-"""Measurements behind ``tts-worker bench``: coroutines that return figures and print nothing."""

@@ -1,0 +1,1 @@
+"""Text to speech tokens: tokenizers, the order of the language model's inputs, and its slots and steps."""

@@ -1,0 +1,1 @@
+"""What only CosyVoice-300M has: its configuration and its networks."""

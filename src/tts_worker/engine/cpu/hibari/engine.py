@@ -1,0 +1,80 @@
+"""The CPU voice: hibari-tts behind the ``Engine`` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tts_worker.engine.cpu.hibari.model import HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
+from tts_worker.engine.cpu.phrases.engine import PhraseEngine
+from tts_worker.engine.cpu.phrases.network import PhraseNetwork
+from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
+from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
+
+VOICE = "heart"
+LANGUAGE = "en"
+SPEED_RANGE = (0.5, 2.0)
+
+
+class _HibariNetwork(PhraseNetwork[Spectra]):
+    """Predicts spectra: 12 KB a frame, up to 1 000 frames for a phrase, mostly less than 300 for a clause."""
+
+    def __init__(self, model: HibariModel) -> None:
+        self._model = model
+
+    def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
+        # Slow speech is longer: fewer phonemes take the network the same time.
+        return self._model.phonemizer.phonemize(segment, round(MAX_PHONEMES * min(1.0, params.speed)))
+
+    def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
+        return self._model.predict(phrase.ids, params.speed)
+
+    def synthesis(
+        self, phrase: Phrase, prediction: Spectra, params: SynthesisParams, noise: np.random.Generator
+    ) -> HibariSynthesis:
+        return HibariSynthesis(phrase, prediction, params.speed, noise)
+
+
+class HibariEngine(PhraseEngine[Spectra]):
+    """Synthesizes English speech on the CPU.
+
+    ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: the voice
+    has one style.
+
+    Args:
+        model: The network.
+        max_utterances: Utterances served at a time.
+    """
+
+    def __init__(self, model: HibariModel, *, max_utterances: int = 64) -> None:
+        super().__init__(
+            EngineInfo(
+                name="hibari",
+                voices=(VOICE,),
+                languages=(LANGUAGE,),
+                alignment=Alignment.MEASURED,
+                max_utterances=max_utterances,
+                speed_range=SPEED_RANGE,
+                extra=(("model", "hibari-tts 0.2.1"),),
+            ),
+            _HibariNetwork(model),
+        )
+
+    def warm_up(self) -> None:
+        """Synthesize once through every path: both speed limits, short and long text, an unknown word, given phonemes.
+
+        Raises:
+            EngineFault: Synthesis fails or its output is silent.
+        """
+        long_text = "The network allocates for its longest phrase now, " * 3 + "and Zquorblat is in no dictionary."
+        self.warm_up_with(
+            VOICE,
+            [
+                (1.0, Segment.whole("Hello", "həlˈO")),
+                (SPEED_RANGE[0], Segment.whole("Yes.")),
+                (SPEED_RANGE[1], Segment.whole("Yes.")),
+                (1.0, Segment.whole(long_text)),
+            ],
+        )

@@ -1,0 +1,110 @@
+"""The network of the CPU voice: model loading and the call from phoneme ids to spectra and durations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tts_worker.audio.pcm import Floats
+from tts_worker.engine.cpu.phrases.onnx_session import open_session
+from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
+from tts_worker.errors import EngineFault
+
+MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
+"""hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
+
+REPAIR = 'pip install --force-reinstall --no-deps "hibari-tts==0.2.1"'
+
+OUTPUTS = ("/head/Add_output_0", "f0", "/Clip_output_0")
+"""All parts of a frame side by side, the pitch, and frame pairs per phoneme id.
+
+The first and the last are inner tensors; the model declares transposed slices of the first.
+"""
+_FRAMES_PER_DURATION = 2
+
+HARMONIC, HARMONIC_PHASE, NOISE, FREE, FREE_PHASE = range(5)
+"""Parts of a spectrum. The model calls them ``lh``, ``theta`` (before tanh), ``ln``, ``lr`` and ``phi``.
+
+Magnitudes are logarithms, phases are in rad.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Spectra:
+    """Output of the network for a phrase of L phoneme ids and F frames.
+
+    Attributes:
+        parts: ``[F, 5, 601] float32``; the second index is ``HARMONIC`` to ``FREE_PHASE``.
+        f0_hz: Pitch ``[F] float32``, 0 where unvoiced.
+        duration_frames: Frames per phoneme id ``[L] int64``; the sum is F.
+    """
+
+    parts: Floats
+    f0_hz: Floats
+    duration_frames: NDArray[np.int64]
+
+    @property
+    def frames(self) -> int:
+        return len(self.f0_hz)
+
+
+class HibariModel:
+    """The loaded network; one per process. Loading takes a third of a second.
+
+    Args:
+        model_path: The model; None selects the one of the installed voice.
+        threads: Threads of the network; one is fastest for a model this small.
+
+    Raises:
+        EngineFault: The voice is not installed, or the model is missing or does not have the expected hash.
+    """
+
+    def __init__(self, model_path: Path | None = None, threads: int = 1) -> None:
+        assets = _assets()
+        path = model_path or assets / "hibari.onnx"
+        try:
+            model = path.read_bytes()
+        except OSError as error:
+            raise EngineFault(f"the voice model cannot be read ({error.strerror}); {REPAIR}") from None
+        if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
+            raise EngineFault(f"the voice model {path.name} does not match the version this release requires; {REPAIR}")
+        self._assets = assets
+        self._session = open_session(model, OUTPUTS, threads)
+        self._phonemizer: Phonemizer | None = None
+
+    @property
+    def phonemizer(self) -> Phonemizer:
+        """Converts text to the network's phonemes. The first use takes half a second to load the dictionaries."""
+        if self._phonemizer is None:
+            vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
+            self._phonemizer = Phonemizer(EnglishG2P.load(), vocabulary)
+        return self._phonemizer
+
+    def predict(self, ids: Sequence[int], speed: float) -> Spectra:
+        """Run the network; takes about 0.2 ms of one core per id.
+
+        Args:
+            ids: Phoneme ids including both pads.
+            speed: 1.0 is the normal speed.
+        """
+        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+        head, f0_hz, durations = self._session.run(OUTPUTS, inputs)
+        return Spectra(
+            parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
+            f0_hz=f0_hz[0],
+            duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
+        )
+
+
+def _assets() -> Path:
+    try:
+        import hibari
+    except ImportError:
+        raise EngineFault(f"the CPU voice is not installed; {REPAIR}") from None
+    return Path(hibari.__file__).parent / "assets"

@@ -1,0 +1,33 @@
+"""The table of the features, and which of them this installation has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "compat": (),
+    "conversion": (),
+    "webrtc": ("webrtc",),
+    "telephony": ("telephony",),
+    "batch": ("batch",),
+    "fleet": ("registry", "ray"),
+    "tracing": ("tracing",),
+    "page": (),
+    "agent": (),
+    "voicepack": (),
+    "acceleration": (),
+    "bench": (),
+    "completion": (),
+}
+"""The features, in the order in which they add to the worker and its server, and their sections of the settings."""
+
+
+def present() -> Iterator[str]:
+    """Yield the names of the features that this installation has."""
+    for name in SECTIONS:
+        with suppress(ModuleNotFoundError):  # the folder of all features
+            spec = find_spec(f"tts_worker.features.{name}")
+            if spec is not None and spec.origin is not None:  # not a deleted folder whose byte code is left
+                yield name

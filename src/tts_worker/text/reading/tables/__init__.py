@@ -1,0 +1,35 @@
+"""What is written and what is spoken for it, one file of tab-separated lines for each language.
+
+To add a unit, a currency or an abbreviation, add a line below its heading: what is written, a tab, what is spoken. A
+line without a tab is a name in a list; one that begins with "# " is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile("(?<!P)<([A-Z_]+)>")
+_HEADING = re.compile(r"\[([A-Z_]+)\]")
+
+
+@cache
+def load(name: str) -> Mapping[str, dict[str, str]]:
+    """Return the tables of a file by heading; a name of a list stands for an empty string."""
+    tables: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_name(f"{name}.tsv").read_text("utf-8").splitlines():
+        if heading := _HEADING.fullmatch(line):
+            table = tables.setdefault(heading[1], {})
+        elif line and not line.startswith("# "):
+            written, _, spoken = line.partition("\t")
+            table[written] = spoken
+    return tables
+
+
+def compiled(pattern: str, named: Mapping[str, str]) -> re.Pattern[str]:
+    """Compile a pattern in which ``<UNIT>`` stands for what ``named`` has, and that for itself."""
+    while _NAME.search(pattern):
+        pattern = _NAME.sub(lambda name: named[name[1]], pattern)
+    return re.compile(pattern)

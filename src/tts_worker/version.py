@@ -1,0 +1,3 @@
+"""The version of the worker and its client."""
+
+__version__ = "0.1.0"

@@ -1,7 +1,0 @@
-"""The behaviors of a session, and the transports on which they are tested."""
-
-import pytest
-
-_WITH_ASSERTIONS = ("control", "faults", "recording_client", "sessions", "speaking", "table")
-
-pytest.register_assert_rewrite(*(f"tests.behaviour.{name}" for name in _WITH_ASSERTIONS))
