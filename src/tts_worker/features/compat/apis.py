@@ -15,6 +15,7 @@ from tts_worker.features.compat import (
     elevenlabs,
     elevenlabs_wire,
     openai,
+    vllm_omni,
 )
 from tts_worker.server import models, voices
 from tts_worker.server.application import Application
@@ -66,7 +67,7 @@ def add_apis(app: Application) -> None:
     rules.key_schemes.append("token")  # of Deepgram
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
-    for router in (elevenlabs.router, cartesia.router, cosyvoice.router, deepgram.router):
+    for router in (elevenlabs.router, cartesia.router, cosyvoice.router, deepgram.router, vllm_omni.router):
         app.routes.include(router(hub, limits))
     signer = app.keys.tokens
     for routes in (

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
 from tts_worker.features.compat import cartesia_wire as vendor
 from tts_worker.features.compat import cloning, voice_pages
-from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -163,7 +163,7 @@ class _CartesiaEncoder:
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _CartesiaProtocol:
+class _CartesiaProtocol(VendorProtocol):
     """The messages of one socket."""
 
     def __init__(self, socket: ContextSocket, *, checksums: bool) -> None:

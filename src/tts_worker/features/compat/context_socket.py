@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,8 +58,12 @@ class ContextEncoder(Protocol):
 class VendorProtocol(Protocol):
     """A vendor's protocol on one connection."""
 
-    def handle_message(self, data: Message) -> None:
-        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``."""
+    def handle_message(self, data: Message) -> Awaitable[None] | None:
+        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``.
+
+        Returns:
+            What has to end before the next message is handled, if anything.
+        """
         ...
 
     def context_of(self, data: Message) -> str | None:
@@ -70,15 +74,28 @@ class VendorProtocol(Protocol):
         """Encode an error."""
         ...
 
+    def is_fatal(self, error: ErrorInfo) -> bool:
+        """Whether an error ends the connection, with the close code of the error."""
+        return False
+
 
 class SpeechContext:
-    """A context of a connection. Commands are queued until its session is admitted: its model may have to load."""
+    """A context of a connection. Commands are queued until its session is admitted: its model may have to load.
+
+    Attributes:
+        name: Its name.
+        encoder: Encodes what its session returns.
+        session: Its session, once it is admitted.
+        closed: Nothing more of it is sent.
+        ended: Set when its last message was sent.
+    """
 
     def __init__(self, name: str, encoder: ContextEncoder) -> None:
         self.name = name
         self.encoder = encoder
         self.session: LocalSession | None = None
         self.closed = False
+        self.ended = asyncio.Event()
         self._queued_commands: list[Callable[[LocalSession], None]] = []
 
     def run_command(self, command: Callable[[LocalSession], None]) -> None:
@@ -110,7 +127,6 @@ class ContextSocket:
         hub: Admits sessions.
         limits: Limits of the connection.
         make_protocol: Builds the vendor's protocol for this object.
-        is_fatal: Whether an error ends the connection, with the close code of the error.
 
     Attributes:
         contexts: Open contexts by name.
@@ -123,7 +139,6 @@ class ContextSocket:
         hub: SessionHub,
         limits: ApiLimits,
         make_protocol: Callable[[ContextSocket], VendorProtocol],
-        is_fatal: Callable[[ErrorInfo], bool] = lambda error: False,
     ) -> None:
         self.contexts: dict[str, SpeechContext] = {}
         self._socket = MessageSocket(websocket, limits, "context-socket")
@@ -135,7 +150,6 @@ class ContextSocket:
         self._finished = asyncio.Event()
         self._last_message: Callable[[], Message] | None = None
         self._failure: TTSWorkerError | None = None
-        self._is_fatal = is_fatal
         self._protocol = make_protocol(self)
 
     # -- for the vendor's protocol ------------------------------------------------------------------------------------
@@ -170,7 +184,7 @@ class ContextSocket:
         self.reply(self._protocol.error(error, name))
         if name is not None:
             self.drop(name, "failed")
-        if self._is_fatal(error):
+        if self._protocol.is_fatal(error):
             self.finishing = True
             self._failure = as_exception(error)
             self._finished.set()
@@ -235,7 +249,8 @@ class ContextSocket:
                     raise InvalidRequest("binary messages are not supported: send JSON text")
                 data = parse_object(raw, "message")
                 name = _valid_name(self._protocol.context_of(data))
-                self._protocol.handle_message(data)
+                if (rest := self._protocol.handle_message(data)) is not None:
+                    await rest
             except SendTimeout:
                 raise
             except TTSWorkerError as error:
@@ -262,6 +277,7 @@ class ContextSocket:
             if self.contexts.get(context.name) is context:
                 del self.contexts[context.name]
                 self._end_if_done()
+            context.ended.set()
 
     def _report_failure(self, context: SpeechContext, error: ErrorInfo) -> None:
         if not context.closed:

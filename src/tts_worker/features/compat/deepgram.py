@@ -132,11 +132,6 @@ def error_status(path: str, error: TTSWorkerError) -> int | None:
     return 400 if error.code is ErrorCode.UNKNOWN_VOICE else None
 
 
-def is_fatal(error: ErrorInfo) -> bool:
-    """Whether an error ends a connection; a message that cannot be read does not."""
-    return error.code is not ErrorCode.INVALID_REQUEST
-
-
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
@@ -178,9 +173,12 @@ class _SpeakProtocol(TurnProtocol):
             yield self._answer("Flushed")
 
     def error(self, error: ErrorInfo, context: str | None) -> Message:
-        kind = "Error" if is_fatal(error) else "Warning"
+        kind = "Error" if self.is_fatal(error) else "Warning"
         fields = {"description": error.message, "code": error.code.value.upper()}
         return {"type": kind, **fields, "warn_msg": error.message, **error_fields(error)}
+
+    def is_fatal(self, error: ErrorInfo) -> bool:
+        return error.code is not ErrorCode.INVALID_REQUEST
 
     def _answer(self, kind: str) -> Message:
         self._answers += 1
@@ -215,7 +213,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
         if (parsed := await parse_handshake(websocket, hub)) is not None:
             query, options = parsed
             make_protocol = partial(_SpeakProtocol, query=query, options=options)
-            await ContextSocket(websocket, hub, limits, make_protocol, is_fatal).run()
+            await ContextSocket(websocket, hub, limits, make_protocol).run()
 
     def describe() -> dict[str, Any]:
         return {**request_body(SpeechBody), **query_parameters(FileQuery)}

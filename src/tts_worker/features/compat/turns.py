@@ -6,14 +6,20 @@ connection holds none, so that an idle client takes no place.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tts_worker.audio.encoders import Encoder
-from tts_worker.errors import ErrorInfo, RemoteError
-from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, WireMessage
+from tts_worker.errors import RemoteError
+from tts_worker.features.compat.context_socket import (
+    ContextSocket,
+    Message,
+    SpeechContext,
+    VendorProtocol,
+    WireMessage,
+)
 from tts_worker.server.rendering import failure, is_quiet_turn, quiet_turn
 from tts_worker.session.session import LocalSession
 from tts_worker.types import (
@@ -66,7 +72,7 @@ class Turn:
     reports: list[Receipt] = field(default_factory=list)
 
 
-class TurnProtocol(ABC):
+class TurnProtocol(VendorProtocol):
     """A protocol whose turns follow each other. Subclasses handle messages by its methods, and encode in the hooks.
 
     Args:
@@ -91,14 +97,6 @@ class TurnProtocol(ABC):
         return self.options.sample_rate or SAMPLE_RATE_HZ
 
     # -- hooks --------------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def handle_message(self, data: Message) -> None:
-        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``."""
-
-    @abstractmethod
-    def error(self, error: ErrorInfo, context: str | None) -> Message:
-        """Encode an error."""
 
     def started(self, turn: Turn) -> Iterable[WireMessage]:
         """Encode the start of a turn, which precedes its audio."""
@@ -163,6 +161,11 @@ class TurnProtocol(ABC):
             turn.is_due = not turn.is_complete
             self._context().run_command(_end_text if turn.is_complete else LocalSession.flush)
         return turn
+
+    async def until_ended(self) -> None:
+        """Wait until the queued turns have ended."""
+        if (context := self._socket.contexts.get(_CONTEXT)) is not None:
+            await context.ended.wait()
 
     def stop(self) -> list[Turn]:
         """End all turns at once, free the session, and return them with their reports."""
