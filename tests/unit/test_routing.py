@@ -163,6 +163,7 @@ async def test_described_routes_name_their_api(parts: Application) -> None:
         "Cartesia",
         "CosyVoice",
         "Deepgram",
+        "jambonz",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Adds the APIs of ElevenLabs, Cartesia, CosyVoice, Deepgram and OpenAI to the server."""
+"""Adds the APIs of OpenAI, ElevenLabs, Cartesia, CosyVoice, Deepgram, vLLM-Omni and jambonz to the server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tts_worker.features.compat import (
     deepgram,
     elevenlabs,
     elevenlabs_wire,
+    jambonz,
     openai,
     vllm_omni,
 )
@@ -60,6 +61,7 @@ def add_apis(app: Application) -> None:
     )
     app.apis.add(VendorApi("cosyvoice", cosyvoice.PATHS))
     app.apis.add(VendorApi("deepgram", frozenset(deepgram.PATHS), deepgram.error_response, deepgram.error_status))
+    app.apis.add(VendorApi("jambonz", frozenset({jambonz.PATH}), jambonz.error_response))
     app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
     app.model_names.extend(openai.OPENAI_MODELS)
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
@@ -67,8 +69,8 @@ def add_apis(app: Application) -> None:
     rules.key_schemes.append("token")  # of Deepgram
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
-    for router in (elevenlabs.router, cartesia.router, cosyvoice.router, deepgram.router, vllm_omni.router):
-        app.routes.include(router(hub, limits))
+    for api in (elevenlabs, cartesia, cosyvoice, deepgram, jambonz, vllm_omni):
+        app.routes.include(api.router(hub, limits))
     signer = app.keys.tokens
     for routes in (
         browser_tokens.elevenlabs_router(signer),

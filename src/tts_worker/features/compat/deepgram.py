@@ -128,8 +128,8 @@ def error_response(error: ErrorInfo, status: int | None = None) -> Response:
 
 
 def error_status(path: str, error: TTSWorkerError) -> int | None:
-    """An unknown model is a bad request, for which the SDK has an exception."""
-    return 400 if error.code is ErrorCode.UNKNOWN_VOICE else None
+    """An unknown model and a text without words are bad requests, for which the SDK has an exception."""
+    return 400 if error.code in (ErrorCode.UNKNOWN_VOICE, ErrorCode.UNSPEAKABLE_TEXT) else None
 
 
 # -- one connection ---------------------------------------------------------------------------------------------------
