@@ -57,9 +57,15 @@ async def deepgram_plugin(address: str) -> AsyncIterator[Any]:
         yield livekit_deepgram.TTS(api_key=KEY, base_url=f"http://{address}/v1/speak", http_session=http)
 
 
+@asynccontextmanager
+async def deepgram_flux_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_deepgram.TTSv2(api_key=KEY, base_url=f"http://{address}/v2/speak", http_session=http)
+
+
 @pytest.mark.parametrize(
     "open_plugin",
-    [openai_plugin, cartesia_plugin, elevenlabs_plugin, deepgram_plugin],
+    [openai_plugin, cartesia_plugin, elevenlabs_plugin, deepgram_plugin, deepgram_flux_plugin],
     ids=lambda plugin: plugin.__name__,
 )
 async def test_session_outlives_turns_with_nothing_to_say(open_plugin: OpenPlugin) -> None:

@@ -29,6 +29,7 @@ pipecat_openai = LateModule("pipecat.services.openai.tts", "needs the package op
 pipecat_cartesia = LateModule("pipecat.services.cartesia.tts")
 pipecat_elevenlabs = LateModule("pipecat.services.elevenlabs.tts")
 pipecat_deepgram = LateModule("pipecat.services.deepgram.tts", "needs the package deepgram-sdk")
+pipecat_flux = LateModule("pipecat.services.deepgram.flux.tts", "needs the package deepgram-sdk")
 
 REPLY = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine takes 60 ms per character
@@ -82,6 +83,11 @@ async def deepgram_http(address: str) -> AsyncIterator[Any]:
         yield service(api_key=KEY, base_url=f"http://{address}", aiohttp_session=http)
 
 
+@asynccontextmanager
+async def deepgram_flux(address: str) -> AsyncIterator[Any]:
+    yield pipecat_flux.DeepgramFluxTTSService(api_key=KEY, url=f"ws://{address}/v2/speak")
+
+
 SERVICES: tuple[ServiceFactory, ...] = (
     openai_service,
     cartesia_socket,
@@ -90,6 +96,7 @@ SERVICES: tuple[ServiceFactory, ...] = (
     elevenlabs_http,
     deepgram_socket,
     deepgram_http,
+    deepgram_flux,
 )
 WITH_WORD_TIMESTAMPS = (cartesia_socket, elevenlabs_socket, elevenlabs_http)
 

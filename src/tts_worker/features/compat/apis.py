@@ -12,6 +12,7 @@ from tts_worker.features.compat import (
     cloning,
     cosyvoice,
     deepgram,
+    deepgram_flux,
     elevenlabs,
     elevenlabs_wire,
     jambonz,
@@ -69,7 +70,7 @@ def add_apis(app: Application) -> None:
     rules.key_schemes.append("token")  # of Deepgram
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
-    for api in (elevenlabs, cartesia, cosyvoice, deepgram, jambonz, vllm_omni):
+    for api in (elevenlabs, cartesia, cosyvoice, deepgram, deepgram_flux, jambonz, vllm_omni):
         app.routes.include(api.router(hub, limits))
     signer = app.keys.tokens
     for routes in (

@@ -38,7 +38,7 @@ from tts_worker.types import SAMPLE_RATE_HZ, SessionOptions
 
 PATHS = ("/v1/speak", "/v2/speak")
 MODEL_VERSION = "1"
-_SPEEDS = (0.5, 1.5)
+SPEEDS = (0.5, 1.5)
 
 _VENDORS_MODEL = re.compile(r"(aura|aura-2|flux)-[a-z]+-[a-z]{2}")
 _SAMPLES = MappingProxyType({"linear16": "pcm_s16le", "mulaw": "pcm_mulaw", "alaw": "pcm_alaw"})
@@ -54,7 +54,7 @@ class Query(Fields):
     model: str = Field("aura-asteria-en", max_length=128)
     encoding: Literal["linear16", "mulaw", "alaw"] = "linear16"
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
-    speed: float = Field(1.0, ge=_SPEEDS[0], le=_SPEEDS[1])
+    speed: float = Field(1.0, ge=SPEEDS[0], le=SPEEDS[1])
 
     @property
     def rate_hz(self) -> int:
@@ -188,10 +188,12 @@ class _SpeakProtocol(TurnProtocol):
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 
-async def parse_handshake(websocket: WebSocket, hub: SessionHub) -> tuple[Query, SessionOptions] | None:
+async def parse_handshake(
+    websocket: WebSocket, hub: SessionHub, kind: type[_Query]
+) -> tuple[_Query, SessionOptions] | None:
     """Return the parameters of a WebSocket; None if they are invalid and it was denied."""
     try:
-        query = _parse(Query, websocket.query_params)
+        query = _parse(kind, websocket.query_params)
         query.open_encoder()
         return query, await query.options(hub)
     except TTSWorkerError as error:
@@ -210,7 +212,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     @routes.websocket("/v1/speak", "Text to speech for Deepgram clients")
     async def speak(websocket: WebSocket) -> None:
-        if (parsed := await parse_handshake(websocket, hub)) is not None:
+        if (parsed := await parse_handshake(websocket, hub, Query)) is not None:
             query, options = parsed
             make_protocol = partial(_SpeakProtocol, query=query, options=options)
             await ContextSocket(websocket, hub, limits, make_protocol).run()

@@ -6,10 +6,12 @@ connection holds none, so that an idle client takes no place.
 
 from __future__ import annotations
 
+import secrets
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tts_worker.audio.encoders import Encoder
 from tts_worker.errors import RemoteError
@@ -48,7 +50,7 @@ class Turn:
     """A turn. It is one utterance, or more if its parameters change meanwhile.
 
     Attributes:
-        number: Its place among the turns of the connection, from 0.
+        id: Random.
         encoder: Encodes its audio.
         text: Its text so far.
         flushes: Messages that wanted it spoken to its end.
@@ -60,8 +62,8 @@ class Turn:
         reports: The playback reports of its utterances that have ended.
     """
 
-    number: int
     encoder: Encoder
+    id: str = field(default_factory=partial(secrets.token_hex, 6))
     text: str = ""
     flushes: int = 0
     is_complete: bool = False
@@ -81,7 +83,7 @@ class TurnProtocol(VendorProtocol):
         open_encoder: Opens an encoder for the audio of one turn.
 
     Attributes:
-        options: Options of the next session; ``configure`` sets them.
+        options: Options of the next session.
         open_encoder: Opens the encoders of later turns.
     """
 
@@ -89,7 +91,6 @@ class TurnProtocol(VendorProtocol):
         self.options = options
         self.open_encoder = open_encoder
         self._socket = socket
-        self._turns_begun = 0
 
     @property
     def rate_hz(self) -> int:
@@ -141,12 +142,11 @@ class TurnProtocol(VendorProtocol):
         turn = self.writing
         is_new = turn is None
         if turn is None:
-            turn = Turn(self._turns_begun, self.open_encoder())
+            turn = Turn(self.open_encoder())
         context.run_command(lambda session: encoder.write(session, turn, text))
         turn.text += text
         turn.is_due = False
         if is_new:
-            self._turns_begun += 1
             encoder.turns.append(turn)
 
     def flush(self) -> Turn | None:
@@ -178,12 +178,12 @@ class TurnProtocol(VendorProtocol):
         self._socket.drop(_CONTEXT, "interrupted")
         return list(encoder.turns)
 
-    def configure(self, options: SessionOptions) -> None:
-        """Set the options; the text that follows is spoken with their speed, also that of a turn that has begun."""
-        self.options = options
+    def set_speed(self, speed: float) -> None:
+        """Set the speed of the text that follows, also of that of a turn that has begun."""
+        self.options = replace(self.options, speed=speed)
         encoder, turn = self._encoder, self.writing
         if encoder is not None:
-            self._context().run_command(lambda session: encoder.set_speed(session, turn, options.speed))
+            self._context().run_command(lambda session: encoder.set_speed(session, turn, speed))
 
     # -- the context --------------------------------------------------------------------------------------------------
 
