@@ -128,7 +128,7 @@ async def test_sdk_downloads_a_file() -> None:
 async def test_sdk_raises_its_error_for_an_unknown_model() -> None:
     async with serving() as address, sdk(address) as client:
         with pytest.raises(deepgram_errors.BadRequestError) as refused:
-            async for _ in client.speak.v1.audio.generate(text=TEXT, model="nobody"):
+            async for _ in client.speak.v1.audio.generate(text=TEXT, model="missing"):
                 pass
         assert refused.value.body["err_msg"]
         assert refused.value.body["request_id"] == refused.value.headers["x-request-id"]
@@ -196,7 +196,7 @@ async def test_model_names_a_voice_or_the_default() -> None:
         ("?encoding=linear16&sample_rate=12345", 400),
         ("?speed=3", 400),
         ("?callback=http://example.com", 400),
-        ("?model=nobody", 400),
+        ("?model=missing", 400),
     ],
 )
 async def test_invalid_request_has_the_vendors_error(query: str, status: int) -> None:
@@ -209,7 +209,7 @@ async def test_invalid_request_has_the_vendors_error(query: str, status: int) ->
         await until_live_sessions(address, 0)
 
 
-@pytest.mark.parametrize("query", ["&encoding=mp3", "&sample_rate=12345", "&speed=0.1", "&model=nobody"])
+@pytest.mark.parametrize("query", ["&encoding=mp3", "&sample_rate=12345", "&speed=0.1", "&model=missing"])
 async def test_handshake_is_denied_with_the_reason(query: str) -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:

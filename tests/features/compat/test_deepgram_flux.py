@@ -334,7 +334,7 @@ async def test_incomplete_speech_is_an_error() -> None:
         assert "SpeechMetadata" not in kinds(client)
 
 
-@pytest.mark.parametrize("query", ["&encoding=mp3", "&model=nobody", "&speed=2"])
+@pytest.mark.parametrize("query", ["&encoding=mp3", "&model=missing", "&speed=2"])
 async def test_handshake_is_denied_with_the_reason(query: str) -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:

@@ -130,13 +130,13 @@ async def test_words_have_their_times() -> None:
         chunks = [message for message in client.log if message["type"] == "audio.chunk"]
         assert client.log[0]["word_timestamps"] is True
         assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
-        *sounding, last = chunks
-        pcm = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in sounding)
+        *spoken, last = chunks
+        pcm = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in spoken)
         assert client.audio == []
         assert len(pcm) // 2 >= SAMPLES
-        ends = [chunk["chunk_end_ms"] for chunk in sounding]
-        assert [chunk["chunk_start_ms"] for chunk in sounding] == [0, *ends[:-1]]
-        assert all(chunk["timestamps"] is None for chunk in sounding)
+        ends = [chunk["chunk_end_ms"] for chunk in spoken]
+        assert [chunk["chunk_start_ms"] for chunk in spoken] == [0, *ends[:-1]]
+        assert all(chunk["timestamps"] is None for chunk in spoken)
         assert (last["audio_b64"], last["chunk_end_ms"]) == ("", ends[-1])
         assert [time["word"] for time in last["timestamps"]] == TEXT.split()
         starts = [time["start_ms"] for time in last["timestamps"]]

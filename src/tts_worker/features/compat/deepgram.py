@@ -97,7 +97,7 @@ class FileQuery(Query):
             check_rate(self.rate_hz, "sample_rate")
             return SampleEncoder(_SAMPLES[self.encoding], self.rate_hz, is_file=self.container != "none")
         if self.container not in (None, "ogg" if self.encoding == "opus" else "none"):
-            raise InvalidRequest(f"container: {self.encoding} has one of its own")
+            raise InvalidRequest(f"container: {self.encoding} needs none")
         return open_encoder(AudioFormat(self.encoding), self.rate_hz)
 
 

@@ -1,8 +1,8 @@
 """vLLM-Omni's WebSocket for text that arrives in parts: ``/v1/audio/speech/stream``.
 
-Message formats are those of vLLM-Omni 0.30. Its fields are those of ``POST /v1/audio/speech``, and some of its own.
+Message formats are those of vLLM-Omni 0.30. Its fields are those of ``POST /v1/audio/speech``, and a few more.
 Audio with ``stream_audio`` begins at the first clause and not at ``input.done``: ``sentence_text`` is then the text so
-far. A flush is one sentence of the protocol, whatever ``split_granularity`` says.
+far. A flush is always one sentence of the protocol: ``split_granularity`` has no effect.
 """
 
 from __future__ import annotations
