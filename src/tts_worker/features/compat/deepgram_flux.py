@@ -30,7 +30,7 @@ from tts_worker.session.hub import SessionHub
 from tts_worker.text.spoken_words import cut_at
 from tts_worker.types import SessionOptions
 
-_MAX_PAST = 32
+_MAX_PAST = 8
 """Turns that were sent whole to remember: the client may still play them."""
 
 _STEP = 0.05

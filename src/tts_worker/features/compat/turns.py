@@ -34,8 +34,6 @@ from tts_worker.types import (
     SessionOptions,
     State,
     UtteranceKey,
-    Word,
-    Words,
 )
 
 _MAX_TURNS = 8
@@ -58,7 +56,6 @@ class Turn:
         is_due: It is complete as soon as fewer turns are queued.
         is_quiet: It has nothing to say.
         samples: Audio sent, at the sample rate of the connection.
-        words: Words of the audio sent, positions from the start of the turn.
         reports: The playback reports of its utterances that have ended.
     """
 
@@ -70,7 +67,6 @@ class Turn:
     is_due: bool = False
     is_quiet: bool = False
     samples: int = 0
-    words: list[Word] = field(default_factory=list)
     reports: list[Receipt] = field(default_factory=list)
 
 
@@ -209,7 +205,6 @@ class _TurnEncoder:
         self._utterances: deque[tuple[UtteranceKey, Turn]] = deque()  # not yet ended
         self._started: Turn | None = None
         self._session: LocalSession | None = None
-        self._utterance_start = 0  # sample of the turn
 
     def write(self, session: LocalSession, turn: Turn, text: str) -> None:
         """Write text of a turn. Raises the errors of ``LocalSession.speak``."""
@@ -233,13 +228,6 @@ class _TurnEncoder:
     def messages(self, item: Output) -> Iterator[WireMessage]:
         if isinstance(item, PcmFrame):
             yield from self._audio(self._utterances[0][1], item.pcm)
-        elif isinstance(item, Words):
-            _, turn = self._utterances[0]
-            start = self._utterance_start
-            turn.words += (
-                replace(word, start_sample=start + word.start_sample, end_sample=start + word.end_sample)
-                for word in item.words
-            )
         elif isinstance(item, Ended):
             yield from self._ended(item)
 
@@ -259,13 +247,11 @@ class _TurnEncoder:
         _, turn = self._utterances.popleft()
         turn.reports.append(ended.receipt)
         turn.is_quiet |= is_quiet_turn(ended)
-        self._utterance_start = turn.samples
         if (error := failure(ended)) is not None:
             self.finished = True
             raise RemoteError(error)
         if self._utterances and self._utterances[0][1] is turn:
             return
-        self._utterance_start = 0
         self.turns.popleft()
         self.finished = not self.turns
         if self.turns and self.turns[-1].is_due and self._session is not None:

@@ -133,7 +133,8 @@ class _OmniProtocol(TurnProtocol):
         if self.config.word_timestamps:
             times = [
                 {"word": word.text, "start_ms": self._ms(word.start_sample), "end_ms": self._ms(word.end_sample)}
-                for word in turn.words
+                for report in turn.reports  # one: nothing changes the parameters of a turn
+                for word in report.words
             ]
             yield self._chunk(turn, b"", times)
         if not self.config.stream_audio:
