@@ -120,7 +120,7 @@ class WorkerConnection(MessageStream):
     ) -> None:
         super().__init__()
         self.sessions = 0
-        self._socket = socket
+        self.socket = socket
         self._ready = ready
         self._settings = settings
         self._on_idle = on_idle
@@ -185,14 +185,14 @@ class WorkerConnection(MessageStream):
         except TypeError:
             raise InvalidRequest("an option has a value that JSON cannot express") from None
         try:
-            await self._socket.send(data)
+            await self.socket.send(data)
         except ConnectionClosed:
             return False
         return True
 
     async def _next(self) -> WorkerMessage | bytes | None:
         try:
-            raw = await self._socket.recv()
+            raw = await self.socket.recv()
             return raw if isinstance(raw, bytes) else parse_worker_message(raw)
         except ConnectionClosed as closed:
             raise ConnectionLost(self._why_lost(closed)) from None
@@ -219,7 +219,7 @@ class WorkerConnection(MessageStream):
             super()._dispatch(message)
 
     async def _close_transport(self) -> None:
-        await self._socket.close()
+        await self.socket.close()
 
     def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():

@@ -65,12 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    members = _plan(args)
+    members = plan(args)
     return asyncio.run(_up(args, members))
 
 
 @dataclass(frozen=True)
-class _Member:
+class Member:
     """A worker of the fleet.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Member:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def _plan(args: argparse.Namespace) -> list[_Member]:
+def plan(args: argparse.Namespace) -> list[Member]:
     """Return the workers to run.
 
     Raises:
@@ -109,12 +109,12 @@ def _plan(args: argparse.Namespace) -> list[_Member]:
         raise InvalidRequest("--workers must be 1 to 64, --port 0 to 65535")
     settings = {"engine.memory_share": f"{1 / per_device:.4f}"} if args.gpus is not None and per_device > 1 else {}
     return [
-        _Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
+        Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
         for index, (device, environment) in enumerate(each for each in devices for _ in range(per_device))
     ]
 
 
-async def _up(args: argparse.Namespace, members: list[_Member]) -> int:
+async def _up(args: argparse.Namespace, members: list[Member]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -154,7 +154,7 @@ async def _cancel(tasks: list[asyncio.Task[object]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _supervise(args: argparse.Namespace, redis: str, member: _Member, ready: asyncio.Future[None]) -> None:
+async def _supervise(args: argparse.Namespace, redis: str, member: Member, ready: asyncio.Future[None]) -> None:
     """Run a worker, again whenever it exits, until cancelled.
 
     Args:
@@ -222,7 +222,7 @@ async def local_redis() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _worker(args: argparse.Namespace, redis: str, member: Member) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a worker process; drain it on exit."""
     settings = {
         "grpc.enabled": "true",
