@@ -187,10 +187,8 @@ class AuthMiddleware:
         for name in self._paths.key_headers:
             if (named := headers.get(name)) is not None:
                 return named
-        for protocol in headers.get("sec-websocket-protocol", "").split(","):
-            if protocol.strip().startswith(KEY_SUBPROTOCOL):
-                return protocol.strip()[len(KEY_SUBPROTOCOL) :]
-        return None
+        protocols = map(str.strip, headers.get("sec-websocket-protocol", "").split(","))
+        return next((name[len(KEY_SUBPROTOCOL) :] for name in protocols if name.startswith(KEY_SUBPROTOCOL)), None)
 
     def _key_in_url(self, scope: Scope) -> str | None:
         if not self._paths.has_key_in_url(scope["path"]):
