@@ -235,8 +235,9 @@ async def test_key_comes_as_a_token() -> None:
 # -- the socket -------------------------------------------------------------------------------------------------------
 
 
-async def test_flushed_follows_the_audio_of_each_turn() -> None:
-    async with serving() as address, dial(address) as client:
+@pytest.mark.parametrize("models", [{}, {"preload": []}], ids=["loaded", "not loaded"])
+async def test_flushed_follows_the_audio_of_each_turn(models: dict[str, Any]) -> None:
+    async with serving(models=models) as address, dial(address) as client:
         await client.until("Metadata")
         texts = [f"This is sentence number {number}." for number in range(20)]  # more than may be queued
         for text in texts:

@@ -116,6 +116,19 @@ async def test_audio_of_a_turn_is_between_its_start_and_its_end() -> None:
         await until_live_sessions(address, 0)
 
 
+async def test_every_flush_of_many_ends_a_turn() -> None:
+    """They arrive together: the engine has to be loaded first."""
+    async with serving(models={"preload": []}) as address, flux(address) as client:
+        for number in range(20):  # more than may be queued
+            await client.send("Speak", text=f"This is sentence number {number}. ")
+            await client.send("Flush")
+        ended = [await client.until("SpeechMetadata") for _ in range(20)]
+        assert len({turn["speech_id"] for turn in ended}) == 20
+        assert sum(turn["input_character_count"] for turn in ended) == sum(
+            len(f"This is sentence number {number}. ") for number in range(20)
+        )
+
+
 async def test_close_finishes_the_turn_and_tells_the_totals() -> None:
     async with serving() as address, flux(address) as client:
         await client.send("Speak", text=TEXT)

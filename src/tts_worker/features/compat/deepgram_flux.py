@@ -108,6 +108,11 @@ class _FluxProtocol(TurnProtocol):
         if turn.flushes:
             yield {"type": "Flushed", "speech_id": _id(turn)}
         yield {"type": "SpeechMetadata", **self._metadata(turn)}
+        for _ in range(turn.flushes - 1):  # many were queued, and this one holds the text of all: each flush has a turn
+            empty = Turn(turn.encoder)
+            yield from self.started(empty)
+            yield {"type": "Flushed", "speech_id": _id(empty)}
+            yield {"type": "SpeechMetadata", **self._metadata(empty)}
 
     # -- control ------------------------------------------------------------------------------------------------------
 
