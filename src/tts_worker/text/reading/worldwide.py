@@ -76,8 +76,7 @@ def _branches(beginnings: Mapping[str, dict[str, str]]) -> str:
     longest_first = {
         first: [rests[rest] for rest in sorted(rests, key=len, reverse=True)] for first, rests in beginnings.items()
     }
-    longest = {first: "|".join(sorted(rests, key=len, reverse=True)) for first, rests in beginnings.items()}
-    return "|".join(f"[{first}](?:{rests})" for first, rests in longest.items()) or "(?!)"
+    return "|".join(f"[{first}](?:{'|'.join(rests)})" for first, rests in longest_first.items()) or "(?!)"
 
 
 class Reader:
