@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter, find_lexicons
 from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -91,6 +91,7 @@ class Worker:
         )
         self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
         self.hub.converter = find_converter()
+        self.hub.lexicons.library = find_lexicons(settings)
         self.models = ModelManager(
             settings.engines,
             EngineActions(

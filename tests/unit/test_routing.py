@@ -85,8 +85,6 @@ async def parts() -> Application:
         flags={
             "engines": {"tone": {"kind": "tone"}},
             "webrtc": {"enabled": True},
-            "telephony": {"enabled": True},
-            "batch": {"enabled": True},
         }
     )
     worker = Worker(settings)

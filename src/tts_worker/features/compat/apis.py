@@ -8,11 +8,13 @@ from tts_worker.errors import TTSWorkerError
 from tts_worker.features.compat import (
     browser_tokens,
     cartesia,
+    cartesia_dictionaries,
     cartesia_wire,
     cloning,
     cosyvoice,
     deepgram,
     deepgram_flux,
+    dictionaries,
     elevenlabs,
     elevenlabs_wire,
     jambonz,
@@ -40,6 +42,8 @@ def add_apis(app: Application) -> None:
                     "/v2/voices",
                     "/v2/voices/",
                     "/v1/voices/add",
+                    dictionaries.PATH,
+                    f"{dictionaries.PATH}/",
                 }
             ),
             elevenlabs_wire.error_response,
@@ -55,7 +59,12 @@ def add_apis(app: Application) -> None:
     app.apis.add(
         VendorApi(
             "cartesia",
-            frozenset({"/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH}),
+            frozenset(
+                {
+                    *("/tts/", "/voices", "/voices/", browser_tokens.CARTESIA_PATH),
+                    *(cartesia_dictionaries.PATH, f"{cartesia_dictionaries.PATH}/"),
+                }
+            ),
             cartesia_wire.error_response,
             header="cartesia-version",
         )

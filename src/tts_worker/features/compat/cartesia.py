@@ -1,7 +1,7 @@
 """Cartesia-compatible API: ``/tts/websocket``, ``POST /tts/bytes``, ``POST /tts/sse`` and the voices.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+no meaning here (``model_id``, emotion, volume) are accepted and ignored.
 
 A context is one session. A flush ends an utterance and later text starts the next one, so ``flush_done`` follows
 exactly after the audio it refers to.
@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.features.compat import cartesia_dictionaries, cloning, dictionaries, voice_pages
 from tts_worker.features.compat import cartesia_wire as vendor
-from tts_worker.features.compat import cloning, voice_pages
 from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -247,8 +247,9 @@ async def _events(
     """
     has_sent = False
     try:
+        options = dictionaries.only_stored(hub, generation.options())
         async with aclosing(
-            synthesize(hub, generation.options(), generation.transcript, headers=headers, accepts_quiet_turn=True)
+            synthesize(hub, options, generation.transcript, headers=headers, accepts_quiet_turn=True)
         ) as items:
             async for item in items:
                 for message in encoder.messages(item):
@@ -284,6 +285,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     _add_speech_routes(routes, hub, limits)
     _add_voice_routes(routes, hub)
+    cartesia_dictionaries.add_routes(routes, hub)
     return routes
 
 
@@ -300,7 +302,8 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
         generation = await read(request)
         encoder = generation.output_format.open_encoder()
         headers: dict[str, str] = {}
-        audio = download(hub, generation.options(), generation.transcript, encoder, headers)
+        options = dictionaries.only_stored(hub, generation.options())
+        audio = download(hub, options, generation.transcript, encoder, headers)
         rate_hz = generation.output_format.sample_rate
         return speech_stream(audio, encoder.content_type, limits, rate_hz=rate_hz, headers=headers)
 
@@ -345,4 +348,4 @@ def _listed_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
     if query.gender is not None:
         voices = [voice for voice in voices if vendor.gender_of(voice) == query.gender]
     page = voice_pages.page(voices, limit=query.limit, after=query.starting_after, before=query.ending_before)
-    return {"data": [vendor.voice_json(voice) for voice in page.voices], "has_more": page.has_more}
+    return {"data": [vendor.voice_json(voice) for voice in page.items], "has_more": page.has_more}

@@ -1,7 +1,7 @@
 """Cartesia's request models, raw audio encodings, voices and errors.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+no meaning here (``model_id``, emotion, volume) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class GenerationRequest(_TimestampOptions):
     speed: Literal["slow", "normal", "fast"] | None = None
     generation_config: _GenerationConfig | None = None
     max_buffer_delay_ms: int | None = None
+    pronunciation_dict_id: str | None = Field(None, max_length=128)
 
     def options(self) -> SessionOptions:
         """Convert to session options."""
@@ -99,6 +100,7 @@ class GenerationRequest(_TimestampOptions):
             raw_chunks=True,
             sample_rate=self.output_format.sample_rate,
             flush_after_ms=self.max_buffer_delay_ms,
+            lexicon=self.pronunciation_dict_id,
         )
 
 

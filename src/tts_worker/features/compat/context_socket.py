@@ -25,6 +25,7 @@ from tts_worker.errors import (
     as_exception,
     error_info,
 )
+from tts_worker.features.compat.dictionaries import only_stored
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.protocol.reply_queue import ReplyQueue
 from tts_worker.server.limits import ApiLimits
@@ -157,7 +158,7 @@ class ContextSocket:
     def open(self, name: str, options: SessionOptions, encoder: ContextEncoder) -> SpeechContext:
         """Open a context. If its session is rejected, the context ends with that error."""
         # The vendors' clients read audio as fast as it comes and play it from their own buffer: calls, not downloads.
-        options = replace(options, buffered=True)
+        options = replace(only_stored(self._hub, options), buffered=True)
         context = SpeechContext(name, encoder)
         self.contexts[name] = context
         self._socket.spawn(self._serve(context, options), f"context-{name[:32]}")

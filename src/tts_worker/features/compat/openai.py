@@ -82,7 +82,7 @@ class SpeechRequest(Fields):
     stream_format: Literal["audio", "sse"] = "audio"
     seed: int = 0
     language: str | None = Field(None, max_length=35)
-    lexicon: dict[str, Any] | None = None
+    lexicon: dict[str, Any] | str | None = None
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
     ref_audio: str | None = None
     ref_text: str = ""
