@@ -23,6 +23,7 @@ openai = LateModule("openai", "needs the package openai")
 livekit_openai = LateModule("livekit.plugins.openai", "needs livekit-plugins-openai")
 livekit_cartesia = LateModule("livekit.plugins.cartesia", "needs livekit-plugins-cartesia")
 livekit_elevenlabs = LateModule("livekit.plugins.elevenlabs", "needs livekit-plugins-elevenlabs")
+livekit_deepgram = LateModule("livekit.plugins.deepgram", "needs livekit-plugins-deepgram")
 
 KEY = "any key"
 REPLY = "Hello there, my friend."
@@ -67,8 +68,22 @@ async def elevenlabs_plugin(address: str, lexicon: str | None = None) -> AsyncIt
         )
 
 
+@asynccontextmanager
+async def deepgram_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_deepgram.TTS(api_key=KEY, base_url=f"http://{address}/v1/speak", http_session=http)
+
+
+@asynccontextmanager
+async def deepgram_flux_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_deepgram.TTSv2(api_key=KEY, base_url=f"http://{address}/v2/speak", http_session=http)
+
+
 @pytest.mark.parametrize(
-    "open_plugin", [openai_plugin, cartesia_plugin, elevenlabs_plugin], ids=lambda plugin: plugin.__name__
+    "open_plugin",
+    [openai_plugin, cartesia_plugin, elevenlabs_plugin, deepgram_plugin, deepgram_flux_plugin],
+    ids=lambda plugin: plugin.__name__,
 )
 async def test_session_outlives_turns_with_nothing_to_say(open_plugin: OpenPlugin) -> None:
     async with serving() as address:

@@ -160,6 +160,8 @@ async def test_described_routes_name_their_api(parts: Application) -> None:
         "ElevenLabs",
         "Cartesia",
         "CosyVoice",
+        "Deepgram",
+        "jambonz",
     ]
 
 

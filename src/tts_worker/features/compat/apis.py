@@ -1,4 +1,4 @@
-"""Adds the APIs of ElevenLabs, Cartesia, CosyVoice and OpenAI to the server."""
+"""Adds the APIs of OpenAI, ElevenLabs, Cartesia, CosyVoice, Deepgram, vLLM-Omni and jambonz to the server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from tts_worker.features.compat import (
     cartesia_wire,
     cloning,
     cosyvoice,
+    deepgram,
+    deepgram_flux,
     dictionaries,
     elevenlabs,
     elevenlabs_wire,
+    jambonz,
     openai,
+    vllm_omni,
 )
 from tts_worker.server import models, voices
 from tts_worker.server.application import Application
@@ -66,14 +70,17 @@ def add_apis(app: Application) -> None:
         )
     )
     app.apis.add(VendorApi("cosyvoice", cosyvoice.PATHS))
+    app.apis.add(VendorApi("deepgram", frozenset(deepgram.PATHS), deepgram.error_response, deepgram.error_status))
+    app.apis.add(VendorApi("jambonz", frozenset({jambonz.PATH}), jambonz.error_response))
     app.apis.add(VendorApi("openai", frozenset({"/v1/audio/"}), status=_openai_status))
     app.model_names.extend(openai.OPENAI_MODELS)
     rules.uploads |= {*cosyvoice.PATHS, *elevenlabs.UPLOAD_PATHS, *cloning.PATHS}
     rules.key_headers += ["xi-api-key", "api-key"]  # that of ElevenLabs, and of OpenAI's clients for Azure
+    rules.key_schemes.append("token")  # of Deepgram
     rules.key_parameters |= {"/tts/", "/v1/text-to-speech/", f"{elevenlabs.PREFIX}/v1/text-to-speech/"}
     app.routes.include(openai.router(hub, limits))
-    for router in (elevenlabs.router, cartesia.router, cosyvoice.router):
-        app.routes.include(router(hub, limits))
+    for api in (elevenlabs, cartesia, cosyvoice, deepgram, deepgram_flux, jambonz, vllm_omni):
+        app.routes.include(api.router(hub, limits))
     signer = app.keys.tokens
     for routes in (
         browser_tokens.elevenlabs_router(signer),

@@ -24,7 +24,7 @@ from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerE
 from tts_worker.features.compat import cloning, dictionaries, voice_pages
 from tts_worker.features.compat import elevenlabs_wire as vendor
 from tts_worker.features.compat.character_times import CharacterClock, CharacterTimes
-from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -145,7 +145,7 @@ class _ElevenLabsEncoder:
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _ElevenLabsProtocol:
+class _ElevenLabsProtocol(VendorProtocol):
     """The messages of one socket. ``single``: ``stream-input``, a connection with one unnamed context."""
 
     def __init__(
