@@ -525,7 +525,7 @@ def test_bundle_without_prompt_models_says_so(tmp_path: Path) -> None:
         recording = {"audio": ("a.wav", GOOD)}
         added = http.post("/v1/voices", data={"name": "anna", "consent": "true"}, files=recording)
         converted = http.post("/v1/audio/conversions", data={"voice": voice["id"]}, files=recording)
-    assert (listed["can_add"], voice["capabilities"]) == (False, ["instruct"])
+    assert (listed["can_add"], voice["capabilities"]) == (False, []), "a speaker without prompt audio"
     for response in (added, converted):
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["retryable"]) == (400, "invalid_request", False)
