@@ -239,7 +239,7 @@ def test_worker_with_a_full_disk_speaks_and_refuses_what_it_cannot_store(served:
 
 
 def test_voices_and_lexicons_are_deleted_on_a_full_disk(served: Served) -> None:
-    """Otherwise nobody could make room."""
+    """Otherwise there would be no way to make room."""
     assert served.add_voice("doomed").status_code == 201
     assert served.add_lexicon("doomed").status_code == 201
     with served.full_disk():

@@ -234,7 +234,7 @@ class BatchRunner:
             batch = None
         if batch is None and is_id(name) and self._directory is not None:
             folder = BatchFolder(self._directory, name)
-            with suppress(UnreadableBatch):  # nobody knows whose it is
+            with suppress(UnreadableBatch):  # its owner is unknown
                 if (content := await asyncio.to_thread(folder.read)) is not None:
                     batch = Batch(content[0], folder, content[1])
         caller = current_caller()
