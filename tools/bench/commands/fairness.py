@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Figure]:
-    from tools.bench.control_websocket import server_process
+    from tts_worker.features.bench.server_process import server_process
 
     arguments = ["--set", "log_level=warning"]
     if args.config is not None:

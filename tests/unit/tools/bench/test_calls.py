@@ -13,8 +13,8 @@ from websockets.http11 import Request
 from tests.conftest import serving, until
 from tools.bench.calls import AlwaysSpeaking, Calls, SpeakingCall
 from tools.bench.telephone import TelephoneCall
-from tools.bench.timed_websocket import TimedWebSocket
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.timed_connection import TimedWebSocket
 
 
 async def test_connection_is_open_when_the_server_has_answered() -> None:
