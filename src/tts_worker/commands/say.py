@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
     speak_offline.add_arguments(parser)
-    add_settings_arguments(parser, offline=True)
+    add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ one message gets the stamp of the last one for all of them: messages never seem 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -18,12 +19,13 @@ from collections.abc import Callable, Mapping
 
 import h11
 from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
 from tts_worker.client.http_api import error_of_response
-from tts_worker.errors import EngineFault, TTSWorkerError
+from tts_worker.errors import ConnectionLost, EngineFault, TTSWorkerError
 
 _TIMESTAMP_OPTION = 35
 """SO_TIMESTAMPNS and the type of its control message, SCM_TIMESTAMPNS (asm-generic/socket.h)."""
@@ -129,7 +131,7 @@ class TimedWebSocket(TimedConnection):
         """Connect, and wait for the answer of the server: a busy one takes longer than a client may guess.
 
         Raises:
-            EngineFault: The server refuses the connection.
+            TTSWorkerError: The server refuses the connection.
             OSError: It cannot be reached.
         """
         await self._connect()
@@ -158,7 +160,7 @@ class TimedWebSocket(TimedConnection):
         self._flush()  # answers to pings
         events = self._protocol.events_received()
         if self._protocol.handshake_exc is not None:
-            self._fail(EngineFault(f"the server refused the connection: {self._protocol.handshake_exc}"))
+            self._fail(_refusal(self._protocol.handshake_exc))
             return
         for event in events:
             if isinstance(event, Response):
@@ -175,6 +177,14 @@ class TimedWebSocket(TimedConnection):
     def _close_reason(self) -> str:
         close = self._protocol.close_rcvd
         return "" if close is None else f": {close.code} {close.reason}"
+
+
+def _refusal(error: Exception) -> TTSWorkerError:
+    """Return the worker's own error of a refused handshake, or what else is known."""
+    if isinstance(error, InvalidStatus):
+        with contextlib.suppress(ConnectionLost):  # not a worker's answer
+            return error_of_response(bytes(error.response.body or b""), error.response.status_code, None)
+    return EngineFault(f"the server refused the connection: {error}")
 
 
 class TimedRequest(TimedConnection):
