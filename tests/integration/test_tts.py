@@ -24,6 +24,7 @@ import tts_worker
 import tts_worker.client.tts
 from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
+from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tts_worker import TTS, AsyncTTS, Speech
 from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
@@ -31,6 +32,7 @@ from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, Draining, InvalidRequest, UnknownVoice
 from tts_worker.local import LocalConnector
+from tts_worker.settings import load_settings
 from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"
@@ -47,6 +49,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tts(config: str) -> Iterator[TTS]:
     with TTS(config) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def two_servers() -> Iterator[ThreadedWorker]:
+    with worker_in_thread(load_settings(flags={"engines": {"tone": {"kind": "tone"}}})) as worker:
+        yield worker
 
 
 @pytest.fixture(params=["embedded", "socket"])
@@ -396,6 +404,43 @@ def test_examples_of_the_docstrings_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_program_ends_cleanly_without_close(config: str) -> None:
     program = f"import tts_worker; tts = tts_worker.TTS({config!r}); print(tts.speak('Hello.').outcome.value)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+ONCE = """
+import asyncio, tts_worker
+async def main():
+    tts = tts_worker.AsyncTTS(URL)
+    print((await tts.speak("Hello.")).outcome.value)
+asyncio.run(main())
+"""
+LEFT_EARLY = """
+import asyncio, tts_worker
+async def main():
+    async for part in tts_worker.AsyncTTS(URL).stream(["Hello there. ", "How are you?"]):
+        print("done")
+        break
+asyncio.run(main())
+"""
+SESSION = """
+import asyncio, tts_worker
+async def main():
+    session = (await tts_worker.connect(URL).open()).session
+    session.speak("Hello there.")
+    await session.next()
+    print("done")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [ONCE, LEFT_EARLY, SESSION], ids=["once", "left", "session"])
+@pytest.mark.parametrize("scheme", ["ws", "grpc", "local"])
+def test_async_program_ends_cleanly_without_close(
+    scheme: str, program: str, config: str, two_servers: ThreadedWorker
+) -> None:
+    urls = {"ws": f"ws://{two_servers.address}", "grpc": f"grpc://{two_servers.grpc_address}", "local": config}
+    words = [sys.executable, "-c", program.replace("URL", repr(urls[scheme]))]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 

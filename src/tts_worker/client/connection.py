@@ -221,6 +221,9 @@ class WorkerConnection(MessageStream):
     async def _close_transport(self) -> None:
         await self._socket.close()
 
+    def _abort_transport(self) -> None:
+        self._socket.transport.abort()
+
     def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():
             self._ready_reply.set_exception(ConnectionLost(error.message))
