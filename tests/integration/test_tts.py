@@ -307,7 +307,7 @@ def test_options_of_a_call_replace_those_of_the_object(config: str) -> None:
 
 def test_speech_is_saved_in_the_format_of_the_suffix(tts: TTS, tmp_path: Path) -> None:
     speech = tts.speak("Hello.")
-    samples, rate_hz = soundfile.read(speech.save(tmp_path / "new" / "a.wav"), dtype="float32")
+    samples, rate_hz = soundfile.read(speech.save(tmp_path / "a.wav"), dtype="float32")
     assert rate_hz == 24_000
     assert np.array_equal(samples, speech.samples)
     assert soundfile.info(speech.save(tmp_path / "a.flac")).frames == len(samples)
@@ -323,6 +323,12 @@ def test_speech_that_is_not_saved_is_a_typed_error(suffix: str, tmp_path: Path) 
     for samples in (10, 24_000):  # short enough for buffers to take all of it until the end
         with pytest.raises(InvalidRequest, match=rf"cannot write .*a\.{suffix}: No space left on device"):
             Speech(b"\1\2" * samples, 24_000).save(path)
+
+
+def test_missing_folder_of_a_file_is_not_created(tts: TTS, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot write .*x\.wav: there is no folder .*missing"):
+        tts.speak("Hello.").save(tmp_path / "missing" / "x.wav")
+    assert not (tmp_path / "missing").exists()
 
 
 def test_notebook_shows_a_player(tts: TTS) -> None:
@@ -386,6 +392,27 @@ async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) 
         assert sum(len(part.pcm) for part in parts) > 0
         with pytest.raises(UnknownVoice):
             await remote.speak(TEXT, voice="absent")
+
+
+async def test_http_url_is_that_of_the_worker(serve_tone: Serving) -> None:
+    """``serve`` prints an ``http://`` address."""
+    async with serve_tone() as address, AsyncTTS(f"http://{address}") as tts:
+        assert (await tts.speak("Hello.")).outcome is Outcome.DONE
+        assert await tts.voices()
+
+
+async def test_http_url_with_a_key_warns_like_ws(caplog: pytest.LogCaptureFixture) -> None:
+    AsyncTTS("http://192.0.2.1", api_key="a-secret-key")
+    assert "without TLS" in caplog.text
+    caplog.clear()
+    AsyncTTS("https://192.0.2.1", api_key="a-secret-key")
+    assert not caplog.text
+
+
+async def test_wrong_path_of_a_url_is_named(serve_tone: Serving) -> None:
+    async with serve_tone() as address, AsyncTTS(f"ws://{address}/foo") as tts:
+        with pytest.raises(InvalidRequest, match=r'"/foo".*leave out the path'):
+            await tts.speak("Hello.")
 
 
 def test_voices_are_listed(tts: TTS) -> None:

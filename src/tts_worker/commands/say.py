@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -201,9 +200,8 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
     """Speak with the worker at ``--url``."""
     samples = 0
-    url = re.sub("^http", "ws", args.url)
     async with (
-        AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
+        AsyncTTS(args.url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
         tts.stream(source.portions()) as live,
     ):
         await live.start()  # a refusal leaves no file

@@ -233,8 +233,7 @@ async def _run(args: argparse.Namespace, folder: BatchOutput, options: dict[str,
     texts = [asdict(text) for text in folder.texts]
     arguments = hashlib.sha256(json.dumps([texts, options], sort_keys=True).encode()).hexdigest()
     folder.make()
-    url = re.sub("^http", "ws", args.url)
-    async with connect(url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
+    async with connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
         with Bar(shown=not args.quiet, unit=f"of {len(texts)} items") as bar:
             failures = await _Synthesis(client.batches, folder, arguments, bar).run(options, restart=args.restart)
     for number in sorted(failures):
