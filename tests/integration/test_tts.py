@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import io
+import pydoc
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import tts_worker.client.tts
 from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
-from tts_worker import TTS, AsyncTTS, Speech
+from tts_worker import TTS, AsyncTTS, Speech, SpeechOptions, errors
 from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
 from tts_worker.client.playback import PlayerFailed
@@ -489,6 +490,44 @@ def test_package_exports_the_api_lazily() -> None:
     assert Speech is ClientSpeech
     with pytest.raises(AttributeError):
         tts_worker.no_such_name  # noqa: B018
+
+
+def test_package_exports_every_error() -> None:
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and not name.startswith("_")}
+    raised = {name for name in defined if issubclass(getattr(errors, name), errors.TTSWorkerError)}
+    assert len(raised) > 20
+    assert raised <= set(tts_worker.__all__) == set(dir(tts_worker))
+    assert all(getattr(tts_worker, name) is getattr(errors, name) for name in raised)
+
+
+def test_package_exports_what_it_returns() -> None:
+    for name in ("Word", "SpeechOptions", "Receipt", "Outcome", "LiveSpeech", "VoiceInfo", "ClientSettings"):
+        assert getattr(tts_worker, name).__name__ == name
+    assert {getattr(tts_worker, name).__module__.split(".")[0] for name in ("Word", "SpeechOptions")} == {"tts_worker"}
+
+
+def test_import_of_the_package_imports_none_of_its_modules() -> None:
+    program = "import sys, tts_worker; print(*sorted(m for m in sys.modules if m.startswith('tts_worker')))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["tts_worker", "tts_worker.version"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [TTS, TTS.speak, TTS.stream, TTS.play, AsyncTTS, AsyncTTS.speak, AsyncTTS.stream],
+    ids=lambda function: function.__qualname__,
+)
+def test_help_shows_options_and_errors(function: object) -> None:
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    for option in SpeechOptions.__annotations__:
+        assert re.search(rf"^[ |]+{option}: ", shown, re.MULTILINE), option
+    assert "0.5 to 2.0 with most voices" in shown
+    assert "InvalidRequest" in shown
+    if function in (TTS.speak, TTS.play, AsyncTTS.speak):
+        assert "UnknownVoice" in shown
+        assert "OverCapacity" in shown
+    if function in (TTS.speak, AsyncTTS.speak):
+        assert ".speak(" in shown.partition("Example")[2]
 
 
 def test_program_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
