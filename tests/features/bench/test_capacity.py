@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakes.enroller import serving_worker
@@ -162,7 +166,7 @@ def test_command_measures_an_own_worker(
     assert "1,000 minutes of calls cost 1.25 at 0.6 an hour" in shown
     data = json.loads(record.read_text())
     assert data["command"].startswith("tts-worker bench capacity --bound 30000 --price-per-hour 0.6")
-    assert {"hardware", "versions", "load_average_before", "date"} <= data.keys()
+    assert {"hardware", "versions", "load_average_before", "shared_machine", "date"} <= data.keys()
     result = data["result"]
     assert (result["engine"], result["calls"], result["max_sessions"], result["seed"]) == ("tone", 10, 8, 1)
     assert len(result["sentences_sha256"]) == 64
@@ -193,6 +197,19 @@ def test_command_measures_an_own_worker(
 def test_bad_value_is_refused_at_once(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "capacity", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_processes_of_the_measurement(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "tts_worker", "bench", "capacity", "--engine", "tone"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "HTTP requests" in process.stderr.readline()
+        started = psutil.Process(process.pid).children()
+        assert len(started) == 2
+        process.send_signal(number)
+        assert process.wait(30) == 130
+    assert psutil.wait_procs(started, 30)[1] == []
 
 
 def test_unreachable_worker_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ _LAG_SHARE = 0.2
 """Of the bound: a load generator that is later than this measures itself."""
 
 _UTTERANCES = 20
-"""A trial waits for so many at least: fewer have no 95th percentile."""
+"""A trial waits for about so many, for at most twice its length: fewer have no 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,19 @@ class Scale:
         first: Steps of the first trial.
         most: Steps of the highest.
         unit: Of the load, for people.
+        utterances_per_s: About as many become due for each unit of the load.
     """
 
     step: float
     first: int
     most: int
     unit: str
+    utterances_per_s: float = 1.0
 
 
 SCALES: Mapping[Kind, Scale] = {
     "requests": Scale(0.5, 4, 800, "requests/s"),
-    "calls": Scale(1, 8, MOST_CALLS, "calls"),
+    "calls": Scale(1, 8, MOST_CALLS, "calls", 0.2),
 }
 
 
@@ -222,8 +224,7 @@ async def find_capacity(
     async def passes(trial: Trial) -> bool:
         load = scale.step * trial.load
         seconds = conditions.seconds * (2 if trial.confirms else 1)
-        if kind == "requests":
-            seconds = max(seconds, min(_UTTERANCES, 2 * conditions.seconds * load) / load)
+        seconds = max(seconds, min(_UTTERANCES / (scale.utterances_per_s * load), 2 * conditions.seconds))
         for _ in range(2):
             seed = conditions.seed + len(trials)
             plan = Plan(conditions.address, kind, load, seconds, seed, conditions.voice, conditions.headers)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -64,13 +65,18 @@ def run(args: argparse.Namespace) -> int:
     quiet_logs()
     _check(args)
     load_before = os.getloadavg()[0]
-    found = asyncio.run(_measure(args))
+    default = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the processes of the measurement, too
+    try:
+        found = asyncio.run(_measure(args))
+    finally:
+        signal.signal(signal.SIGTERM, default)
     result = _figures(args, found)
     record = {
         "command": shlex.join(["tts-worker", "bench", "capacity", *_words(args)]),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "hardware": hardware(),
         "load_average_before": round(load_before, 2),
+        "shared_machine": _is_shared(load_before),
         "versions": versions(),
         "result": result,
     }
@@ -214,12 +220,15 @@ def _summary(args: argparse.Namespace, found: dict[Kind, Capacity], machine: str
             lines.append(
                 f"1,000 minutes of calls cost {cost:.2f} at {args.price_per_hour:g} an hour, all sessions in use"
             )
-    cores = os.cpu_count() or 1
-    if load > cores:
-        lines.append(
-            f"the load was {load:.1f} on {cores} cores before the run: a shared machine, which alone holds more"
-        )
+    if _is_shared(load):
+        cores = os.cpu_count()
+        lines.append(f"load {load:.1f} on {cores} cores before the run: a shared machine, which alone holds more")
     return lines
+
+
+def _is_shared(load: float) -> bool:
+    """Whether other work kept the cores of this machine busy."""
+    return load > (os.cpu_count() or 1)
 
 
 def _claim(capacity: Capacity, unit: str) -> str:
