@@ -196,7 +196,10 @@ def test_command_measures_an_own_worker(
     assert "set session.max_sessions: 8 " in shown
     assert "1,000 minutes of calls cost 1.25 at 0.6 an hour" in shown
     data = json.loads(record.read_text())
-    assert data["command"].startswith("tts-worker bench capacity --bound 30000 --price-per-hour 0.6")
+    assert data["command"] == (
+        "tts-worker bench capacity --bound 30000 --price-per-hour 0.6 --seconds 0.5 --engine tone "
+        "--set session.lead_ms=2000"
+    )
     assert {"hardware", "versions", "load_average_before", "shared_machine", "date"} <= data.keys()
     result = data["result"]
     assert (result["engine"], result["calls"], result["max_sessions"], result["seed"]) == ("tone", 10, 8, 1)

@@ -190,10 +190,10 @@ def _figures(args: argparse.Namespace, found: dict[Kind, Capacity]) -> dict[str,
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """Return the options that were given, as words."""
+    """Return the options that were given, as words, without the files of the results."""
     words: list[str] = []
     for name, value in vars(args).items():
-        if value not in (None, []):
+        if value not in (None, []) and name not in ("json", "picture"):
             values = value if isinstance(value, list) else [f"{value:g}" if isinstance(value, float) else str(value)]
             words += [word for each in values for word in (f"--{name.replace('_', '-')}", each)]
     return words
