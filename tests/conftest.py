@@ -68,6 +68,7 @@ SLOW = (
     "integration/test_entrances.py",
     "integration/test_first_request.py",
     "integration/test_golden_chunks.py",
+    "integration/test_full_disk.py",
     "integration/test_grpc_limits.py",
     "integration/test_grpc_models.py",
     "features/fleet/test_up.py",
@@ -88,6 +89,7 @@ SLOW = (
     "features/webrtc/test_webrtc.py",
     "integrations/",
     "parity/",
+    "property/test_call_admission.py",
     "property/test_fair_schedule.py",
     "property/test_playback_lead.py",
     "property/test_simulated_engine.py",
@@ -95,6 +97,7 @@ SLOW = (
     "quality/",
     "simulation/",
     "unit/tools/bench/",
+    "unit/tools/test_lm_step_graph.py",
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
     "features/voicepack/test_directory.py",
@@ -102,18 +105,39 @@ SLOW = (
     "features/acceleration/",
     "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
+    "unit/engine/test_kokoro.py",
     "unit/engine/test_process.py",
     "unit/models/test_hyperyaml.py",
     "unit/models/test_onnx_file.py",
     "features/voicepack/test_pull.py",
     "unit/streaming/",
     "unit/test_compare_upstream.py",
+    "unit/text/test_english_reading.py::test_every_character_can_be_read",
+    "unit/text/test_reading_chinese.py::test_time_is_linear_in_hostile_text",
+    "unit/text/test_reading_score.py",
     "unit/test_distribution.py",
     "unit/test_fast_subset.py",
     "unit/train/",
     "unit/voices/test_files.py",
 )
-"""Folders and files whose tests are marked ``slow``: they take seconds, start processes or import PyTorch."""
+"""Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
+
+SAMPLES = (
+    "behavior/test_behavior.py::test_behavior_in_virtual_time",
+    "behavior/test_behavior.py::test_behavior[grpc-stop_ends_speech_within_50_ms]",
+    "features/batch/test_batch.py::test_results_are_those_of_single_requests",
+    "features/tracing/test_traces.py::test_websocket_utterances_become_spans",
+    "features/test_deletion.py::test_sections_of_features_are_settings",
+    "features/voicepack/test_pull.py::test_complete_directory_is_not_downloaded_again",
+    "integration/test_golden_chunks.py::",  # CosyVoice, in a process of its own
+    "integrations/test_pipecat.py::test_turn_is_one_utterance_with_words_and_metrics",
+    "simulation/test_promises.py::",
+    "simulation/test_worker_simulator.py::test_promises_hold_in_the_world_of_a_seed[4]",
+)
+"""Tests of ``SLOW`` that are not marked, so that the fast subset has some of every area."""
+
+MAX_FAST_CPU_S = 5.0
+"""Processor time that a test of the fast subset may take, with the processes that it starts."""
 
 TOGETHER = (
     "tests/unit/cosyvoice/",  # exported graphs, PyTorch's compiler
@@ -126,10 +150,23 @@ TOGETHER = (
 )
 """Folders whose tests run in one process, which share what is expensive to make. They start first, longest first."""
 
+LONG = (
+    "tests/integration/test_golden_chunks.py",
+    "tests/unit/tools/bench/test_gpu.py",
+    "tests/unit/tools/bench/test_gpu_rehearsal.py",
+    "tests/unit/text/test_reading_score.py",
+    "tests/features/test_deletion.py",
+    "tests/integration/test_cli.py",
+    "tests/unit/test_distribution.py",
+    "tests/unit/train/test_stages.py",
+)
+"""Modules that take a process longest, in this order after ``TOGETHER``: none is left for the end of a run."""
+
 WITHOUT_TORCH = ("torch", "tokenizers")
 """What the extra "cosyvoice" installs. PyTorch comes later than others to a new version of Python."""
 
-VOICE_PACKS = Path(__file__).parents[1] / "voicepacks"
+TESTS = Path(__file__).parent
+VOICE_PACKS = TESTS.parent / "voicepacks"
 
 TONE: dict[str, Any] = {"engines": {"tone": {"kind": "tone"}}}
 
@@ -162,11 +199,21 @@ class _ModuleOfAnExtra(pytest.Module):
         pytest.skip(f"needs {missing.name}: pip install 'tts-worker[cosyvoice]'", allow_module_level=True)
 
 
+def cpu_s() -> float:
+    """Return the processor time of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
-    """Skip a test that finds out late that PyTorch is not installed."""
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip a test that finds out late that PyTorch is not installed; fail one that is too slow for the fast subset."""
+    begun_s = cpu_s()
     try:
-        return (yield)
+        result = yield
+        took_s = cpu_s() - begun_s
+        if item.config.option.markexpr == "not slow" and took_s > MAX_FAST_CPU_S:
+            pytest.fail(f"{took_s:.1f} s of processor time: add it to SLOW in tests/conftest.py", pytrace=False)
+        return result
     except ModuleNotFoundError as error:
         if error.name in WITHOUT_TORCH and find_spec(error.name) is None:
             pytest.skip(f"needs {error.name}: pip install 'tts-worker[cosyvoice]'")
@@ -179,25 +226,55 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @lru_cache
 def is_slow(path: Path) -> bool:
-    return path.relative_to(Path(__file__).parent).as_posix().startswith(SLOW)
+    return path.relative_to(TESTS).as_posix().startswith(SLOW)
+
+
+@lru_cache
+def has_samples(path: Path) -> bool:
+    return any(TESTS / sample.partition("::")[0] == path for sample in SAMPLES)
+
+
+def load_above_cores(load: float, cores: int) -> str | None:
+    """Describe a load of the machine above its cores, which explains slow tests and failed timing tests."""
+    if load <= cores:
+        return None
+    return f"machine: load {load:.1f} on {cores} core{'s' * (cores > 1)}: tests are slower, and timing tests may fail"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Make the load of the machine the first line, also with ``-q``, which leaves out pytest's own header."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # a process of pytest-xdist has none
+    if reporter is None or not hasattr(os, "getloadavg"):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (line := load_above_cores(os.getloadavg()[0], cores)) is not None:
+        reporter.write_line(line, yellow=True)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import the slow tests, with PyTorch and others, if they are left out."""
     left_out = config.option.markexpr == "not slow" and collection_path.is_file()
-    return True if left_out and is_slow(collection_path) else None
+    return True if left_out and is_slow(collection_path) and not has_samples(collection_path) else None
 
 
 def folder_in_one_process(nodeid: str) -> str | None:
     return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 
+def turn_of(item: pytest.Item) -> int:
+    """When the module of a test is given to a process: long ones early, fast ones last, to fill the gaps of the end."""
+    turns = {name: turn for turn, name in enumerate((*TOGETHER, *LONG))}
+    scope = folder_in_one_process(item.nodeid) or item.nodeid.partition("::")[0]
+    return turns.get(scope, len(turns) + (not is_slow(item.path)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.path):
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(SLOW) and not name.startswith(SAMPLES):
             item.add_marker(pytest.mark.slow)
-    ranks = {folder: rank for rank, folder in enumerate(TOGETHER)}
-    items.sort(key=lambda item: ranks.get(folder_in_one_process(item.nodeid) or "", len(ranks)))
+    items.sort(key=turn_of)
 
 
 class FolderScheduling(LoadScopeScheduling):

@@ -76,7 +76,8 @@ def speak_mel(bench: Any, tokens: list[int]) -> dict[str, np.ndarray[Any, Any]]:
     with patch.object(parts.renderer, method, record):
         bench.speak(np.array(tokens, np.int32))
     _, voices = _part(parts, "voice_cache", "book")
-    state = voices._states[VOICE]
+    _, states = _part(voices, "states", "_states")
+    state = states[VOICE]
     return {
         "mel": np.concatenate(mels, axis=2)[0],
         "prompt": np.array(state.prompt),

@@ -99,7 +99,7 @@ def json_line(message: str, **values: object) -> str:
 
 def discard_output() -> None:
     """Redirect standard output, whose reader is gone, so that the flush at exit does not fail again."""
-    with suppress(OSError, ValueError):  # it is no file
+    with suppress(OSError, ValueError):  # standard output has no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

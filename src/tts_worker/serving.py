@@ -69,10 +69,10 @@ def _set_kill_timer(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-_GOODBYE_S = 1.0
+GOODBYE_S = 1.0
 """How long connections may take to end by themselves before they are closed."""
 
-_CLOSE_S = 5
+CLOSE_S = 5
 """How long the requests that are left may take then."""
 
 
@@ -113,7 +113,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         if self.server_state.tasks and not self.force_exit:
-            await asyncio.wait(set(self.server_state.tasks), timeout=_GOODBYE_S)
+            await asyncio.wait(set(self.server_state.tasks), timeout=GOODBYE_S)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -250,7 +250,7 @@ def _create_server(
         ws_ping_interval=HEARTBEAT_S,
         ws_ping_timeout=HEARTBEAT_S,
         ws_per_message_deflate=False,  # PCM hardly compresses
-        timeout_graceful_shutdown=_CLOSE_S,
+        timeout_graceful_shutdown=CLOSE_S,
         lifespan="off",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES + 1,
     )

@@ -241,7 +241,8 @@ class SessionOptions:
         sample_rate: Sample rate of the audio and unit of all positions, in Hz; by default 24,000, or 8,000 with a
             telephone encoding.
         encoding: Encoding of the audio, see ``Encoding``; by default ``pcm_s16le``.
-        lexicon: Word -> spelling or /phonemes/.
+        lexicon: Word -> spelling or /phonemes/; or stored lexicons: ``NAME`` or ``NAME@VERSION``, several separated by
+            commas, of which an earlier one wins.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
         traceparent: W3C trace context of the later utterances; None takes that of the request.
@@ -263,7 +264,7 @@ class SessionOptions:
     raw_chunks: bool = False
     sample_rate: int | None = None
     encoding: str | None = None
-    lexicon: Mapping[str, Any] | None = None
+    lexicon: Mapping[str, Any] | str | None = None
     markdown: bool | None = None
     urls: UrlMode | None = None
     normalize: bool | None = None
@@ -660,6 +661,7 @@ class EngineInfo:
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
+        uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
         test_signal: Its audio is not speech: the level stays as it is.
@@ -678,6 +680,7 @@ class EngineInfo:
     control_tags: tuple[str, ...] = ()
     phonemes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()
     test_signal: bool = False

@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter, find_lexicons
 from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -91,6 +91,7 @@ class Worker:
         )
         self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
         self.hub.converter = find_converter()
+        self.hub.lexicons.library = find_lexicons(settings)
         self.models = ModelManager(
             settings.engines,
             EngineActions(
@@ -108,7 +109,7 @@ class Worker:
         self.hub.models = self.models
         self.parts = self._build_parts()
         """What features have added."""
-        self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
+        self.retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
         self._housekeeping: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -207,8 +208,8 @@ class Worker:
             raise
         old = self.engines[name]
         retiring = asyncio.get_running_loop().create_task(self._retire(old, sessions), name=f"retire-{name}")
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+        self.retiring.add(retiring)
+        retiring.add_done_callback(self.retiring.discard)
         await self._use_engine(name, engine, version)
 
     async def _vacate_engine(self, name: str) -> None:
@@ -274,7 +275,7 @@ class Worker:
         await self.hub.drain(timeout_s=0.0)
         await self.hub.library.close()
         await self.models.close()
-        if retiring := [*self._retiring]:  # their sessions are closed
+        if retiring := [*self.retiring]:  # their sessions are closed
             await asyncio.wait(retiring)
         for engine in self.engines.values():
             await engine.stop()

@@ -59,7 +59,7 @@ class LiveKitSession:
 
     def __init__(self, client: Client, options: SessionOptions, timeout_s: float) -> None:
         self.voice = TTS(client=client)
-        self.voice._options = options
+        self.voice.options = options
         self._connect_options = APIConnectOptions(max_retry=0, timeout=timeout_s)
         self._closing: set[asyncio.Future[None]] = set()
         self.id = f"livekit-{id(self):x}"
@@ -91,7 +91,7 @@ class LiveKitSession:
             self._generation += 1
             stream = self.voice.stream(conn_options=self._connect_options)
             utterance = _Utterance(UtteranceKey(self.id, self._generation), stream)
-            options = self.voice._options
+            options = self.voice.options
             params = SynthesisParams(options.voice or "tone", options.speed, options.seed)
             utterance.queue.append(Started(utterance.key, params))
             utterance.task = asyncio.create_task(self._receive(utterance))

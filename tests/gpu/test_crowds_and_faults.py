@@ -70,7 +70,7 @@ def test_nan_in_a_slot_does_not_reach_the_next_utterance(device: torch.device) -
         subject.step(0.0)
     (slot,) = free - set(decoder._free)
     # All that the run may have written. What no run has written stays zero.
-    decoder._pool.data[:, :, slot, :, : decoder.length(slot)] = float("nan")
+    decoder.pool.data[:, :, slot, :, : decoder.length(slot)] = float("nan")
     if device.type == "cuda":  # written on another stream than what follows
         torch.cuda.synchronize()
     subject.handle(Cancel(key))

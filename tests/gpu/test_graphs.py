@@ -100,7 +100,7 @@ def test_first_chunk_needs_no_host(family: str, cuda: torch.device, monkeypatch:
     outputs = []
     for on_device in (False, True):
         subject = device_engine(family, cuda, first_chunk_on_device=on_device)
-        render = subject._audio.render_first_chunks
+        render = subject.audio.render_first_chunks
         calls: list[int] = []
 
         def counted(
@@ -111,7 +111,7 @@ def test_first_chunk_needs_no_host(family: str, cuda: torch.device, monkeypatch:
             calls.append(len(tokens.members))
             render(tokens)
 
-        monkeypatch.setattr(subject._audio, "render_first_chunks", counted)
+        monkeypatch.setattr(subject.audio, "render_first_chunks", counted)
         outputs += [speak_crowd(subject, [seeded(n)], sentence)[0] for n in range(3)]
         assert calls == [1] * 3 * on_device
         assert eager_calls(subject) == {}

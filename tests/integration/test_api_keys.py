@@ -201,7 +201,7 @@ async def test_changed_key_file_is_reloaded(tmp_path: Path) -> None:
 
 
 async def test_sighup_reloads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.server.file_watch._INTERVAL_S", 3_600.0)
+    monkeypatch.setattr("tts_worker.server.file_watch.INTERVAL_S", 3_600.0)
     file = key_file(tmp_path)
     async with (
         serving(server={"key_file": str(file)}) as address,

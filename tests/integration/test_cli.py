@@ -370,7 +370,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert findings["speech"]["status"] == "ok"
     assert findings["[cosyvoice]"]["status"] == ("ok" if find_spec("torch") else "optional")
     assert {"[gpu]", "[livekit]", "[grpc]"} <= set(findings)
-    doctor._print([Finding("[ray]", Status.OPTIONAL, "several machines", "pip install ray")])
+    doctor.print_findings([Finding("[ray]", Status.OPTIONAL, "several machines", "pip install ray")])
     assert "  optional [ray]               several machines  -> pip install ray\n" in capsys.readouterr().out
     assert main(["doctor", "--set", "server.prt=1"]) == 1
     assert "server.prt: unknown setting" in capsys.readouterr().out
@@ -383,7 +383,7 @@ def test_doctor_is_colored_on_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm")
-    doctor._print([Finding("numpy", Status.FAULT, "not installed")])
+    doctor.print_findings([Finding("numpy", Status.FAULT, "not installed")])
     assert f"  {code}FAULT   " in capsys.readouterr().out
 
 

@@ -20,6 +20,7 @@ from tests.behavior.transports import TRANSPORTS, Setup, serve_setup
 from tests.conftest import until
 from tests.fakes.proxy import run_proxy
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
+from tts_worker.client.websocket import WebSocketConnector
 from tts_worker.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -152,25 +153,33 @@ async def test_stop_and_close_do_not_wait_for_the_worker() -> None:
         assert ended.outcome is Outcome.STOPPED, "a lost worker does not turn a STOP into an error"
 
 
+def connector_to(address: str) -> WebSocketConnector:
+    """Return the connection pool of a client."""
+    return WebSocketConnector(f"ws://{address}/v1/stream", ClientSettings())
+
+
 async def test_closed_client_has_no_open_connection() -> None:
     """Also none that it gave up shortly before, which waits for the worker's part of the closing handshake."""
-    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
-        connector: Any = client._connector
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
+        connector = connector_to(proxy.address)
+        client = Client(connector)
         recorder = await open_recorder(client, SessionOptions())
-        (connection,) = connector._connections
+        (connection,) = connector.connections
         proxy.stall()
         connection.close()
         await recorder.drain()
-        assert connector._connections == set()
+        assert connector.connections == set()
         await client.aclose()
-        assert connection._socket.transport.is_closing()
+        assert connection.socket.transport.is_closing()
 
 
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 
 async def test_pool_reuses_and_replaces_connections() -> None:
-    async with serve_setup(Setup()) as address, run_proxy(address) as proxy, connect(f"ws://{proxy.address}") as client:
+    async with serve_setup(Setup()) as address, run_proxy(address) as proxy:
+        pool = connector_to(proxy.address)
+        client = Client(pool)
         await client.prewarm()
         await client.prewarm()
         for turn in range(4):
@@ -180,13 +189,13 @@ async def test_pool_reuses_and_replaces_connections() -> None:
             await recorder.synthesize(f"Turn {turn}.")
             recorder.session.close()
         assert proxy.connections == 1
-        pool: Any = client._connector
-        assert pool._idle
+        assert pool.idle
         proxy.reset()
-        await until(lambda: not pool._idle)  # the reset has arrived
+        await until(lambda: not pool.idle)  # the reset has arrived
         recorder = await open_recorder(client)
         assert (await recorder.synthesize("A new connection.")).outcome is Outcome.DONE
         assert proxy.connections == 2
+        await client.aclose()
 
 
 async def test_unanswered_connection_is_not_reused() -> None:

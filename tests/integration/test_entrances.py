@@ -21,6 +21,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.conftest import serving, until
+from tests.fakes.clock import measure_stalls
 from tests.fakes.media_stream import TelnyxMessages, TwilioMessages, calling
 from tests.fakes.redis import embedded_redis
 from tests.fakes.scrape import scraped
@@ -100,7 +101,7 @@ async def test_health_checks_take_no_calls_of_others() -> None:
         stub: Any = health_pb2_grpc.HealthStub(server.channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(70)]
         await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
-        await until(lambda: sum(watch.done() for watch in watches) == 6)
+        await until(lambda: sum(watch.done() for watch in watches) >= 6)  # more if the machine stalled: none is late
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
         for watch in watches:
             stack.callback(watch.cancel)
@@ -126,9 +127,12 @@ async def test_silent_telephone_streams_take_no_calls() -> None:
         async with dial(address, "/v1/calls/CA1", additional_headers=headers) as agent:
             assert (await agent.until("call"))["state"] == "joined"
         assert call.socket.close_code is None
-        began_s = asyncio.get_running_loop().time()
-        await silent[-1].wait_closed()
-        assert asyncio.get_running_loop().time() - began_s < 6, "3 s, and the delays of a busy machine"
+        async with measure_stalls() as stalled_s:
+            began_s = asyncio.get_running_loop().time()
+            await silent[-1].wait_closed()
+            assert asyncio.get_running_loop().time() - began_s - stalled_s() < 6, (
+                "3 s, and the delays of a busy machine"
+            )
         assert silent[-1].close_code == 1007
 
 
@@ -187,12 +191,21 @@ async def refuses_handshakes(address: str, path: str) -> None:
 
 
 async def attack_websocket() -> None:
-    async with serving(server={"api_keys": [KEY]}) as address:
-        await refuses_handshakes(address, "/v1/stream")
-        async with connect(f"ws://{address}/v1/stream", additional_headers=BEARER) as socket:
-            await socket.send(HUGE)
-            await socket.wait_closed()
-            assert socket.close_code == 1009
+    for path in (
+        "/v1/stream",
+        "/v1/audio/speech/stream",
+        "/v1/speak?model=tone",
+        "/v2/speak?model=tone",
+        "/jambonz",
+        "/tts/websocket",
+        "/v1/text-to-speech/tone/multi-stream-input",
+    ):
+        async with serving(server={"api_keys": [KEY]}) as address:
+            await refuses_handshakes(address, path)
+            async with connect(f"ws://{address}{path}", additional_headers=BEARER, max_queue=None) as socket:
+                await socket.send(HUGE)
+                await socket.wait_closed()
+                assert socket.close_code == 1009, path
 
 
 async def attack_grpc() -> None:

@@ -32,7 +32,7 @@ class Recorder:
         self.started: list[str] = []
         have_all_arrived = threading.Event()
         submit = ToneEngine.submit
-        write = TTSService._write
+        write = TTSService.write_text
         frames = SynthesizeCall.frames
 
         def record_arrival(service: TTSService, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
@@ -52,7 +52,7 @@ class Recorder:
             submit(engine, plan)
 
         monkeypatch.setattr(ToneEngine, "submit", submit_when_all_have_arrived)
-        monkeypatch.setattr(TTSService, "_write", record_arrival)
+        monkeypatch.setattr(TTSService, "write_text", record_arrival)
         monkeypatch.setattr(SynthesizeCall, "frames", record_start)
 
 

@@ -53,7 +53,7 @@ async def serving_stalled_engine(chunks: int) -> AsyncIterator[tuple[str, thread
             resume.wait(60)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tts_worker.engine.tone._wait_out", stall)
+        patch.setattr("tts_worker.engine.tone.wait_out", stall)
         async with serving() as address:
             try:
                 yield address, resume
@@ -118,6 +118,7 @@ async def test_api_describes_itself() -> None:
 
 FILES_OF_FORMS = {
     "/v1/voices": {"audio"},
+    "/v1/audio/voices": {"audio_sample"},
     "/v1/voices/add": {"files"},
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},

@@ -199,7 +199,7 @@ class GpuTone(ToneEngine):
 
 async def test_gpu_is_exported_while_an_engine_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.setattr(factory, "_tone", lambda settings: GpuTone())
+    monkeypatch.setattr(factory, "open_tone", lambda settings: GpuTone())
     async with running_worker(tone_settings()) as worker:
         transport = httpx.ASGITransport(create_application(worker))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:

@@ -256,7 +256,7 @@ async def test_grpc_names_the_tls_file_that_cannot_be_used(tmp_path: Path, damag
 async def test_renewed_certificate_is_read_without_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tts_worker.server.file_watch._INTERVAL_S", 0.02)
+    monkeypatch.setattr("tts_worker.server.file_watch.INTERVAL_S", 0.02)
     crt, key = certificate(tmp_path)
     async with serving(server={"tls_certificate": str(crt), "tls_key": str(key)}) as address:
         held = httpx.AsyncClient(verify=ssl.create_default_context(cafile=str(crt)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tts
 from livekit.agents.voice.agent_session import SessionConnectOptions
 
+from livekit.plugins.tts_worker import TTS
 from tests.behavior.recording_client import RecordingClient
 from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
@@ -19,7 +21,8 @@ from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
-from tts_worker.client import Client, SessionOptions
+from tts_worker.client import Client, ClientSettings, SessionOptions
+from tts_worker.client.websocket import WebSocketConnector
 from tts_worker.local import LocalConnector
 
 REPLY = "One two three four five six seven."
@@ -163,8 +166,8 @@ async def test_consecutive_turns_and_a_tool_only_turn() -> None:
     agent = Agent(instructions="Recite.", tools=[ring])
     async with serve_plugin() as (voice, recorded):
         async with run_agent(voice, ["First.", "Second.", "tool:ring"], agent=agent) as harness:
-            assert voice._prewarm_task is not None
-            await voice._prewarm_task  # started by the agent; a real user takes longer to speak
+            assert voice.prewarming is not None
+            await voice.prewarming  # started by the agent; a real user takes longer to speak
             await harness.session.generate_reply(user_input="one")
             await harness.session.generate_reply(user_input="two")
             await harness.session.generate_reply(user_input="three")
@@ -198,14 +201,14 @@ async def test_idle_connection_loss_is_recovered() -> None:
     async with (
         serve_setup(BRISK) as address,
         run_proxy(address) as proxy,
-        connect_plugin(proxy.address) as (voice, _),
+        aclosing(Client(pool := WebSocketConnector(f"ws://{proxy.address}/v1/stream", ClientSettings()))) as client,
+        aclosing(TTS(client=client)) as voice,
         run_agent(voice, ["First.", "Second."]) as harness,
     ):
         await harness.session.generate_reply(user_input="one")
-        pool: Any = voice._client._connector
-        await until(lambda: pool._idle)
+        await until(lambda: pool.idle)
         proxy.reset()  # as after minutes of silence, when a middlebox drops the connection
-        await until(lambda: not pool._idle)
+        await until(lambda: not pool.idle)
         await harness.session.generate_reply(user_input="two")
         assert harness.turns == [("First.", False), ("Second.", False)]
         assert harness.errors == []

@@ -30,16 +30,16 @@ ALLOWED = {
 """Mutable booleans that are not the state of an engine, and what they are."""
 
 TABLES: list[dict[Enum, frozenset[Enum]]] = [
-    loop._TRANSITIONS,
-    process._TRANSITIONS,
-    shell._TRANSITIONS,
+    loop.TRANSITIONS,
+    process.TRANSITIONS,
+    shell.TRANSITIONS,
     phases.SEQUENCE_TRANSITIONS,
     phases.TOKEN_PASS_TRANSITIONS,
     phases.TEXT_TRANSITIONS,
     chunks.SEGMENT_TRANSITIONS,
-    interleave._TRANSITIONS,
+    interleave.TRANSITIONS,
     runs.RUN_TRANSITIONS,
-    phrases._TRANSITIONS,
+    phrases.TRANSITIONS,
 ]  # type: ignore[assignment]
 
 

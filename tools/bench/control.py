@@ -145,7 +145,7 @@ class Commander:
             due.sort()
 
 
-class _SpeakingSession:
+class SpeakingSession:
     """A session that always has text to speak, and whose commands are timed."""
 
     def __init__(self, session: LocalSession, rng: random.Random, times: ControlTimes) -> None:
@@ -206,7 +206,7 @@ async def measure_control(settings: Settings, sessions: int, seconds: float) -> 
     times = ControlTimes()
     async with StallMonitor(_MIN_STALL_S) as monitor, running_worker(settings) as worker, LoopLag() as lag:
         speaking_sessions = [
-            _SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)
+            SpeakingSession(_open_session(worker), random.Random(index), times) for index in range(sessions)
         ]
         listening = [asyncio.create_task(session.listen()) for session in speaking_sessions]
         commander = Commander(sessions, 1, lambda index, command, at_s: speaking_sessions[index].command(command, at_s))

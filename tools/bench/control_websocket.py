@@ -27,7 +27,7 @@ _MESSAGES = {
 }
 
 
-class _WebSocketClient:
+class WebSocketClient:
     """A client that plays, and times when the last sample of a stopped utterance is played."""
 
     def __init__(self, socket: ClientConnection, rng: random.Random, times: ControlTimes) -> None:
@@ -101,7 +101,7 @@ async def measure_control_websocket(address: str, sessions: int, seconds: float)
         clients = []
         for index in range(sessions):
             socket = await stack.enter_async_context(connect(f"ws://{address}/v1/stream", compression=None))
-            clients.append(_WebSocketClient(socket, random.Random(index), times))
+            clients.append(WebSocketClient(socket, random.Random(index), times))
         lag = await stack.enter_async_context(LoopLag())
         listening = [asyncio.create_task(client.listen()) for client in clients]
         commander = Commander(sessions, 1, lambda index, command, at_s: clients[index].command(command, at_s))

@@ -39,7 +39,7 @@ LEAST_SHARE_INDEX = 0.9
 
 _BYTES_PER_S = BYTES_PER_SAMPLE * SAMPLE_RATE_HZ
 _GAP_S = 0.2  # between two calls
-_ALONE_S = 5.0  # the calls speak this long before the downloads begin
+ALONE_S = 5.0  # the calls speak this long before the downloads begin
 _FIRST_BYTES_S = 60.0  # downloads without a first byte by then count as not started
 
 
@@ -127,7 +127,7 @@ async def measure_fairness(
         idle_s = await _first_audio_times(address, tries)
         tasks = [asyncio.create_task(SpeakingCall(address, seed, calls).run()) for seed in range(callers)]
         stack.push_async_callback(_cancel, tasks)
-        await asyncio.sleep(_ALONE_S if callers else 0.0)
+        await asyncio.sleep(ALONE_S if callers else 0.0)
         alone = list(calls.underruns)
         calls.underruns.clear()
         before = await engine_metrics(address)
@@ -146,7 +146,7 @@ async def measure_fairness(
         "step_mean_ms": rounded_ms(busy_s / max(1.0, steps)),
         "step_max_ms": rounded_ms(longest_step_s),
         "call_audio_s": round(calls.audio_s, 1),
-        "alone_s": _ALONE_S if callers else 0.0,
+        "alone_s": ALONE_S if callers else 0.0,
         "underruns_alone": len(alone),
         "underruns_alone_unexplained": len(unexplained_underruns(alone, monitor.stalls, lead_s)),
         "beside_downloads_s": round(sum(each.seconds for each in measured), 1),

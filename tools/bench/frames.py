@@ -29,7 +29,7 @@ from tts_worker.features.bench.stats import Figure, Track, no_garbage_collection
 PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}
 """How a call is connected, by name."""
 
-_SETTLE_S = 1.0
+SETTLE_S = 1.0
 """From the last beginning until the measurement."""
 
 
@@ -92,7 +92,7 @@ async def measure_frames(
             for seed in range(sessions)
         ]
         stack.push_async_callback(_cancel, tasks)
-        await asyncio.sleep(start_over_s + _SETTLE_S)
+        await asyncio.sleep(start_over_s + SETTLE_S)
         at_start = list(calls.underruns)
         calls.underruns.clear()
         calls.frames = 0

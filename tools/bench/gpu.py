@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 125
 SCORE_LENGTHS = (8, 64, 200, 700)
+VARIANT_TEXTS = 10  # first chunks of a section that compares a switch
 DRAWN_IDS = 64
 REPLAYED_TOKENS = 90  # of each utterance whose replays are timed
 SHORT_TURNS_S = (1.6, 3.6)
@@ -285,9 +286,9 @@ class GpuBench:
         self._config = Bundle.open(plan.options.bundle).config
         self._bench: Bench | None = None
         self._options: LoadOptions | None = None  # of the engine
-        self._networks: tuple[tuple[Any, ...], Networks] | None = None  # of the last engine
-        self._engine_s = {False: ENGINE_S, True: ENGINE_S}  # what building one took, by whether it shared weights
-        self._last_engine_s = 0.0
+        self.networks: tuple[tuple[Any, ...], Networks] | None = None  # of the last engine
+        self.engine_s = {False: ENGINE_S, True: ENGINE_S}  # what building one took, by whether it shared weights
+        self.last_engine_s = 0.0
         self._temporary: list[Path] = []
 
     def __enter__(self) -> GpuBench:
@@ -315,15 +316,15 @@ class GpuBench:
 
     def expected_s(self, section: Section) -> float:
         """Return what ``section`` is expected to take, with the engines that must be built for it."""
-        expected_s = section.expected_s + section.engines * self._engine_s[False]
-        options = self._options_of(section)
+        expected_s = section.expected_s + section.engines * self.engine_s[False]
+        options = self.options_of(section)
         if section.takes_any and self._bench is None:
             options = self._plan.options
         if options is not None and options != self._options:
-            expected_s += self._engine_s[self._has_weights_of(options)]
+            expected_s += self.engine_s[self._has_weights_of(options)]
         return expected_s
 
-    def _options_of(self, section: Section) -> LoadOptions | None:
+    def options_of(self, section: Section) -> LoadOptions | None:
         """Return the engine that ``section`` needs, as served unless it takes too few utterances."""
         options = section.options
         if options is None or section.utterances <= self._utterances_of(options):
@@ -340,12 +341,12 @@ class GpuBench:
         return cuda_utterances(self._config, torch.float32 if options.half is False else torch.bfloat16, memory_bytes)
 
     @staticmethod
-    def _weights_of(options: LoadOptions) -> tuple[Any, ...]:
+    def weights_of(options: LoadOptions) -> tuple[Any, ...]:
         """Return what engines with the same weights have in common."""
         return options.bundle, options.rl, options.device, options.half, options.backend
 
     def _has_weights_of(self, options: LoadOptions) -> bool:
-        return self._networks is not None and self._networks[0] == self._weights_of(options)
+        return self.networks is not None and self.networks[0] == self.weights_of(options)
 
     def limit_s(self, section: Section, left_s: float) -> float:
         """Return after what time ``section`` hangs for sure, or exceeds the budget by a minute.
@@ -357,10 +358,10 @@ class GpuBench:
     def measure(self, section: Section) -> Figures:
         """Run ``section`` with the engine that it needs, and add what building it took."""
         figures: Figures = {}
-        options = self._options_of(section)
+        options = self.options_of(section)
         if options is not None and options != self._options:
             self.load_engine(options)
-            figures["engine_s"] = round(self._last_engine_s, 1)
+            figures["engine_s"] = round(self.last_engine_s, 1)
         return {**section.run(self), **figures}
 
     # -- the engine ---------------------------------------------------------------------------------------------------
@@ -375,18 +376,18 @@ class GpuBench:
         self.unload()
         began_s = perf_counter()
         if not self._has_weights_of(options):
-            self._networks = None
-        loaded = None if self._networks is None else self._networks[1]
+            self.networks = None
+        loaded = None if self.networks is None else self.networks[1]
         self._bench = Bench(options, PROMPT_TOKENS, loaded)
         self._options = options
-        self._networks = self._weights_of(options), self._bench.engine.components.networks
+        self.networks = self.weights_of(options), self._bench.engine.components.networks
         gc.collect()
         gc.freeze()  # as a server does when it has started: a full collection takes longer than most steps
-        self._last_engine_s = perf_counter() - began_s
+        self.last_engine_s = perf_counter() - began_s
         if options.compile != CompileMode.ON.value:  # sections that compile expect that time themselves
-            self._engine_s[loaded is not None] = self._last_engine_s
+            self.engine_s[loaded is not None] = self.last_engine_s
         if loaded is None:  # the next one has the weights, and the kernels are compiled
-            self._engine_s[True] = min(self._engine_s[True], self._bench.warm_up_s)
+            self.engine_s[True] = min(self.engine_s[True], self._bench.warm_up_s)
         return self._bench
 
     def close(self) -> None:
@@ -422,7 +423,7 @@ class GpuBench:
     def start(self) -> Figures:
         """Load and warm up the engine; list what was captured."""
         bench = self.load_engine(self._plan.options)
-        figures: Figures = {**bench.describe(), "load_and_warm_up_s": round(self._last_engine_s, 1)}
+        figures: Figures = {**bench.describe(), "load_and_warm_up_s": round(self.last_engine_s, 1)}
         if self.on_cuda:
             figures["allocated_gb"] = round(torch.cuda.memory_allocated(self._device) / 1e9, 2)
             figures["reserved_gb"] = round(torch.cuda.memory_reserved(self._device) / 1e9, 2)
@@ -620,7 +621,12 @@ class GpuBench:
         """Measure first audio and speed with other ``options``, which the engine has, and ``settings``."""
         with self._other_settings(settings):
             bench = self.bench
-            figures = {**options, **settings, **bench.first_audio(10), **bench.speed(self._plan.speed_seconds / 2, 2)}
+            figures = {
+                **options,
+                **settings,
+                **bench.first_audio(VARIANT_TEXTS),
+                **bench.speed(self._plan.speed_seconds / 2, 2),
+            }
             return figures | fallbacks_of(bench.engine)
 
     def other_family(self) -> Figures:
@@ -631,7 +637,7 @@ class GpuBench:
         self._temporary.append(path)
         write_random_bundle(path / family, family, bundle_size(bundle))
         bench = self.load_engine(replace(_alone(self._plan.options), bundle=path / family))
-        figures = {**bench.describe(), **bench.first_audio(10), **bench.speed(self._plan.speed_seconds, 2)}
+        figures = {**bench.describe(), **bench.first_audio(VARIANT_TEXTS), **bench.speed(self._plan.speed_seconds, 2)}
         return figures | fallbacks_of(bench.engine)
 
 

@@ -272,7 +272,7 @@ async def measure_arrivals(
     """
     observed = ObservedEngine(engine, stages, step)
     loop = EngineLoop(lambda: observed, name="bench", hang_timeout_s=600.0)
-    load = _Load(loop, arrivals, announce)
+    load = OpenLoad(loop, arrivals, announce)
     await loop.start()
     has_failed = asyncio.Event()
     loop.on_state(lambda state: has_failed.set())
@@ -290,7 +290,9 @@ async def measure_arrivals(
         await loop.stop()
 
 
-async def _measure(load: _Load, arrivals: Arrivals, observed: ObservedEngine, stages: StageClock) -> dict[str, object]:
+async def _measure(
+    load: OpenLoad, arrivals: Arrivals, observed: ObservedEngine, stages: StageClock
+) -> dict[str, object]:
     """Let the calls arrive and return the figures."""
     async with LoopLag() as lag:
         credit = asyncio.create_task(load.give_credit())
@@ -313,11 +315,11 @@ async def _measure(load: _Load, arrivals: Arrivals, observed: ObservedEngine, st
         **_busy(before, after, wall_s),
         "event_loop_lag_p99_ms": rounded_ms(percentile(lag.lags_s, 99)),
         "slow_steps": len(observed.slow_steps),
-        "slowest_steps": _described(observed.slow_steps),
+        "slowest_steps": slow_step_figures(observed.slow_steps),
     }
 
 
-def _described(steps: Sequence[SlowStep]) -> list[dict[str, object]]:
+def slow_step_figures(steps: Sequence[SlowStep]) -> list[dict[str, object]]:
     """Describe the steps, the slowest first."""
     slowest = sorted(steps, key=lambda step: -step.ms)[:_LISTED_STEPS]
     return [{"ms": step.ms, "did": step.did, **step.stages} for step in slowest]
@@ -332,7 +334,7 @@ def _busy(before: dict[str, float], after: dict[str, float], wall_s: float) -> d
     }
 
 
-class _Load:
+class OpenLoad:
     """The calls of one measurement.
 
     Attributes:
@@ -347,7 +349,7 @@ class _Load:
         self._arrivals = arrivals
         self._announce = announce
         self._rng = random.Random(arrivals.seed)
-        self._live: dict[UtteranceKey, ListenedCall] = {}
+        self.live: dict[UtteranceKey, ListenedCall] = {}
         self._ended: list[ListenedCall] = []
         self._stops_s: list[float] = []
         self._live_counts: list[int] = []
@@ -363,10 +365,10 @@ class _Load:
             if planned.after_s >= seconds:
                 end_s = planned.after_s + self._arrivals.mean_call_s
             await asyncio.sleep(max(0.0, began_s + planned.after_s - perf_counter()))
-            self._open(planned)
+            self.open(planned)
         await asyncio.sleep(max(0.0, began_s + end_s - perf_counter()))
 
-    def _open(self, planned: PlannedCall) -> None:
+    def open(self, planned: PlannedCall) -> None:
         """Open a call with all of its text."""
         script = planned.script
         self._count += 1
@@ -374,31 +376,31 @@ class _Load:
         self._announce(key, script)
         call = ListenedCall(key, perf_counter(), self.is_measuring)
         if self.is_measuring:  # a random arrival finds the average
-            self._live_counts.append(len(self._live) + self._still_heard(call.opened_s))
-        self._live[key] = call
+            self._live_counts.append(len(self.live) + self._still_heard(call.opened_s))
+        self.live[key] = call
         self._is_idle.clear()
-        self._loop.subscribe(key.session, self._on_event)
+        self._loop.subscribe(key.session, self.on_event)
         self._loop.post(Open(key, SynthesisParams(self._arrivals.voice), CREDIT_SAMPLES))
         for segment in script.segments:
             self._loop.post(Text(key, segment))
         self._loop.post(EndText(key))
         if planned.stop_after_s is not None:
             due_s = perf_counter() + planned.stop_after_s
-            asyncio.get_running_loop().call_later(planned.stop_after_s, self._stop, call, due_s)
+            asyncio.get_running_loop().call_later(planned.stop_after_s, self.stop, call, due_s)
 
     def _still_heard(self, now_s: float) -> int:
         """Return how many calls are done in the engine while their listeners still hear audio."""
         return sum(call.outcome == "done" and call.playback.ends_s > now_s for call in self._ended)
 
-    def _stop(self, call: ListenedCall, due_s: float) -> None:
+    def stop(self, call: ListenedCall, due_s: float) -> None:
         if call.outcome is None:
             self._loop.post(Cancel(call.key))
             if call.measured:
                 self._stops_s.append(perf_counter() - due_s)
-            self._end(call, "stopped")
+            self.end(call, "stopped")
 
-    def _on_event(self, event: Event) -> None:
-        call = self._live.get(event.key)
+    def on_event(self, event: Event) -> None:
+        call = self.live.get(event.key)
         if call is None:
             return
         if isinstance(event, Audio):
@@ -407,16 +409,16 @@ class _Load:
             if call.measured:
                 self._errors[reason] += 1
             is_refused = isinstance(event, Failed) and event.error.code is ErrorCode.OVER_CAPACITY
-            self._end(call, "refused" if is_refused else "failed")
+            self.end(call, "refused" if is_refused else "failed")
         elif isinstance(event, Done):
-            self._end(call, "done")
+            self.end(call, "done")
 
-    def _end(self, call: ListenedCall, outcome: str) -> None:
+    def end(self, call: ListenedCall, outcome: str) -> None:
         call.outcome = outcome
-        del self._live[call.key]
+        del self.live[call.key]
         self._loop.unsubscribe(call.key.session)
         self._ended.append(call)
-        if not self._live:
+        if not self.live:
             self._is_idle.set()
 
     async def give_credit(self) -> None:
@@ -424,21 +426,21 @@ class _Load:
         while True:
             await asyncio.sleep(CREDIT_INTERVAL_S)
             now_s = perf_counter()
-            for call in list(self._live.values()):
+            for call in list(self.live.values()):
                 if played := call.playback.play(now_s):
                     self._loop.post(Credit(call.key, played))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until all calls have ended, at most ``timeout_s``; the rest fails."""
-        if self._live:
+        if self.live:
             idle = asyncio.ensure_future(self._is_idle.wait())
             await asyncio.wait({idle}, timeout=timeout_s)
             idle.cancel()
-        for call in list(self._live.values()):
+        for call in list(self.live.values()):
             self._loop.post(Cancel(call.key))
             if call.measured:
                 self._errors["it had not ended long after its time"] += 1
-            self._end(call, "failed")
+            self.end(call, "failed")
 
     def figures(self) -> dict[str, object]:
         """Return the figures of the calls that arrived after the ramp."""

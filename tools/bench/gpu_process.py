@@ -57,14 +57,14 @@ def run_isolated(
 
 def _in_process(plan: Plan, path: Path) -> int:
     process = multiprocessing.get_context("spawn").Process(
-        target=_run_sections, args=(plan, path, monotonic()), daemon=True
+        target=run_sections_of_process, args=(plan, path, monotonic()), daemon=True
     )
     process.start()
     process.join()
     return process.exitcode or 0
 
 
-def _run_sections(plan: Plan, path: Path, started_s: float) -> None:
+def run_sections_of_process(plan: Plan, path: Path, started_s: float) -> None:
     """Run the sections of ``plan`` in this process, which was started at ``started_s`` by the clock of the machine."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = replace(plan, budget_s=plan.budget_s - (monotonic() - started_s))  # imports take time, too

@@ -23,7 +23,7 @@ from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 from tts_worker.worker import Worker, running_worker
 
-_STAGGER_S = 2.0
+STAGGER_S = 2.0
 """Sessions start spread over this time."""
 
 _REFUSALS = (ErrorCode.OVER_CAPACITY, ErrorCode.OUT_OF_MEMORY)
@@ -84,7 +84,7 @@ def _cpu_s(worker: Worker) -> float:
 
 async def _run_session(worker: Worker, index: int, sessions: int, seconds: float, totals: _Totals) -> None:
     rng = random.Random(index)
-    await asyncio.sleep(_STAGGER_S * index / sessions)
+    await asyncio.sleep(STAGGER_S * index / sessions)
     try:
         session = worker.hub.open(SessionOptions(realtime=True, seed=index))
     except OverCapacity:

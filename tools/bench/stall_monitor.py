@@ -101,7 +101,7 @@ class StallMonitor:
             self.stalls.append(Stall(float(begin_s), float(end_s)))
 
 
-def _watch(cpu: int | None, min_stall_s: float) -> None:
+def watch(cpu: int | None, min_stall_s: float) -> None:
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})  # affinity of this thread
     for stall in detect_stalls(time.monotonic, threading.Event().wait, min_stall_s):
@@ -109,15 +109,15 @@ def _watch(cpu: int | None, min_stall_s: float) -> None:
         os.write(1, f"{stall.begin_s} {stall.end_s}\n".encode())
 
 
-def _main(min_stall_s: float) -> None:
+def monitor(min_stall_s: float) -> None:
     cpus: list[int | None] = [None]
     if sys.platform == "linux":
         cpus = [*os.sched_getaffinity(0)]
     print("ready", flush=True)  # must be the first line, before the threads can write
     for cpu in cpus:
-        threading.Thread(target=_watch, args=(cpu, min_stall_s), daemon=True).start()
+        threading.Thread(target=watch, args=(cpu, min_stall_s), daemon=True).start()
     sys.stdin.read()  # until the parent closes the pipe
 
 
 if __name__ == "__main__":
-    _main(float(sys.argv[1]))
+    monitor(float(sys.argv[1]))

@@ -31,27 +31,27 @@ class TelephoneCall(AlwaysSpeaking):
         super().__init__(address, seed, calls, delay_s)
         self._name = f"CA{seed}"
         self._stream = f"MZ{seed}"
-        self._provider = TimedWebSocket(address, self._on_provider_message, "/twilio")
-        self._agent = TimedWebSocket(address, self._on_agent_message, f"/v1/calls/{self._name}")
+        self.provider = TimedWebSocket(address, self.on_provider_message, "/twilio")
+        self.agent = TimedWebSocket(address, self._on_agent_message, f"/v1/calls/{self._name}")
         self._loop = asyncio.get_running_loop()
 
     async def _speak(self) -> None:
         caller = None
         try:
-            await self._provider.open()
-            self._provider.send({"event": "connected", "protocol": "Call", "version": "1.0.0"})
+            await self.provider.open()
+            self.provider.send({"event": "connected", "protocol": "Call", "version": "1.0.0"})
             media_format = {"encoding": "audio/x-mulaw", "sampleRate": _RATE_HZ, "channels": 1}
             start = {"callSid": self._name, "tracks": ["inbound"], "mediaFormat": media_format}
-            self._provider.send({"event": "start", "streamSid": self._stream, "start": start})
+            self.provider.send({"event": "start", "streamSid": self._stream, "start": start})
             caller = asyncio.create_task(self._send_silence())
-            await self._agent.open()
-            ends: set[asyncio.Future[None]] = {self._provider.closed, self._agent.closed, caller}
+            await self.agent.open()
+            ends: set[asyncio.Future[None]] = {self.provider.closed, self.agent.closed, caller}
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in done:
                 end.result()
         finally:
-            self._agent.close()
-            self._provider.close()
+            self.agent.close()
+            self.provider.close()
             if caller is not None:
                 caller.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -60,12 +60,12 @@ class TelephoneCall(AlwaysSpeaking):
     async def _send_silence(self) -> None:
         message = {"event": "media", "streamSid": self._stream, "media": {"track": "inbound", "payload": _SILENCE}}
         due_s = self._loop.time()
-        while not self._provider.closed.done():
-            self._provider.send(message)
+        while not self.provider.closed.done():
+            self.provider.send(message)
             due_s += _FRAME_S
             await asyncio.sleep(due_s - self._loop.time())
 
-    def _on_provider_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
+    def on_provider_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
         assert isinstance(message, dict)
         if message["event"] == "media":
             payload = cast(_Media, message["media"])["payload"]
@@ -74,9 +74,9 @@ class TelephoneCall(AlwaysSpeaking):
             self._loop.call_at(max(at_s, self.playing_until_s), self._return_mark, message["mark"])
 
     def _return_mark(self, mark: object) -> None:
-        if not self._provider.closed.done():
-            self._provider.send({"event": "mark", "streamSid": self._stream, "mark": mark})
+        if not self.provider.closed.done():
+            self.provider.send({"event": "mark", "streamSid": self._stream, "mark": mark})
 
     def _on_agent_message(self, at_s: float, message: bytes | dict[str, object]) -> None:
         assert isinstance(message, dict)
-        self._on_event(self._agent, message)
+        self._on_event(self.agent, message)

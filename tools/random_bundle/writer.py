@@ -106,7 +106,7 @@ def write_random_bundle(
         else:
             _write_text_model(path / TEXT_MODEL_DIR, family, SIZES[size])
         yaml_name = next(name for name, named in YAML_NAMES.items() if named == family)
-        (path / yaml_name).write_text(_yaml(family, size), "utf-8")
+        (path / yaml_name).write_text(config_text(family, size), "utf-8")
         (path / "configuration.json").write_text('{"framework": "Pytorch", "task": "text-to-speech"}\n')
         bundle = Bundle.open(path)
         _write_voice_parts(bundle, generator, with_models=has_onnx if prompt_models is None else prompt_models)
@@ -284,7 +284,7 @@ def _byte_symbols() -> list[str]:
     return [*map(chr, plain), *(chr(256 + i) for i in range(256 - len(plain)))]
 
 
-def _yaml(family: str, size_name: str) -> str:
+def config_text(family: str, size_name: str) -> str:
     size = SIZES[size_name]
     if family == V1:
         return v1_yaml(V1_LM_SIZES[size_name], size.encoder, size.unet, size.vocoder, size.pitch)

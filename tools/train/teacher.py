@@ -169,7 +169,7 @@ class Teacher:
         with _replaced(dsp, "pulses", lambda _: np.zeros(len(pitch) * FRAME_SAMPLES, np.float32)):
             noise = _cut(dsp.synth(*spectra, pitch, np.random.default_rng(seed)), begin, samples)
         at = (begin + np.arange(samples // PART_HOP_SAMPLES + 1) * PART_HOP_SAMPLES) / FRAME_SAMPLES
-        return SpeechParts(noise, _levels_at(levels, at))
+        return SpeechParts(noise, levels_at(levels, at))
 
     def _inputs(self, phonemes: str) -> dict[str, Any]:
         return {"ids": np.asarray([self._voice.ids(phonemes)], np.int64), "speed": np.ones(1, np.float32)}
@@ -182,7 +182,7 @@ def _cut(audio: Floats, begin: int, samples: int) -> Floats:
     return cut
 
 
-def _levels_at(levels: Floats, frames: npt.NDArray[np.float64]) -> Floats:
+def levels_at(levels: Floats, frames: npt.NDArray[np.float64]) -> Floats:
     """``[frames, PART_BINS]`` log amplitudes of harmonics from the teacher's ``[bins, T]``, a bin each 20 Hz."""
     last = levels.shape[1] - 1
     left = np.clip(np.floor(frames).astype(int), 0, last)

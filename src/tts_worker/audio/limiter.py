@@ -54,7 +54,7 @@ def _phases() -> _Doubles:
 
 
 @lru_cache(maxsize=8)
-def _oversampling(block: int) -> _Doubles:
+def oversampling(block: int) -> _Doubles:
     """Matrix ``[block + taps, 4 * block]`` from a block with half a filter to either side to its points and between."""
     half = _TAPS // 2
     points = np.zeros((block, _OVERSAMPLING, block + _TAPS))
@@ -224,7 +224,7 @@ class Limiter:
         blocks = self._loud_blocks(region)
         if not len(blocks):
             return blocks, np.zeros(0)
-        filters = _oversampling(self._block)
+        filters = oversampling(self._block)
         rows = _ONE_THREAD_PRODUCTS // filters.size
         shape = (len(region) - _TAPS) // self._block, len(filters)
         windows = np.lib.stride_tricks.as_strided(region, shape, (self._block * region.itemsize, region.itemsize))

@@ -52,7 +52,7 @@ class SpeechOptions(TypedDict, total=False):
         language: BCP-47 tag of the text; without it, detected.
         instruct: How to say it, for voices that take instructions.
         sample_rate: 8000, 16000, 22050, 24000 (the default), 44100 or 48000 Hz.
-        lexicon: Word -> spelling, or /phonemes/.
+        lexicon: Word -> spelling, or /phonemes/; or the names of stored lexicons.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         urls: How URLs are read: "drop", "host" or "keep".
         normalize: Read numbers, dates and units as words.
@@ -68,7 +68,7 @@ class SpeechOptions(TypedDict, total=False):
     language: str | None
     instruct: str | None
     sample_rate: int | None
-    lexicon: Mapping[str, Any] | None
+    lexicon: Mapping[str, Any] | str | None
     markdown: bool | None
     urls: str | None
     normalize: bool | None
@@ -174,7 +174,7 @@ class AsyncTTS:
         Args:
             texts: The texts, or ``BatchText`` for those with an id, a voice or other options.
             response_format: ``wav``, ``mp3``, ``opus``, ``flac``, ``pcm``, ``mulaw`` or ``alaw``.
-            options: Voice, model, speed, seed, language, instruct and sample rate; the others have no effect.
+            options: Voice, model, speed, seed, language, instruct, lexicon and sample rate; the others have no effect.
 
         Raises:
             InvalidRequest: The worker refuses the batch, or its URL is not ``ws://`` or ``wss://``.

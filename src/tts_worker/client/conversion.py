@@ -111,7 +111,7 @@ class AsyncConversion:
 
 
 async def _live_parts(source: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield the parts of live audio. Raises InvalidRequest for one that is no bytes."""
+    """Yield the parts of live audio. Raises InvalidRequest if a part is not bytes."""
     async with aclosing(iterate(source)) as parts:
         async for part in parts:
             if not isinstance(part, bytes | bytearray | memoryview):

@@ -81,9 +81,9 @@ class FailoverLink:
         self._replay: dict[str, ReplayEntry] = {}  # by context, in order
         self._unconfirmed_stops: dict[str, tuple[str, ReplayEntry]] = {}  # context -> reason, entry
         self._unacknowledged: deque[PauseMessage | ResumeMessage] = deque()
-        self._ineffective = 0  # the first of them, of before the last STOP
+        self._pending_before_stop = 0  # how many of them precede the last STOP
         self._is_pause_acknowledged = False
-        self._extra_acknowledgments = 0  # of commands sent by this link, not by the session
+        self._own_pending = 0  # acknowledgments of commands that this link sent, not the session
         self._voice: ConfigureMessage | None = None
         self._words: list[WordsMessage] = []
         self._consecutive_failovers = 0  # since the last audio
@@ -122,7 +122,7 @@ class FailoverLink:
         self._unconfirmed_stops |= {context: (reason, entry) for context, entry in self._replay.items()}
         self._replay.clear()
         self._words.clear()
-        self._ineffective = len(self._unacknowledged)
+        self._pending_before_stop = len(self._unacknowledged)
         self._is_pause_acknowledged = False
         if self._stream is None:
             asyncio.get_running_loop().call_soon(self._confirm_stops)
@@ -159,8 +159,8 @@ class FailoverLink:
                     return
                 entry.is_started = True
             case ControlMessage() if not isinstance(message, NothingStoppedMessage):
-                if self._extra_acknowledgments:
-                    self._extra_acknowledgments -= 1
+                if self._own_pending:
+                    self._own_pending -= 1
                     return
                 self._on_acknowledged(message)
             case ReportMessage():
@@ -183,8 +183,8 @@ class FailoverLink:
         is_pause = isinstance(message, PausedMessage)
         if self._unacknowledged and isinstance(self._unacknowledged[0], PauseMessage) is is_pause:
             self._unacknowledged.popleft()
-            if self._ineffective:
-                self._ineffective -= 1
+            if self._pending_before_stop:
+                self._pending_before_stop -= 1
                 return
         self._is_pause_acknowledged = is_pause and message.applied
 
@@ -244,7 +244,7 @@ class FailoverLink:
 
     def _replay_on(self, stream: ConverseStream) -> None:
         commands = list(self._unacknowledged)
-        for command in commands[: self._ineffective]:  # before all text, so that they only are acknowledged
+        for command in commands[: self._pending_before_stop]:  # before all text, so that they only are acknowledged
             stream.send(command)
         voice: ConfigureMessage | None = None
         for entry in self._replay.values():
@@ -255,9 +255,9 @@ class FailoverLink:
                 stream.send(message)
         if self._voice is not None and self._voice != voice:
             stream.send(self._voice)
-        self._extra_acknowledgments = 0
+        self._own_pending = 0
         if self._is_pause_acknowledged:
-            self._extra_acknowledgments = 1
+            self._own_pending = 1
             stream.send(PauseMessage())
-        for command in commands[self._ineffective :]:
+        for command in commands[self._pending_before_stop :]:
             stream.send(command)

@@ -49,7 +49,7 @@ class GrpcConnector:
     """
 
     def __init__(self, address: str, settings: ClientSettings, *, secure: bool = False) -> None:
-        self._address = address
+        self.address = address
         self._secure = secure
         self._settings = settings
         self._channel: grpc.aio.Channel | None = None
@@ -139,9 +139,9 @@ class GrpcConnector:
             ]
             if self._secure:
                 credentials = self._credentials()
-                self._channel = grpc.aio.secure_channel(self._address, credentials, options=options)
+                self._channel = grpc.aio.secure_channel(self.address, credentials, options=options)
             else:
-                self._channel = grpc.aio.insecure_channel(self._address, options=options)
+                self._channel = grpc.aio.insecure_channel(self.address, options=options)
         return self._channel
 
     def _credentials(self) -> grpc.ChannelCredentials:

@@ -26,7 +26,7 @@ CHANGE_TIMEOUT_S = 60.0
 """Limit of a request that changes something: the models that analyze a recording may have to be loaded."""
 
 _MAX_READ_TIMEOUT_S = 10.0
-_MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 32 << 20
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -93,7 +93,7 @@ class HttpApi:
             timeout_s = min(self._settings.connect_timeout_s, _MAX_READ_TIMEOUT_S)
         with self.open(method, path, body, timeout_s, headers=headers) as response:
             try:
-                return _json(response.read(_MAX_BODY_BYTES), response.status)
+                return _json(response.read(MAX_BODY_BYTES), response.status)
             except (OSError, HTTPException) as error:
                 raise connection_error(error, timeout_s) from None
 
@@ -123,7 +123,7 @@ class HttpApi:
             return cast(HTTPResponse, self._opener.open(request, timeout=timeout_s))
         except HTTPError as error:
             with error:
-                answer = error.read(_MAX_BODY_BYTES)
+                answer = error.read(MAX_BODY_BYTES)
                 raise self._error_of(answer, error.code, error.headers.get("retry-after")) from None
         except (OSError, HTTPException) as error:
             raise connection_error(error, timeout_s) from None
@@ -151,7 +151,7 @@ class HttpApi:
                 answer = bytearray()
                 async for part in parts:
                     answer += part
-                    if len(answer) > _MAX_BODY_BYTES:
+                    if len(answer) > MAX_BODY_BYTES:
                         break
                 raise self._error_of(bytes(answer), status, headers.get("retry-after"))
             async with aclosing(parts):

@@ -30,7 +30,7 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 _NO_DEVICE = ("audio open failed", "Could not initialize SDL")
 """What ffplay says without an audio device, before it exits with code 0."""
 
-_UNDRAINED_S = 0.5
+UNDRAINED_S = 0.5
 """A program may end while its last buffer is still playing."""
 
 SAVE_INSTEAD = "Speech.save(path) writes a file instead"
@@ -255,10 +255,10 @@ class PlayerSink:
     @property
     def played_samples(self) -> int:
         """Upper bound of the samples played so far: the written samples, limited by real time."""
-        return min(self._written_samples, int(self._elapsed_s * self._sample_rate_hz))
+        return min(self._written_samples, int(self.elapsed_s * self._sample_rate_hz))
 
     @property
-    def _elapsed_s(self) -> float:
+    def elapsed_s(self) -> float:
         return 0.0 if self._began_at_s is None else perf_counter() - self._began_at_s
 
     async def write(self, pcm: bytes) -> None:
@@ -289,8 +289,8 @@ class PlayerSink:
         if code or any(message in told for message in _NO_DEVICE):
             await self._failed("", told)
         duration_s = self._written_samples / self._sample_rate_hz
-        if self._elapsed_s < max(duration_s / 2, 0.98 * duration_s - _UNDRAINED_S):
-            await self._failed(f"it ended after {self._elapsed_s:.1f} s of {duration_s:.1f} s of speech", told)
+        if self.elapsed_s < max(duration_s / 2, 0.98 * duration_s - UNDRAINED_S):
+            await self._failed(f"it ended after {self.elapsed_s:.1f} s of {duration_s:.1f} s of speech", told)
 
     async def abort(self) -> None:
         self._aborted = True

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
     else:
-        _print(findings)
+        print_findings(findings)
     return 1 if any(finding.status is Status.FAULT for finding in findings) else 0
 
 
@@ -88,7 +88,7 @@ def _feature_findings() -> Iterator[Finding]:
             yield from feature.checks()
 
 
-def _print(findings: list[Finding]) -> None:
+def print_findings(findings: list[Finding]) -> None:
     print(f"tts-worker {__version__}")
     colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for finding in findings:
@@ -137,18 +137,18 @@ def _version(name: str) -> str | None:
 def _extras() -> list[str]:
     """Return the extras of this installation, without those of features that it lacks."""
     provided = importlib.metadata.metadata("tts-worker").get_all("Provides-Extra") or []
-    return [name for name in provided if name in _all_extras()]
+    return [name for name in provided if name in all_extras()]
 
 
-def _all_extras() -> dict[str, Extra]:
+def all_extras() -> dict[str, Extra]:
     return _EXTRAS | {name: extra for feature in features().values() for name, extra in feature.extras.items()}
 
 
 def extra_finding(name: str) -> Finding:
     """Return whether the extra ``name`` is installed."""
-    extra = _all_extras()[name]
+    extra = all_extras()[name]
     purpose = extra.purpose
-    missing = [module for module in extra.modules if not _installed(module)]
+    missing = [module for module in extra.modules if not is_installed(module)]
     if missing:
         advice = install_command(name)
         if sys.version_info[:2] < extra.python:
@@ -157,7 +157,7 @@ def extra_finding(name: str) -> Finding:
     return Finding(f"[{name}]", Status.OK, purpose)
 
 
-def _installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ImportError:  # the parent package is missing

@@ -25,9 +25,9 @@ def backend_findings() -> Iterator[Finding]:
     builds = diagnose(installed_builds(), imported_folder(), install_command())
     yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
     torch = importlib.import_module("torch") if find_spec("torch") is not None else None
-    yield _torch(torch)
+    yield torch_finding(torch)
     if builds.works:
-        yield _providers()
+        yield onnxruntime_finding()
 
 
 def is_recent(torch: Any) -> bool:
@@ -40,7 +40,7 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
-def _torch(torch: Any) -> Finding:
+def torch_finding(torch: Any) -> Finding:
     what = "backend torch"
     if torch is None:
         return Finding(what, Status.OPTIONAL, "not installed; only the built-in voice can speak", _cosyvoice_command())
@@ -63,7 +63,7 @@ def _cosyvoice_command() -> str:
     return install_command("gpu" if has_nvidia_driver() else "cosyvoice")
 
 
-def _providers() -> Finding:
+def onnxruntime_finding() -> Finding:
     """Load every provider of the installed build that the worker would use."""
     from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
 

@@ -288,7 +288,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker, *, by_word: bool, by_r
         alphabets=PHONEME_ALPHABETS if known else ("ipa",),
         by_word=by_word,
     )
-    lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
+    lexicon = Lexicon.from_mapping(read_yaml(Path(args.lexicon))) if args.lexicon is not None else None
     verbalizer = None
     if not by_reference:
         verbalizer = Verbalizer(speaker.config.languages, args.language, shape=None if by_word else shape)

@@ -45,7 +45,7 @@ class EngineFactory:
             return _kokoro(self.settings)
         if isinstance(self.settings, CosyVoiceEngineSettings):
             return _cosyvoice(self.settings, self.enrolled, self.memory_share)
-        return _tone(self.settings)
+        return open_tone(self.settings)
 
 
 def enroller_of(settings: EngineSettings) -> EnrolledVoices | None:
@@ -148,7 +148,7 @@ def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | Non
         raise OutOfMemory("the device has no memory for this model") from None
 
 
-def _tone(settings: ToneEngineSettings) -> Engine:
+def open_tone(settings: ToneEngineSettings) -> Engine:
     from tts_worker.engine.tone import ToneEngine, ToneSettings
 
     return ToneEngine(

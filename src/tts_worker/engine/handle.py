@@ -1,6 +1,6 @@
-"""What an ``EngineLoop`` holds of one engine: ``EngineHandle``, and the one of an engine on a thread.
+"""The protocol of an engine handle, by which an ``EngineLoop`` uses one engine, and its implementation on a thread.
 
-``engine.process`` has the one of an engine in a process. The loop replaces the handle of a broken engine.
+``engine.process`` has the implementation in a process. The loop replaces the handle of a broken engine.
 """
 
 from __future__ import annotations

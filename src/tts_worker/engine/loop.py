@@ -52,7 +52,7 @@ class EngineState(str, Enum):
     STOPPED = "stopped"
 
 
-_TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
+TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.STARTING: frozenset({EngineState.READY, EngineState.STOPPED}),
     EngineState.READY: frozenset({EngineState.FAULTED, EngineState.LOST, EngineState.STOPPED}),
     EngineState.FAULTED: frozenset({EngineState.READY, EngineState.LOST, EngineState.STOPPED}),
@@ -202,7 +202,7 @@ class EngineLoop:
 
     def _set_state(self, state: EngineState) -> None:
         if state is not self.state:
-            self.state = change_phase(self.state, state, _TRANSITIONS)
+            self.state = change_phase(self.state, state, TRANSITIONS)
             for callback in self._state_callbacks:
                 callback(state)
 

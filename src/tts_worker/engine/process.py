@@ -62,7 +62,7 @@ class _ChildPhase(Enum):
     EXITED = "it has exited"
 
 
-_TRANSITIONS: dict[_ChildPhase, frozenset[_ChildPhase]] = {
+TRANSITIONS: dict[_ChildPhase, frozenset[_ChildPhase]] = {
     _ChildPhase.LIVE: frozenset({_ChildPhase.ENDING, _ChildPhase.EXITED}),
     _ChildPhase.ENDING: frozenset({_ChildPhase.EXITED}),
     _ChildPhase.EXITED: frozenset(),
@@ -213,14 +213,14 @@ class ProcessHandle(asyncio.SubprocessProtocol):
         if self._shared is not None:
             self._shared.on_change(None)
         if self._phase is not _ChildPhase.EXITED:
-            self._phase = change_phase(self._phase, _ChildPhase.EXITED, _TRANSITIONS)
+            self._phase = change_phase(self._phase, _ChildPhase.EXITED, TRANSITIONS)
             self._exited.set_result(None)
         if self._transport is not None:
             self._transport.close()
 
     def _expect_end(self) -> None:
         if self._phase is _ChildPhase.LIVE:
-            self._phase = change_phase(self._phase, _ChildPhase.ENDING, _TRANSITIONS)
+            self._phase = change_phase(self._phase, _ChildPhase.ENDING, TRANSITIONS)
 
     def _kill(self) -> None:
         if self._transport is not None:

@@ -66,7 +66,7 @@ class Input(Enum):
     ENDED_EMPTY = "the end, and nothing before"
 
 
-_TRANSITIONS: dict[Input, frozenset[Input]] = {
+TRANSITIONS: dict[Input, frozenset[Input]] = {
     Input.NOTHING: frozenset({Input.TEXT, Input.SPEECH, Input.ENDED_EMPTY}),
     Input.TEXT: frozenset({Input.ENDED}),
     Input.SPEECH: frozenset({Input.ENDED}),
@@ -134,7 +134,7 @@ class EngineSequence(ABC):
         self._enter_input(Input.ENDED_EMPTY if self.input is Input.NOTHING else Input.ENDED)
 
     def _enter_input(self, following: Input) -> None:
-        self.input = change_phase(self.input, following, _TRANSITIONS)
+        self.input = change_phase(self.input, following, TRANSITIONS)
 
     @property
     def text_ended(self) -> bool:

@@ -77,13 +77,13 @@ class ToneSettings:
     whole_segments: bool = False
     cost_per_audio_s: float = 0.0
     max_utterances: int = 256
-    spend: Callable[[float], None] = field(default_factory=lambda: _wait_out)
+    spend: Callable[[float], None] = field(default_factory=lambda: wait_out)
     fault: Callable[[UtteranceKey, int], Fault | None] = field(default_factory=lambda: _no_fault)
     hang: threading.Event = field(default_factory=threading.Event)
     policy: Policy | None = None
 
 
-def _wait_out(seconds: float) -> None:
+def wait_out(seconds: float) -> None:
     if seconds > 0:
         threading.Event().wait(seconds)
 

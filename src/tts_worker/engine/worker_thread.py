@@ -18,7 +18,7 @@ NETWORK_NICENESS = 5
 """How much nicer than their process the threads of an engine and of a CPU voice's network are.
 
 Farther from the event loop, a STOP is shorter but clients on the same machine go before the engine, which causes
-underruns (docs/benchmarks.md). Near to each other: when only the network had 5, 64 calls left it too little time."""
+underruns. Near to each other: when only the network had 5, 64 calls left it too little time."""
 
 
 class StreamFuture(Generic[T]):

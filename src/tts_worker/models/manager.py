@@ -216,7 +216,7 @@ class ModelManager:
         task.result()
 
     async def reload(self, name: str, *, free_first: bool = False) -> None:
-        """Replace a resident model by one that is read anew from its files; load it if it is not resident.
+        """Reload a model from its files; load it if it is not resident.
 
         Sessions in progress keep the old one. Cancelling the caller does not cancel the reload.
 

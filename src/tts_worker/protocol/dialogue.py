@@ -125,7 +125,7 @@ class Dialogue(Generic[_S]):
         self._context_key: UtteranceKey | None = None
         self._retired_context: str | None = None
         self._contexts: dict[UtteranceKey, str] = {}
-        self.replies.put(self._ready())
+        self.replies.put(self.ready_message())
 
     # -- messages of the client ---------------------------------------------------------------------------------------
 
@@ -218,9 +218,9 @@ class Dialogue(Generic[_S]):
         else:
             self._source.configure(self.session, options)
         self._options = options
-        self._reply(self._ready())
+        self._reply(self.ready_message())
 
-    def _ready(self) -> ReadyMessage:
+    def ready_message(self) -> ReadyMessage:
         session = self.session
         return ReadyMessage(
             protocol=PROTOCOL_VERSION,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-_INTERVAL_S = 1.0
+INTERVAL_S = 1.0
 
 FileStates = tuple[tuple[int, int, int] | None, ...]
 
@@ -47,7 +47,7 @@ class FileWatch(ABC):
     async def run(self) -> None:
         """Watch the files until cancelled."""
         while True:
-            with anyio.move_on_after(_INTERVAL_S):
+            with anyio.move_on_after(INTERVAL_S):
                 await self._reload_requested.wait()
             states = await asyncio.to_thread(file_states, self._files)
             if states != self._read_states or self._reload_requested.is_set():

@@ -101,7 +101,7 @@ class HttpProtocol(H11Protocol):
         if (certificate := transport.get_extra_info("peercert")) is not None:
             self.app_state = {**self.app_state, CERTIFICATE: common_name(certificate)}
         self._connection.abort = transport.abort
-        self._arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
+        self.arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -173,7 +173,7 @@ class HttpProtocol(H11Protocol):
         if not self._head:
             data = data.lstrip(b"\r\n")
             if data and self._deadline is None:
-                self._arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
+                self.arm(connections.HEADER_TIMEOUT_S, self._on_head_timeout)
             if data.startswith(_TLS_HANDSHAKE):  # the client would wait for an answer until the time limit
                 self._reject(400, "this server does not use TLS: use http:// or ws://")
                 return b""
@@ -239,7 +239,7 @@ class HttpProtocol(H11Protocol):
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
-    def _arm(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def arm(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._disarm()
         self._deadline = self.loop.call_later(delay_s, callback)
 
@@ -250,7 +250,7 @@ class HttpProtocol(H11Protocol):
 
     def _arm_body_timeout(self) -> None:
         self._body_progress = False
-        self._arm(connections.BODY_TIMEOUT_S, self._on_body_timeout)
+        self.arm(connections.BODY_TIMEOUT_S, self.on_body_timeout)
 
     def _on_head_timeout(self) -> None:
         self._connection.hit_limit("header_timeout")
@@ -259,7 +259,7 @@ class HttpProtocol(H11Protocol):
         else:
             self.transport.close()
 
-    def _on_body_timeout(self) -> None:
+    def on_body_timeout(self) -> None:
         cycle = self.cycle
         if cycle.response_started and self._body_progress:  # live audio, answered while it is being spoken
             self._arm_body_timeout()
@@ -300,19 +300,19 @@ class HttpProtocol(H11Protocol):
             return
         write_eof(self.transport)
         self.flow.resume_reading()
-        self._arm(LINGER_S, self._close)
+        self.arm(LINGER_S, self._close)
 
     def _close(self) -> None:
         if self._discarded_data and self.loop.time() < self._linger_until:
             self._discarded_data = False
-            self._arm(LINGER_S, self._close)
+            self.arm(LINGER_S, self._close)
             return
         self.transport.close()
         self._abort_later()
 
     def _abort_later(self) -> None:
         """Abort after a timeout: a client that does not read would keep a closing transport open forever."""
-        self._arm(self._limits.send_timeout_s, self.transport.abort)
+        self.arm(self._limits.send_timeout_s, self.transport.abort)
 
     def _abort(self, reason: str) -> None:
         self._connection.hit_limit(reason)

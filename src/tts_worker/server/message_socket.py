@@ -34,7 +34,7 @@ DISCONNECTED = "disconnected"
 """Reasons for the end of a connection; others are error codes."""
 
 
-def _send_nothing_now(message: str | bytes) -> bool:
+def _no_fast_send(message: str | bytes) -> bool:
     """``send_now`` of a server without this extension, which takes messages only as ASGI events."""
     return False
 
@@ -46,7 +46,7 @@ def _end_reason(error: BaseException | None) -> str:
     return DISCONNECTED if error is None else error_info(error).code.value
 
 
-def _never_abort(delay_s: float) -> None:
+def _no_abort(delay_s: float) -> None:
     """``abort_after`` of a server without this extension, which ends the connection itself."""
 
 
@@ -65,8 +65,8 @@ class MessageSocket:
     def __init__(self, websocket: WebSocket, limits: ApiLimits, name: str) -> None:
         self.limits = limits
         extensions = websocket.scope.get("extensions", {})
-        self.send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _send_nothing_now)
-        self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _never_abort)
+        self.send_now: Callable[[str | bytes], bool] = extensions.get(SEND_NOW, {}).get("send", _no_fast_send)
+        self._abort_after: Callable[[float], None] = extensions.get(ABORT_AFTER, {}).get("abort", _no_abort)
         self._websocket = websocket
         self._name = name
         self._rate = MessageRate(limits.max_messages_per_s)

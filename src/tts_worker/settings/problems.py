@@ -24,6 +24,8 @@ REMOVED = {
         "text.normalize": "numbers are always read, and text.reading (own or reference) says by which rules; "
         "a session leaves its text as written with normalize: false",
         "text.lexicon_file": "text.lexicon takes the path of a file, too",
+        "telephony.enabled": "telephony.max_calls: 0 accepts no calls",
+        "batch.enabled": "batch.parallel: 0 accepts no batches",
         "quotas": "set registry.quotas_url; workers share quotas under registry.prefix",
         "quotas.redis_url": "set registry.quotas_url",
         "quotas.prefix": "workers share quotas under registry.prefix",

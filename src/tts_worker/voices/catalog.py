@@ -193,7 +193,7 @@ class VoiceCatalog:
             styles=(NEUTRAL, *styles) if styles else (),
             license=about.license or pack.license,
             loudness_lufs=pack.loudness_lufs if about.loudness_lufs is None else about.loudness_lufs,
-            capabilities=_capabilities(known.info, about, pack),
+            capabilities=_capabilities(name, known.info, about, pack),
             stored=details,
         )
 
@@ -270,7 +270,8 @@ class VoiceCatalog:
         return self._find(name) is not None
 
 
-def _capabilities(info: EngineInfo, details: VoiceDetails, pack: VoicePack) -> tuple[str, ...]:
+def _capabilities(name: str, info: EngineInfo, details: VoiceDetails, pack: VoicePack) -> tuple[str, ...]:
     """Return the capabilities of a voice. Instructions need prompt audio, which a plain mix does not have."""
-    of_engine = (name for name in info.capabilities if details.has_prompt or name != "instruct")
+    follows_instructions = details.has_prompt and name not in info.uninstructed
+    of_engine = (each for each in info.capabilities if follows_instructions or each != "instruct")
     return tuple(dict.fromkeys((*of_engine, *details.capabilities, *pack.capabilities)))

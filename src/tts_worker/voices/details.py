@@ -55,7 +55,7 @@ class VoiceDetails(VoiceMetadata):
         created_at_s: Time of creation since the epoch.
         capabilities: What the voice can do beyond its engine.
         has_prompt: Whether it has prompt audio.
-        source: How the voice came about: ``recording``, ``mix`` or ``pack``.
+        source: How the voice came about: ``recording``, ``mix``, ``pack`` or ``speaker`` (of a tuned model).
         source_hash: SHA-256 of the file of a voice pack.
         notes: Remarks of the enrollment.
         figures: What was measured of the recording (``audio.prompt.PromptFigures``).

@@ -23,8 +23,8 @@ from tts_worker.finding import Status
 @pytest.mark.parametrize("captures", [True, False])
 def test_graphs_are_captured(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: object())
-    monkeypatch.setattr(checks, "_kernel_problem", str)
-    finding = checks._kernels(fake_torch("13.0", device=True, captures=captures))
+    monkeypatch.setattr(checks, "kernel_problem", str)
+    finding = checks.kernels_finding(fake_torch("13.0", device=True, captures=captures))
     expected = "CUDA graphs work" if captures else "CUDA graphs fail (operation not permitted"
     assert finding.status is Status.OK
     assert finding.detail.startswith(expected)
@@ -33,8 +33,8 @@ def test_graphs_are_captured(captures: bool, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_missing_triton_is_told_on_cuda(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: object() if is_installed else None)
-    monkeypatch.setattr(checks, "_kernel_problem", str)
-    finding = checks._kernels(fake_torch("13.0", device=True))
+    monkeypatch.setattr(checks, "kernel_problem", str)
+    finding = checks.kernels_finding(fake_torch("13.0", device=True))
     assert ("triton is not installed" in finding.detail) is not is_installed
     assert bool(finding.advice) is not is_installed
 
@@ -46,11 +46,11 @@ def test_fused_attention_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "triton_problem", str)
 
     monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace(paged_attention=paged_attention.composition))
-    assert "fused attention works" in checks._kernels(fake_torch("13.0", device=True)).detail
+    assert "fused attention works" in checks.kernels_finding(fake_torch("13.0", device=True)).detail
     monkeypatch.setattr(ops, "import_module", lambda name: SimpleNamespace())  # the kernel cannot be launched
-    assert "fused attention is not used" in checks._kernels(fake_torch("13.0", device=True)).detail
+    assert "fused attention is not used" in checks.kernels_finding(fake_torch("13.0", device=True)).detail
     monkeypatch.setattr(kernels, "triton_problem", lambda: "triton cannot be used (no compiler)")
-    detail = checks._kernels(fake_torch("13.0", device=True)).detail
+    detail = checks.kernels_finding(fake_torch("13.0", device=True)).detail
     assert "fused attention is not used (triton cannot be used (no compiler))" in detail
 
 

@@ -39,7 +39,7 @@ from tts_worker.features.batch.store import (
     remove_abandoned_folders,
     stored_ids,
 )
-from tts_worker.session.quotas import CallerQuotas, Quotas
+from tts_worker.session.quotas import Quotas
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
 
@@ -216,22 +216,22 @@ async def test_drain_ends_downloads_that_wait() -> None:
 
 async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lock is an open file, and batches are kept for a day."""
-    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.02)
+    monkeypatch.setattr("tts_worker.features.batch.runner.MAINTENANCE_S", 0.02)
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
         batch = await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
         await batches_of(worker).wait(batch, 0)
         name = batch.stored.id
         for runner in (batches_of(worker), batches_of(other)):
-            await until(lambda runner=runner: name in runner._batches and runner._batches[name].folder._lock is None)
+            await until(lambda runner=runner: name in runner.batches and not runner.batches[name].folder.is_claimed)
         await batches_of(worker).delete(batch)
         assert await batches_of(other).find(name) is None, "the other worker sees that it is deleted"
-        await until(lambda: name not in batches_of(other)._batches)
+        await until(lambda: name not in batches_of(other).batches)
 
 
 async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker may delete an expired batch and accept its idempotency key again before this one looks."""
-    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 600.0)
+    monkeypatch.setattr("tts_worker.features.batch.runner.MAINTENANCE_S", 600.0)
     request = BatchRequest.model_validate({**PCM, "items": items("One.")})
     settings = tone_settings(batch={"directory": str(tmp_path)})
     async with running_worker(settings) as worker, running_worker(settings) as other:
@@ -243,7 +243,7 @@ async def test_expiry_spares_a_batch_that_was_submitted_anew(tmp_path: Path, mon
         new = await batches_of(other).submit(request, "key")
         await batches_of(worker).delete(old)
         assert await asyncio.to_thread(new.folder.path.exists), "only the old one is forgotten"
-        assert old.stored.id not in batches_of(worker)._batches
+        assert old.stored.id not in batches_of(worker).batches
 
 
 def test_batch_appears_whole_and_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,15 +318,15 @@ async def test_clock_that_jumps_deletes_no_batch(
         await runner.wait(batch, 0)
         wall_s += jump_s
         for _ in range(3):
-            await runner._maintain()
+            await runner.maintain()
             wall_s, monotonic_s = wall_s + 600, monotonic_s + 600
         assert "clock has jumped" in caplog.text
-        assert batch.stored.id in runner._batches
+        assert batch.stored.id in runner.batches
         wall_s -= jump_s  # it is set right again
-        await runner._maintain()
+        await runner.maintain()
         wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
-        await runner._maintain()
-        assert not runner._batches, "a day has passed"
+        await runner.maintain()
+        assert not runner.batches, "a day has passed"
 
 
 async def test_kept_batches_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ async def test_batch_continues_after_its_process_ended(tmp_path: Path) -> None:
     async with running_worker(settings) as worker:
         batch = await batches_of(worker).find(stored.id)
         assert batch is not None
-        await until(lambda: stored.id in batches_of(worker)._batches)
+        await until(lambda: stored.id in batches_of(worker).batches)
         batch = await batches_of(worker).find(stored.id)
         assert batch is not None
         for index in range(3):
@@ -459,7 +459,7 @@ async def test_damaged_record_is_synthesized_again(tmp_path: Path) -> None:
     (tmp_path / "AAAAAAAAAAAAAAAA").mkdir()  # its process crashed before it wrote the request
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
-        await until(lambda: batch.stored.id in runner._batches and runner._batches[batch.stored.id].is_done)
+        await until(lambda: batch.stored.id in runner.batches and runner.batches[batch.stored.id].is_done)
         assert (batch.folder.path / "0.json").read_bytes().endswith(b"}")
 
 
@@ -479,20 +479,21 @@ async def test_batch_of_a_newer_version_is_left_to_it(
     content = json.loads((folder.path / "batch.json").read_bytes())
     assert content["format"] == 1
     (folder.path / "batch.json").write_text(json.dumps(content | change))
-    hour_ago = time.time() - 3_600
-    os.utime(folder.path, (hour_ago, hour_ago))
+    wall_s = time.time()
+    monotonic_s = 1_000.0
+    monkeypatch.setattr(batch_runner, "unix_time_s", lambda: wall_s)
+    monkeypatch.setattr(batch_runner, "monotonic", lambda: monotonic_s)
+    os.utime(folder.path, (wall_s - 3_600, wall_s - 3_600))
     async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
         runner = batches_of(worker)
         for _ in range(2):
-            await runner._maintain()
+            await runner.maintain()
         assert caplog.text.count(f"batch {folder.path.name} is not one of format 1") == 1
         assert await runner.find(folder.path.name) is None
         assert await runner.list() == []
         assert json.loads((folder.path / "batch.json").read_bytes()) == content | change
-        monkeypatch.setattr(batch_runner, "unix_time_s", lambda: hour_ago + 86_500)  # without a jump of the clock
-        monkeypatch.setattr(batch_runner, "monotonic", lambda: hour_ago + 86_500)
-        runner._clock_offset_s = 0.0
-        await runner._maintain()
+        wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
+        await runner.maintain()
         assert stored_ids(tmp_path) == [], "a day has passed"
 
 
@@ -517,13 +518,13 @@ async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -
     copy = Batch(stored, BatchFolder(tmp_path, stored.id))
     async with running_worker(settings) as worker:
         runner = batches_of(worker)
-        await until(lambda: stored.id in runner._batches and bool(runner._batches[stored.id].tasks))
-        running = runner._batches[stored.id]
+        await until(lambda: stored.id in runner.batches and bool(runner.batches[stored.id].tasks))
+        running = runner.batches[stored.id]
         waiting = asyncio.create_task(runner.wait(running, 0))
         await runner.delete(copy)
         assert await waiting is None
         assert worker.hub.live_sessions == 0
-        assert running.folder._lock is None
+        assert not running.folder.is_claimed
         assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
 
@@ -556,7 +557,7 @@ async def finished_batch(runner: BatchRunner, owner: str, text: str) -> Batch:
 
 def open_to(runner: BatchRunner, *owners: str) -> None:
     """Let the runner find these keys, as the key file would."""
-    runner._caller_of = lambda name, transport: Caller(key=name) if name in owners else None
+    runner.caller_of = lambda name, transport: Caller(key=name) if name in owners else None
 
 
 async def test_full_storage_deletes_no_batches_of_other_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -567,10 +568,10 @@ async def test_full_storage_deletes_no_batches_of_other_keys(monkeypatch: pytest
         open_to(runner, "alice", "mallory")
         kept = await finished_batch(runner, "alice", "abcdefg")
         flood = [await finished_batch(runner, "mallory", "abcdefgh" * 3) for _ in range(3)]
-        assert kept.stored.id in runner._batches
+        assert kept.stored.id in runner.batches
         assert flood[-1].results[0].error is not None, "half of the storage is 50000 bytes"
         small = [await finished_batch(runner, "mallory", "abcdefg") for _ in range(3)]
-        assert list(runner._batches) == [kept.stored.id, *(batch.stored.id for batch in small[1:])]
+        assert list(runner.batches) == [kept.stored.id, *(batch.stored.id for batch in small[1:])]
         assert (await asyncio.to_thread(kept.folder.audio(0).stat)).st_size == kept.results[0].size
 
 
@@ -582,7 +583,7 @@ async def test_item_that_cannot_fit_deletes_nothing(tmp_path: Path) -> None:
         await runner.wait(waiting, 0)
         with pytest.raises(TextTooLong, match="breaks"):
             await runner.submit(BatchRequest.model_validate({**PCM, "items": items('a<break time="10s"/>')}))
-        assert list(runner._batches) == [waiting.stored.id]
+        assert list(runner.batches) == [waiting.stored.id]
         full = await runner.submit(BatchRequest.model_validate({**PCM, "items": items("abcdefghijklmnopqrst" * 5)}))
         result = await runner.wait(full, 0)
         assert result is not None
@@ -611,14 +612,12 @@ def test_breaks_of_a_batch_count_as_text() -> None:
 
 
 async def test_breaks_count_in_the_quota_of_characters() -> None:
-    quotas = Quotas()
     async with running_worker(tone_settings()) as worker:
-        worker.hub._caller_quotas = CallerQuotas(quotas)
         with acting_as(Caller(key="alice", characters_per_minute=60.0)):
             session = worker.hub.open(SessionOptions(realtime=False))
         session.speak('a<break time="10s"/>b')
         session.end_text()
-        await until(lambda: quotas.character_wait_s("alice", 60.0) > 100)
+        await until(lambda: worker.hub.quotas.character_wait_s("alice", 60.0) > 100)
         session.close()
 
 
@@ -648,7 +647,7 @@ async def test_calls_go_before_a_batch() -> None:
 
 
 async def test_download_goes_on_when_this_worker_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.features.batch.runner._MAINTENANCE_S", 0.05)
+    monkeypatch.setattr("tts_worker.features.batch.runner.MAINTENANCE_S", 0.05)
     request = BatchRequest.model_validate({**PCM, "items": items("One.", "Two.")})
     folder = BatchFolder(tmp_path, new_id())
     folder.create(
@@ -668,8 +667,8 @@ async def test_exit_cuts_off_a_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A second signal does not wait until the download notices the drain."""
-    monkeypatch.setattr("tts_worker.serving._GOODBYE_S", 0.0)
-    monkeypatch.setattr("tts_worker.serving._CLOSE_S", 0)
+    monkeypatch.setattr("tts_worker.serving.GOODBYE_S", 0.0)
+    monkeypatch.setattr("tts_worker.serving.CLOSE_S", 0)
     folder = new_folder(tmp_path)
     async with AsyncExitStack() as stack:
         async with serving(batch={"directory": tmp_path}) as address:

@@ -36,7 +36,6 @@ from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.session.conversion import RecordedSource
-from tts_worker.session.quotas import CallerQuotas, Quotas
 from tts_worker.settings import load_settings
 from tts_worker.types import SessionOptions
 
@@ -482,14 +481,13 @@ def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> N
 
 
 def test_conversion_knows_the_charges_of_other_workers(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SharedQuotas(Quotas):
-        async def refresh_source(self, key: str, per_minute: float) -> None:
-            self.charge_source(key, per_minute, 60)
+    async def learn(key: str, per_minute: float) -> None:
+        hub.quotas.charge_source(key, per_minute, 60)
 
     async def convert() -> None:
         with acting_as(Caller("shared", source_seconds_per_minute=10)), pytest.raises(QuotaExceeded):
             await hub.convert(SessionOptions(voice="anna"), RecordedSource(SOURCE))
 
     hub = worker.worker.hub
-    monkeypatch.setattr(hub, "_caller_quotas", CallerQuotas(SharedQuotas()))
+    monkeypatch.setattr(hub.quotas, "refresh_source", learn)
     asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()

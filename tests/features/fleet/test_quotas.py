@@ -173,7 +173,7 @@ async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(RedisStore, "evaluate", lossy)
     async with sharing(embedded_redis()) as (one, two):
         one.charge_characters("app", 10, 1_000)
-        await until(lambda: lost == 0 and not one._away)
+        await until(lambda: lost == 0 and not one.is_away)
         await eventually(lambda: _settled(one))
         await two.refresh_characters("app", 10)
         assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
@@ -193,14 +193,14 @@ async def test_a_cancelled_script_is_cancelled() -> None:
 
 
 async def _settled(member: RedisQuotas, kind: str = "characters") -> bool:
-    charges = member._charges[kind, "app"]
+    charges = member.charges[kind, "app"]
     return charges.sending is None and charges.unsent == 0
 
 
 async def test_sessions_of_a_crashed_worker_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tts_worker.features.fleet.quotas.LEASE_S", 0.3)
     async with sharing(embedded_redis()) as (one, two):
-        crashed = RedisQuotas(RedisStore(embedded_redis()), one._prefix)  # it renews nothing
+        crashed = RedisQuotas(RedisStore(embedded_redis()), one.prefix)  # it renews nothing
         assert await crashed.reserve_session("app", "a", 2)
         assert await one.reserve_session("app", "b", 2)
         assert not await two.reserve_session("app", "c", 2)
@@ -229,13 +229,13 @@ async def test_session_reserved_during_a_renewal_stays_counted() -> None:
             return 1
 
     quotas = RedisQuotas(SlowStore(), "slow:", asyncio.get_running_loop().time)
-    renewing = asyncio.create_task(quotas._renew("app"))  # of a key whose sessions have ended
+    renewing = asyncio.create_task(quotas.renew("app"))  # of a key whose sessions have ended
     await asyncio.sleep(0)
     reserving = asyncio.create_task(quotas.reserve_session("app", "lease", 1))
     await asyncio.sleep(0)
     SlowStore.answers.set()
     await asyncio.gather(renewing, reserving)
-    assert quotas._leases == {"app": {"lease"}}, "it is renewed from now on"
+    assert quotas.leases == {"app": {"lease"}}, "it is renewed from now on"
 
 
 async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ async def test_outage_of_redis_leaves_each_worker_its_quota(caplog: pytest.LogCa
         async def is_held() -> bool:
             client = Redis.from_url(server.url)
             try:
-                return await client.zcard(f"quota:{one._prefix}sessions:app") == 1
+                return await client.zcard(f"quota:{one.prefix}sessions:app") == 1
             finally:
                 await client.aclose()
 

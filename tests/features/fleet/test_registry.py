@@ -335,7 +335,7 @@ async def test_junk_entries_hide_no_worker(registry: RegistryClient, caplog: pyt
 async def test_a_host_name_is_replaced_by_its_checked_address(
     registry: RegistryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tts_worker.client.registry.directory._RESOLVE_S", 30.0)
+    monkeypatch.setattr("tts_worker.client.registry.directory.RESOLVE_S", 30.0)
     await registry.forge("one", entry(addr="grpc://localhost:7002").to_json())
     assert set(await registry.workers()) == {"one"}
     assert (await registry.workers())["one"] in ("127.0.0.1:7002", "[::1]:7002")

@@ -190,7 +190,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     open_stream = GrpcConnector.open_stream
 
     async def recorded(connector: GrpcConnector, options: SessionOptions) -> Any:
-        addresses.append(connector._address)
+        addresses.append(connector.address)
         return await open_stream(connector, options)
 
     monkeypatch.setattr(GrpcConnector, "open_stream", recorded)
@@ -320,7 +320,8 @@ async def test_rolling_restart_fails_no_call(fleet: Fleet) -> None:
             turns = 0
             while not restarted:
                 ended = await recorder.synthesize("Yes, I am here.")
-                assert (ended.outcome, ended.error) == (Outcome.DONE, None)
+                assert ended.error is None, ended.error
+                assert ended.outcome is Outcome.DONE
                 assert ended.receipt.text_spoken == "Yes, I am here."
                 turns += 1
             recorder.session.close()
@@ -468,7 +469,7 @@ async def test_sessions_survive_a_redis_outage() -> None:
 
 
 async def test_a_hanging_registry_delays_no_session(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tts_worker.client.fleet._CACHE_TTL_S", 0.0)
+    monkeypatch.setattr("tts_worker.client.fleet.CACHE_TTL_S", 0.0)
     await fleet.member("one")
     async with AsyncExitStack() as stack:
         registry = await stack.enter_async_context(run_proxy(fleet.url.removeprefix("redis://")))

@@ -158,10 +158,10 @@ async def test_one_worker_per_gpu_sees_only_its_gpu(tmp_path: Path) -> None:
         await until_gone(children)
 
 
-def plan(*words: str) -> list[up._Member]:
+def plan(*words: str) -> list[up.Member]:
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
-    return up._plan(parser.parse_args(words))
+    return up.plan(parser.parse_args(words))
 
 
 def test_workers_on_one_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

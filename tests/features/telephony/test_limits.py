@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from tts_worker.features.telephony.routes import MAX_UNSTARTED, _Telephony
+from tts_worker.features.telephony.routes import MAX_UNSTARTED, Telephony
 
 
 class WaitingStream:
@@ -19,7 +19,7 @@ class WaitingStream:
 
 def test_each_stream_of_a_burst_ends_another_one() -> None:
     unused: Any = None
-    telephony = _Telephony(unused, unused, unused, unused)
+    telephony = Telephony(unused, unused, unused, unused)
     streams: list[Any] = [WaitingStream() for _ in range(MAX_UNSTARTED + 3)]
     with ExitStack() as stack:
         for stream in streams:

@@ -172,7 +172,7 @@ def test_collector_that_hangs_does_not_delay_the_exit(
     exporter = StuckExporter()
     exported = open_traces(TRACING["endpoint"], 1.0, exporter)
     assert exported is not None
-    exported._tracer.start_span("a").end()
+    exported.tracer.start_span("a").end()
     exported.close()
     assert exporter.is_stuck.wait(10)
     assert not exporter.get_finished_spans(), "it waited for the collector"

@@ -520,7 +520,7 @@ def test_redirect_does_not_forward_the_password(server: Server, tmp_path: Path) 
 def quick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock finds a second more."""
     seconds = itertools.count()
-    monkeypatch.setattr(pull_module, "_clock", lambda: float(next(seconds)))
+    monkeypatch.setattr(pull_module, "clock", lambda: float(next(seconds)))
 
 
 @pytest.mark.usefixtures("quick_clock")

@@ -259,7 +259,7 @@ async def test_peer_that_never_connects_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    negotiate = Peer._negotiate
+    negotiate = Peer.negotiate
     negotiating: list[int] = []
     running = 0
 
@@ -272,7 +272,7 @@ async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: py
         finally:
             running -= 1
 
-    monkeypatch.setattr(Peer, "_negotiate", counted)
+    monkeypatch.setattr(Peer, "negotiate", counted)
     async with unconnected_client() as client:
         sdp = await client.offer()
         answers = await asyncio.gather(*(post_offer(address, sdp) for _ in range(8)))
@@ -283,13 +283,13 @@ async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: py
 async def test_offer_that_is_given_up_while_it_waits_leaves_nothing() -> None:
     async with running_worker(tone_settings()) as worker:
         registry = PeerRegistry(worker.hub, WebRtcSettings(), ApiLimits())
-        async with registry._negotiation:
+        async with registry.negotiation:
             joining = asyncio.create_task(registry.join(Offer(sdp="", type="offer")))
             await until(lambda: worker.hub.live_sessions == 1)
             joining.cancel()
             await asyncio.wait({joining})
         assert worker.hub.live_sessions == 0
-        assert not registry._peers
+        assert not registry.peers
 
 
 # -- invalid offers ---------------------------------------------------------------------------------------------------
@@ -372,15 +372,15 @@ async def unconnected_peer() -> AsyncIterator[tuple[Peer, list[str | bytes]]]:
         session = await worker.hub.admit(options)
         section = settings.section(WebRtcSettings)
         peer = Peer(worker.hub, session, options, section, ApiLimits.of(settings), lambda peer: None)
-        with patch.object(peer, "_handle_message", handled.append):
+        with patch.object(peer, "handle_message", handled.append):
             yield peer, handled
-        await peer._release()
+        await peer.release()
 
 
 async def test_a_turn_of_the_event_loop_handles_one_message() -> None:
     async with unconnected_peer() as (peer, handled):
         for number in "123":
-            peer._on_message(number)
+            peer.on_message(number)
         assert handled == ["1"]
         await asyncio.sleep(0)
         assert handled == ["1", "2"]
@@ -391,8 +391,8 @@ async def test_a_turn_of_the_event_loop_handles_one_message() -> None:
 async def test_messages_wait_for_the_voice_of_the_first() -> None:
     async with unconnected_peer() as (peer, handled):
         start = json.dumps({"type": "start", "voice": "tone"})
-        peer._on_message(start)
-        peer._on_message("2")
+        peer.on_message(start)
+        peer.on_message("2")
         assert handled == []
         await until(lambda: len(handled) == 2)
         assert handled == [start, "2"]
@@ -403,8 +403,8 @@ async def test_messages_of_a_released_peer_are_dropped() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     async with unconnected_peer() as (peer, handled):
         for number in "123":
-            peer._on_message(number)
-        await peer._release()
-        peer._on_message("4")
+            peer.on_message(number)
+        await peer.release()
+        peer.on_message("4")
         assert handled == ["1"]
     assert errors == []

@@ -144,7 +144,7 @@ def limited_by_definition(pcm: bytes, gain: float, rate_hz: int) -> np.ndarray:
     blocks = len(amplified) // block + 1
     padded = np.concatenate((np.zeros(8), amplified, np.zeros(blocks * block + 16 - len(amplified))))
     windows = np.lib.stride_tricks.sliding_window_view(padded, block + 16)[::block][:blocks]
-    peaks = np.abs(windows @ limiter_module._oversampling(block)).max(axis=1)
+    peaks = np.abs(windows @ limiter_module.oversampling(block)).max(axis=1)
     ceiling = 32_768 * 10 ** ((CEILING_DBTP - 0.5) / 20)
     needed = np.concatenate((np.minimum(1, ceiling / np.maximum(peaks, 1)), np.ones(4)))
     current, targets = 1.0, [1.0] * 4

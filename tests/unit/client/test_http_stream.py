@@ -147,7 +147,7 @@ async def test_error_of_the_source_ends_an_open_response() -> None:
 
 
 async def test_endless_refusal_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_api, "_MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(http_api, "MAX_BODY_BYTES", 100_000)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 Error\r\n\r\n")

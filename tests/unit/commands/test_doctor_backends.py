@@ -175,7 +175,7 @@ def provider_finding(
     fake = FakeRuntime(tensorrt=tensorrt, cuda=cuda, cpu=cpu)
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
-    return doctor_backends._providers()
+    return doctor_backends.onnxruntime_finding()
 
 
 def test_providers_are_loaded_and_not_only_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_torch_is_described_as_it_runs(
     torch: Any, driver: bool, detail: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda: driver)
-    finding = doctor_backends._torch(torch)
+    finding = doctor_backends.torch_finding(torch)
     assert (finding.status, finding.advice) == (Status.OK, advice)
     assert detail in finding.detail
 
@@ -220,6 +220,6 @@ def test_torch_is_described_as_it_runs(
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for driver, extra in ((False, "[cosyvoice]"), (True, "[gpu]")):
         monkeypatch.setattr(doctor_backends, "has_nvidia_driver", lambda driver=driver: driver)
-        finding = doctor_backends._torch(None)
+        finding = doctor_backends.torch_finding(None)
         assert finding.status is Status.OPTIONAL
         assert extra in finding.advice

@@ -164,7 +164,7 @@ def test_missing_pipecat_names_the_python_it_needs(
     version: tuple[int, int, int], named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version_info", version)
-    monkeypatch.setattr(doctor, "_installed", lambda _: False)
+    monkeypatch.setattr(doctor, "is_installed", lambda _: False)
     advice = doctor.extra_finding("pipecat").advice
     assert ("use Python 3.11 or newer, then pip install" in advice) is named
     # Not the package alone: its modules that another test has imported would still be found.

@@ -52,7 +52,7 @@ def test_nan_of_a_broken_sequence_does_not_spread(then: Callable[[Decoder, int],
     slots = [subject.acquire(), subject.acquire()]
     draw_two(subject, slots, LONG)
     broken = slots[1]
-    subject._pool.data[:, :, broken, :, 30 : len(LONG) + 4] = float("nan")
+    subject.pool.data[:, :, broken, :, 30 : len(LONG) + 4] = float("nan")
     then(subject, broken)
 
     assert draw_two(subject, slots, LONG[:20]) == expected
@@ -62,7 +62,7 @@ def test_nan_of_a_broken_prefix_does_not_spread() -> None:
     subject = decoder()
     expected = subject.prefix(LONG[:20]).kv
     subject.prefix(LONG)
-    subject._pool.data[:, :, subject._prefix_slot, :, : len(LONG)] = float("nan")
+    subject.pool.data[:, :, subject._prefix_slot, :, : len(LONG)] = float("nan")
 
     assert subject.prefix(LONG[:20]).kv.equal(expected)
-    assert subject._pool.data[:, :, subject._prefix_slot, :, 20:].isfinite().all()
+    assert subject.pool.data[:, :, subject._prefix_slot, :, 20:].isfinite().all()

@@ -181,6 +181,6 @@ def test_network_speaks_both_languages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kokoro_model, "_REQUIRED", ("no_such_package",))
+    monkeypatch.setattr(kokoro_model, "REQUIRED", ("no_such_package",))
     with pytest.raises(MissingExtra, match=r"\[voices\]"):
         KokoroModel(threads=1)

@@ -38,5 +38,5 @@ def test_client_refuses_another_format_than_it_asked_for() -> None:
 
 
 def test_ready_names_the_format() -> None:
-    ready = DialogueWorker().dialogue._ready()
+    ready = DialogueWorker().dialogue.ready_message()
     assert (ready.format, ready.sample_rate) == ("pcm_s16le", 24_000)

@@ -55,8 +55,7 @@ def captured_graphs(runner: FakeGraphRunner) -> int:
     return sum(each.captured for each in runner.computations)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "stride"), [*zip(FAMILIES, (1, 2), strict=True)])
 def test_every_computation_is_replayed_after_the_warm_up(family: str, stride: int) -> None:
     """Voices with and without a prompt, every pace, first, middle and last chunks, alone and in batches.
 
@@ -399,10 +398,10 @@ def test_decode_overlaps_rendering() -> None:
     )
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
-    while not subject._audio.is_busy:
+    while not subject.audio.is_busy:
         subject.step(0.0)
     drawn = subject.timings.tokens
-    while subject._audio.is_busy:
+    while subject.audio.is_busy:
         subject.step(0.0)
     assert subject.timings.tokens >= drawn + bundle("cosyvoice3").config.flow.chunk_tokens
     subject.handle(Cancel(KEY))
@@ -428,7 +427,7 @@ def test_half_precision_is_close_to_float32(family: str) -> None:
     assert 0 < float((near - exact).square().mean().sqrt()) < 0.1 * float(exact.std())
 
     subject = engine(family, loaded=half, script=lambda key, run: [*range(100, 160), 6562 - (family == "cosyvoice2")])
-    assert subject.components.pool._estimator.data.dtype is torch.bfloat16
+    assert subject.components.pool.estimator.data.dtype is torch.bfloat16
     assert synthesize(subject, TEXT[:1]).samples == 60 * 960
 
 
@@ -518,10 +517,10 @@ def test_engine_waits_for_the_earliest_stage_only() -> None:
     subject.timings.chunk_s = 1e9
     subject.handle(Open(KEY, PROMPTED, PLENTY_SAMPLES))
     subject.handle(Text(KEY, TEXT[0]))
-    while not subject._audio.is_busy:
+    while not subject.audio.is_busy:
         subject.step(0.0)
     waited.clear()
-    while subject._audio.is_busy:
+    while subject.audio.is_busy:
         subject.step(0.0)
     assert waited.count("tokens") >= 3, "tokens of the next chunk were drawn during rendering"
     assert waited[-1] == "audio"
@@ -529,7 +528,7 @@ def test_engine_waits_for_the_earliest_stage_only() -> None:
     # The opposite.
     subject.timings.token_s = 1e9
     subject.timings.chunk_s = 1e-9
-    while not (subject._audio.is_busy and subject._tokens.is_busy):
+    while not (subject.audio.is_busy and subject.tokens.is_busy):
         subject.step(0.0)
     waited.clear()
     subject.step(0.0)

@@ -179,6 +179,16 @@ def test_flush_speaks_all_interleaved_words(family: str, steps: int) -> None:
     assert outputs[KEY].ends == whole.ends
 
 
+@pytest.mark.parametrize("family", ["cosyvoice1", "cosyvoice3"])
+def test_speakers_that_follow_no_instruction_are_named(family: str) -> None:
+    """Those without prompt audio, but with CosyVoice-300M: its instructions need none."""
+    subject = engine(family, settings())
+    without_prompt = tuple(name for name in subject.info.voices if name != "prompted")
+    assert without_prompt
+    assert subject.info.uninstructed == (() if family == "cosyvoice1" else without_prompt)
+    subject.close()
+
+
 @pytest.mark.parametrize(
     ("family", "mode", "crowd"),
     [("cosyvoice3", TextMode.CLAUSE, 32), ("cosyvoice2", TextMode.INTERLEAVED, 16)],

@@ -535,7 +535,7 @@ def refusal_code(subject: CosyVoiceEngine, params: SynthesisParams) -> ErrorCode
 def test_unsupported_parameters_are_refused(params: SynthesisParams) -> None:
     subject = engine("cosyvoice3")
     assert refusal_code(subject, params) is ErrorCode.INVALID_REQUEST
-    assert all(state.users == 0 for state in subject.components.voice_cache._states.values())
+    assert all(state.users == 0 for state in subject.components.voice_cache.states.values())
 
 
 def test_instruction_applies_to_one_utterance_only() -> None:

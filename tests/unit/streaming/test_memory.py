@@ -171,7 +171,7 @@ def test_two_blocked_prompts_do_not_deadlock() -> None:
     keys = [UtteranceKey(f"s{n}", 1) for n in range(2)]
     for key, name in zip(keys, voices, strict=True):
         open_utterance(subject, key, SynthesisParams(name))
-        while name not in voice_cache._states or voice_cache._states[name].pages_ahead > 4:
+        while name not in voice_cache.states or voice_cache.states[name].pages_ahead > 4:
             subject.step(0.0)
         subject.handle(Hold(key))
     while pool.free_pages > 3:  # simulates another utterance that exceeded its estimate
@@ -213,7 +213,7 @@ def test_prepared_prompt_unblocks_others() -> None:
     waiting = UtteranceKey("waiting", 1)
     paused = UtteranceKey("paused", 1)
     open_utterance(subject, paused, SynthesisParams("long"))
-    while not voice_cache.prepared_voices or voice_cache._states["long"].pages_ahead > 3:
+    while not voice_cache.prepared_voices or voice_cache.states["long"].pages_ahead > 3:
         subject.step(0.0)
     subject.handle(Hold(paused))
     open_utterance(subject, waiting, SynthesisParams("short"))
@@ -221,7 +221,7 @@ def test_prepared_prompt_unblocks_others() -> None:
     run_until_idle(subject, outputs)
     assert not outputs, "the free pages do not suffice for the estimates of both"
     subject.handle(Release(paused))
-    while not voice_cache._states["long"].is_prepared:
+    while not voice_cache.states["long"].is_prepared:
         subject.step(0.0)
     subject.handle(Hold(paused))
     run_until_idle(subject, outputs)
@@ -310,7 +310,7 @@ def test_slot_is_freed_when_opening_it_fails(monkeypatch: pytest.MonkeyPatch) ->
     subject = engine("cosyvoice2")
     synthesize(subject, TEXT)
     free = ResourceUsage.of(subject)
-    memory = subject.components.pool._estimator
+    memory = subject.components.pool.estimator
     copy = memory.copy_tails
     calls = 0
 
@@ -332,7 +332,7 @@ def test_concurrent_slot_close_and_open_do_not_collide(monkeypatch: pytest.Monke
     pool = engine("cosyvoice3").components.pool
     leaving = pool.open()
     free = pool.free_slots
-    memory = pool._estimator
+    memory = pool.estimator
     reset = memory.reset
 
     def meanwhile(slots: Tensor) -> None:

@@ -78,7 +78,7 @@ def test_pages_take_85_percent_beside_the_other_caches(free_gb: int, monkeypatch
     monkeypatch.setattr(memory, "MAX_PAGES", 1 << 60)
     pages = memory.page_count(subject, 64, None)  # type: ignore[arg-type]
     decoder = Decoder(loaded, slots=64, max_tokens=LM_TOKENS, stream=HostStream(), runner=EagerRunner())
-    room = free_gb * GB - decoder._pool.data.nbytes
+    room = free_gb * GB - decoder.pool.data.nbytes
     each = memory.page_bytes(loaded.config, torch.bfloat16)
     assert CUDA_MEMORY_SHARE == 0.85
     assert pages == int(CUDA_MEMORY_SHARE * room / each)

@@ -34,7 +34,7 @@ from tests.unit.streaming.test_engine import ResourceUsage
 from tests.unit.streaming.test_faults import CROWD, FailingRunner, assert_outputs_close, crowd_script
 from tts_worker.engine.cosyvoice import loader
 from tts_worker.engine.cosyvoice.audio.renderer import FlowOutput, RenderRequest, VocoderOutput
-from tts_worker.engine.cosyvoice.audio_runner import _FlowPass
+from tts_worker.engine.cosyvoice.audio_runner import FlowPass
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner, GraphRunner
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, ThreadStream, streams_for
@@ -288,9 +288,9 @@ def test_persistent_fault_fails_one_utterance(first: int) -> None:
 
 def queued_samples(subject: CosyVoiceEngine) -> dict[UtteranceKey, int]:
     """Return the samples of the frames before and in the vocoder, by utterance."""
-    runner = subject._audio
+    runner = subject.audio
     renderer = subject.components.renderer
-    waiting = [*runner._mel_queue, *([runner._vocoder.mel] if runner._vocoder else [])]
+    waiting = [*runner.mel_queue, *([runner.vocoder_pass.mel] if runner.vocoder_pass else [])]
     samples = dict.fromkeys(subject.sequences, 0)
     for mel in waiting:
         for job, frames in zip(mel.jobs, mel.output.frames, strict=True):
@@ -307,7 +307,7 @@ def test_samples_before_the_vocoder_count_as_in_flight(monkeypatch: pytest.Monke
 
     def fails(requests: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
         nonlocal failed
-        if len(requests) > 1 and not failed and subject._audio._flow is not None:
+        if len(requests) > 1 and not failed and subject.audio.flow_pass is not None:
             failed = True
             raise torch.OutOfMemoryError("out of memory")
         return vocode(requests, mels)
@@ -339,7 +339,7 @@ def test_queued_chunk_is_emitted_before_failure(monkeypatch: pytest.MonkeyPatch)
     )
     renderer = subject.components.renderer
     met = False
-    flow = renderer._run_flow
+    flow = renderer.run_flow
     vocode = renderer.vocode
 
     def failing_flow(requests: Sequence[RenderRequest]) -> FlowOutput:
@@ -350,12 +350,12 @@ def test_queued_chunk_is_emitted_before_failure(monkeypatch: pytest.MonkeyPatch)
     def failing_vocode(requests: Sequence[RenderRequest], mels: Sequence[Tensor]) -> VocoderOutput:
         nonlocal met
         if len(requests) > 1:
-            in_flight = subject._audio._flow
-            met = isinstance(in_flight, _FlowPass) and len(in_flight.jobs) == 1
+            in_flight = subject.audio.flow_pass
+            met = isinstance(in_flight, FlowPass) and len(in_flight.jobs) == 1
             raise ValueError("numbers")
         return vocode(requests, mels)
 
-    monkeypatch.setattr(renderer, "_run_flow", failing_flow)
+    monkeypatch.setattr(renderer, "run_flow", failing_flow)
     monkeypatch.setattr(renderer, "vocode", failing_vocode)
     for key in CROWD:
         subject.handle(Open(key, PROMPTED, PLENTY_SAMPLES))
@@ -392,7 +392,7 @@ def test_thread_stream_orders_work_and_reports_errors() -> None:
     assert stream.submit(lambda: threading.current_thread().name).result() == "tts-flow"
     stream.close()
     stream.close()
-    assert not stream._thread.is_alive()
+    assert not stream.thread.is_alive()
 
 
 def test_flow_thread_ends_with_its_engine() -> None:
@@ -400,7 +400,7 @@ def test_flow_thread_ends_with_its_engine() -> None:
     synthesize(subject, TEXT)
     stream = subject.components.streams.flow
     assert isinstance(stream, ThreadStream)
-    thread = stream._thread
+    thread = stream.thread
     pool_ref = weakref.ref(subject.components.pool)
     del stream, subject  # as after a fault: without close
     thread.join(timeout=60)

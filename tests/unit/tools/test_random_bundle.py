@@ -62,7 +62,7 @@ def test_random_bundle_is_valid_and_marked(bundle: Bundle) -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("family", ["cosyvoice1", *FAMILIES])
 def test_full_size_has_the_official_keys_and_shapes(family: str, part: str) -> None:
-    text = writer._yaml(family, "full")
+    text = writer.config_text(family, "full")
     config = CosyVoiceConfig.from_files(text, fullsize().get(f"{family}/qwen_config"), "full")
 
     expected = expected_shapes(config, part)

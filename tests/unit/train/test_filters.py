@@ -113,7 +113,7 @@ def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_levels_are_read_between_frames_and_at_every_second_bin() -> None:
     levels = np.arange(601.0)[:, None] + np.array([0.0, 10.0, 20.0])
-    found = teacher._levels_at(levels.astype(np.float32), np.array([0.0, 0.5, 2.0, 9.0])) + np.log(300)
+    found = teacher.levels_at(levels.astype(np.float32), np.array([0.0, 0.5, 2.0, 9.0])) + np.log(300)
     assert found.shape == (4, teacher.PART_BINS)
     assert found[:, 0] == pytest.approx([0, 5, 20, 20], abs=1e-3)
     assert found[0, :3] == pytest.approx([0, 2, 4], abs=1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.files import Voice, load_voice
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.packs import read_voicepacks
+from tts_worker.voices.routing import VoiceRequest, choose_voice
 from tts_worker.voices.store import VoiceStore
 from tts_worker.voices.upload import MixPart, NewVoice
 
@@ -248,3 +249,13 @@ async def test_worker_without_stores_says_what_it_needs(action: str) -> None:
     }
     with pytest.raises(InvalidRequest, match="needs a CosyVoice model"):
         await actions[action]()
+
+
+def test_speaker_without_prompt_audio_does_not_follow_instructions() -> None:
+    info = replace(INFO, voices=("prompted", "speaker"), uninstructed=("speaker",))
+    catalog = VoiceCatalog()
+    VoiceLibrary(catalog, {}).add_engine("one", "fake", info, None)
+    assert {voice.name: voice.capabilities for voice in catalog} == {"prompted": ("instruct",), "speaker": ()}
+    assert choose_voice(catalog, VoiceRequest(needs=("instruct",))).name == "prompted"
+    with pytest.raises(InvalidRequest, match="lacks the capabilities instruct"):
+        choose_voice(catalog, VoiceRequest(voice="speaker", needs=("instruct",)))

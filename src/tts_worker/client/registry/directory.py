@@ -35,7 +35,7 @@ STALE_S = 60.0
 """Maximum age of an entry. Redis expires entries earlier; an older one has a dead writer or a wrong clock."""
 MAX_WORKERS = 1_000
 _MAX_WARNINGS = 20
-_RESOLVE_S = 1.0
+RESOLVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class WorkerDirectory:
             return _join_host_port(target.host, target.port)
         records: Sequence[tuple[object, ...]] = ()
         try:
-            async with fail_after(_RESOLVE_S):
+            async with fail_after(RESOLVE_S):
                 loop = asyncio.get_running_loop()
                 records = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # TimeoutError is an OSError

@@ -83,7 +83,7 @@ class _PromptPass:
 
 
 @dataclass(frozen=True)
-class _FlowPass:
+class FlowPass:
     jobs: tuple[ChunkJob, ...]
     future: StreamFuture[FlowOutput]
 
@@ -118,9 +118,9 @@ class AudioRunner:
         self._stream = components.streams.flow
         self._shares_stream = components.streams.flow is components.streams.vocoder
         self._timings = timings
-        self._flow: _FlowPass | _PromptPass | None = None
-        self._mel_queue: deque[_MelBatch] = deque()
-        self._vocoder: _VocoderPass | None = None
+        self.flow_pass: FlowPass | _PromptPass | None = None
+        self.mel_queue: deque[_MelBatch] = deque()
+        self.vocoder_pass: _VocoderPass | None = None
         self._results: list[AudioResult] = []
         self._abandoned: list[RenderState] = []  # of sequences that ended during the flow pass in flight
         self._started_at_s = 0.0
@@ -128,28 +128,28 @@ class AudioRunner:
     @property
     def is_busy(self) -> bool:
         """Whether chunks are in flight, or results have not been collected. Prompts of voices do not count."""
-        is_rendering = isinstance(self._flow, _FlowPass) or bool(self._mel_queue) or self._vocoder is not None
+        is_rendering = isinstance(self.flow_pass, FlowPass) or bool(self.mel_queue) or self.vocoder_pass is not None
         return is_rendering or bool(self._results)
 
     @property
     def preparing(self) -> CosyVoiceSequence | None:
         """The sequence whose voice is being prepared. The prompt is of use even if the sequence ends."""
-        return self._flow.sequence if isinstance(self._flow, _PromptPass) else None
+        return self.flow_pass.sequence if isinstance(self.flow_pass, _PromptPass) else None
 
     @property
     def has_capacity(self) -> bool:
         """Whether ``prepare`` or ``render`` may be called."""
-        return self._flow is None and not (self._shares_stream and self.is_busy)
+        return self.flow_pass is None and not (self._shares_stream and self.is_busy)
 
     @property
     def has_vocoder_work(self) -> bool:
         """Whether ``vocode`` must be called."""
-        return bool(self._mel_queue) and self._vocoder is None
+        return bool(self.mel_queue) and self.vocoder_pass is None
 
     @property
     def awaits_ids(self) -> bool:
         """Whether audio in flight can only be returned when the host has read its ids."""
-        jobs = () if self._vocoder is None else self._vocoder.mel.jobs
+        jobs = () if self.vocoder_pass is None else self.vocoder_pass.mel.jobs
         return any(job.sequence.token_pass is TokenPass.FIRST_CHUNK for job in jobs)
 
     @property
@@ -168,7 +168,7 @@ class AudioRunner:
             self._voice_cache.evict_surplus(self._pool)
         voice.users += 1  # the pass must not lose its pages when the sequence ends
         compute = partial(self._voice_cache.prepare, voice, self._networks.flow, self._pool, self._stream)
-        self._flow = _PromptPass(sequence, voice, self._stream.submit(compute))
+        self.flow_pass = _PromptPass(sequence, voice, self._stream.submit(compute))
         if self._shares_stream:
             self._finish_flow()
 
@@ -202,7 +202,7 @@ class AudioRunner:
     def _start_flow(self, jobs: list[ChunkJob]) -> None:
         for job in jobs:
             job.sequence.chunk_in_flow = job.request.chunk
-        self._flow = _FlowPass(tuple(jobs), self._renderer.flow([job.request for job in jobs]))
+        self.flow_pass = FlowPass(tuple(jobs), self._renderer.flow([job.request for job in jobs]))
         if self._shares_stream:  # the vocoder follows in the order of the stream
             self._finish_flow()
             self.vocode()
@@ -211,7 +211,7 @@ class AudioRunner:
         """Start the vocoder over the next mel, if it is idle."""
         if not self.has_vocoder_work:
             return
-        mel = self._mel_queue.popleft()
+        mel = self.mel_queue.popleft()
         live = [n for n, job in enumerate(mel.jobs) if not job.sequence.has_ended]
         if not live:
             return
@@ -223,7 +223,7 @@ class AudioRunner:
         if isinstance(output, Fault):
             self._retry_vocoder(mel, output)
         else:
-            self._vocoder = _VocoderPass(mel, output)
+            self.vocoder_pass = _VocoderPass(mel, output)
 
     # -- collect ------------------------------------------------------------------------------------------------------
 
@@ -233,22 +233,22 @@ class AudioRunner:
         Args:
             block: Whether to wait for a pass in flight.
         """
-        if self._vocoder is not None:
-            vocoder = self._vocoder
+        if self.vocoder_pass is not None:
+            vocoder = self.vocoder_pass
             members = _members(vocoder.mel.jobs)
             if not self.awaits_ids and attempt(members, Stage.VOCODER, lambda: block or vocoder.output.ready):
-                self._vocoder = None
+                self.vocoder_pass = None
                 self._finish_vocoder(vocoder)
         # The previous chunk is delivered before a fault of the next flow pass is reported.
-        elif self._flow is not None and not self._mel_queue and (block or self._flow.future.is_done):
+        elif self.flow_pass is not None and not self.mel_queue and (block or self.flow_pass.future.is_done):
             self._finish_flow()
         results = self._results
         self._results = []
         return results
 
     def _finish_flow(self) -> None:
-        finished = self._flow
-        self._flow = None
+        finished = self.flow_pass
+        self.flow_pass = None
         if isinstance(finished, _PromptPass):
             done = attempt([finished.sequence], Stage.PROMPT, finished.future.result)
             self._voice_cache.release(finished.voice)
@@ -263,7 +263,7 @@ class AudioRunner:
             else:
                 for job, mel in zip(finished.jobs, output.frames, strict=True):
                     self._results.append(MelChunk(job, self._renderer.samples(mel)))
-                self._mel_queue.append(_MelBatch(finished.jobs, output))
+                self.mel_queue.append(_MelBatch(finished.jobs, output))
         while self._abandoned:  # only now: until here the flow may take pages for them
             self._renderer.close(self._abandoned.pop())
 
@@ -291,7 +291,7 @@ class AudioRunner:
         if len(mel.jobs) > 1:
             parts = zip(mel.jobs, mel.output.frames, strict=True)
             single = [_MelBatch((job,), replace(mel.output, frames=[frames])) for job, frames in parts]
-            self._mel_queue.extendleft(reversed(single))
+            self.mel_queue.extendleft(reversed(single))
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class AudioRunner:
 
     def close(self, state: RenderState) -> None:
         """Release the state of an audio segment; during its flow pass, only after the pass."""
-        jobs = self._flow.jobs if isinstance(self._flow, _FlowPass) else ()
+        jobs = self.flow_pass.jobs if isinstance(self.flow_pass, FlowPass) else ()
         if any(job.request.state is state for job in jobs):
             self._abandoned.append(state)
         else:

@@ -91,6 +91,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
                 control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
                 capabilities=("instruct", "speech_tokens"),
+                uninstructed=components.voice_cache.uninstructed,
                 extra=(
                     ("family", config.family),
                     ("text_mode", settings.text_mode.value),
@@ -101,8 +102,8 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
         self.components = components
         self.timings = StageTimings()
         self._spec = _with_warm_up(spec)
-        self._tokens = TokenRunner(components, settings.burst_tokens, self.timings)
-        self._audio = AudioRunner(components, self.timings)
+        self.tokens = TokenRunner(components, settings.burst_tokens, self.timings)
+        self.audio = AudioRunner(components, self.timings)
         self._awaited: list[TokenResult | AudioResult] = []  # results that the step waited for
         self._lookups: dict[CosyVoiceSequence, StreamFuture[Speaker]] = {}  # of sequences that wait for a stored voice
         self._call_pages = max(0, components.pool.free_pages - unpaced_share(components.pool.free_pages))
@@ -156,7 +157,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
         sequence.enter(SequencePhase.ENDED)
         self._lookups.pop(sequence, None)
         for segment in sequence.generator.audio_segments:
-            self._audio.close(segment.state)
+            self.audio.close(segment.state)
         self.components.decoder.release(sequence.slot)
         if sequence.generator.voice is not None:
             self.components.voice_cache.release(sequence.generator.voice)
@@ -179,9 +180,9 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
 
     @property
     def is_busy(self) -> bool:
-        if self._tokens.is_busy or self._audio.is_busy:
+        if self.tokens.is_busy or self.audio.is_busy:
             return True
-        preparing = self._audio.preparing
+        preparing = self.audio.preparing
         if preparing is not None and self.is_active(preparing):
             return True
         return any(lookup.is_done and self.is_active(sequence) for sequence, lookup in self._lookups.items())
@@ -189,7 +190,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
     def collect(self) -> bool:
         """Take over the voices that are read, and what the runners have finished."""
         self._take_voices()
-        results = [*self._awaited, *self._tokens.collect(), *self._audio.collect()]
+        results = [*self._awaited, *self.tokens.collect(), *self.audio.collect()]
         self._awaited = []
         self._take_results(results)
         return bool(results)
@@ -245,7 +246,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
         if job.is_unread:
             if not job.sequence.has_spoken(job.segment, job.request.chunk):
                 job.sequence.in_flight_samples = 0
-                self._audio.restart(job)
+                self.audio.restart(job)
                 self._retry_admission()
                 return
             job.segment.mark_rendered(job.request.chunk)
@@ -253,14 +254,14 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
             job.segment, job.request.chunk, result.pcm, result.mel, result.flow_ms, result.vocoder_ms
         )
         if job.request.chunk.final:
-            self._audio.close(job.segment.state)
+            self.audio.close(job.segment.state)
             self._drop_empty_segments(job.sequence)
             self._retry_admission()
 
     def _drop_empty_segments(self, sequence: CosyVoiceSequence) -> None:
         """Drop audio segments that ended without a token. They take no pages, so others may ask for pages again."""
         while (segment := sequence.generator.drop_empty_segment()) is not None:
-            self._audio.close(segment.state)  # unless its first chunk was rendered before its ids were read
+            self.audio.close(segment.state)  # unless its first chunk was rendered before its ids were read
             self._retry_admission()
 
     def _retry_admission(self) -> None:
@@ -277,8 +278,8 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
         starts = any(candidate.starts for candidate in candidates)
         claims = [sequence.page_claim for sequence in self.sequences.values()] if starts else []
         return Budgets(
-            max_token_batch=0 if self._tokens.is_busy or self._audio.has_vocoder_work else settings.decode_batch,
-            max_audio_batch=settings.render_batch if self._audio.has_capacity else 0,
+            max_token_batch=0 if self.tokens.is_busy or self.audio.has_vocoder_work else settings.decode_batch,
+            max_audio_batch=settings.render_batch if self.audio.has_capacity else 0,
             concurrent=streams.tokens is not streams.flow,
             burst_steps=settings.burst_tokens,
             shared_inputs=self.components.decoder.shared_inputs,
@@ -310,8 +311,8 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
             self.sequences[key].waiting_since_us = None  # so that new utterances share a batch
         if plan.audio is not None:
             self._submit_audio(plan.audio)
-        if self._audio.has_vocoder_work:
-            self._audio.vocode()
+        if self.audio.has_vocoder_work:
+            self.audio.vocode()
         elif plan.tokens is not None:
             self._submit_tokens(plan.tokens)
         elif plan.audio is None:
@@ -335,30 +336,30 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
         self._step_notes.append(batch.operation.value)
         members = [self.sequences[key] for key in batch.members]
         if batch.operation is Need.PREPARE_VOICE:
-            self._audio.prepare(members[0])
+            self.audio.prepare(members[0])
         else:
-            self._audio.render(members)
+            self.audio.render(members)
 
     def _submit_tokens(self, batch: Batch) -> None:
         self._step_notes.append(batch.operation.value)
         members = [self.sequences[key] for key in batch.members if key in self.sequences]  # none that just failed
         if batch.on_device_draws:
-            first_tokens = self._tokens.draw_first_chunk(members, batch.on_device_draws)
+            first_tokens = self.tokens.draw_first_chunk(members, batch.on_device_draws)
             if first_tokens is not None:
                 self._step_notes.append(Need.RENDER.value)
-                self._audio.render_first_chunks(first_tokens)
+                self.audio.render_first_chunks(first_tokens)
         elif batch.operation is Need.PREFILL:
-            self._tokens.prefill(members)
+            self.tokens.prefill(members)
         else:
-            self._tokens.burst(members, batch.steps)
+            self.tokens.burst(members, batch.steps)
 
     def _wait(self) -> None:
         """Wait for the runner that is expected to finish first, and only for it, so that neither idles.
 
         ``collect`` follows in the same step and takes over what it returned.
         """
-        tokens = self._tokens
-        audio = self._audio
+        tokens = self.tokens
+        audio = self.audio
         is_audio_busy = (audio.is_busy or audio.preparing is not None) and not audio.awaits_ids
         if not tokens.is_busy and not is_audio_busy:
             return
@@ -408,9 +409,9 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
     def _recover(self, sequence: CosyVoiceSequence, stage: Stage) -> None:
         """Restore the state of ``sequence`` before a failed pass is repeated."""
         if stage in (Stage.PREFILL, Stage.DECODE):
-            self._tokens.recover(sequence)
+            self.tokens.recover(sequence)
         elif stage is Stage.FLOW:
-            self._audio.recover(sequence)
+            self.audio.recover(sequence)
 
     def _check_device(self, cause: str) -> None:
         """Raise DeviceLost if the device does not respond after ``cause``, so that its memory cannot be trusted."""

@@ -25,11 +25,11 @@ def findings() -> Iterator[Finding]:
     """Check the kernels on this machine's device, and the optional library that runs flow and vocoder."""
     torch = importlib.import_module("torch") if find_spec("torch") is not None else None
     if torch is not None and is_recent(torch) and torch.version.cuda is not None and torch.cuda.is_available():
-        yield _kernels(torch)
+        yield kernels_finding(torch)
     yield tensorrt_finding(torch)
 
 
-def _kernels(torch: Any) -> Finding:
+def kernels_finding(torch: Any) -> Finding:
     """Say whether CUDA graphs and fused kernels work on the device, and what to do about it."""
     from tts_worker.engine.cosyvoice.acceleration.graphs import graph_problem
 
@@ -39,11 +39,11 @@ def _kernels(torch: Any) -> Finding:
     if find_spec("triton") is None:
         detail = f"{graphs}; no fused kernels, as triton is not installed"
         return Finding(what, Status.OK, detail, "pip install --force-reinstall torch")
-    problem = _kernel_problem()
+    problem = kernel_problem()
     return Finding(what, Status.OK, f"{graphs}; fused attention {f'is not used ({problem})' if problem else 'works'}")
 
 
-def _kernel_problem() -> str:
+def kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 

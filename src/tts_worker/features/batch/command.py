@@ -31,7 +31,7 @@ from tts_worker.errors import InvalidRequest, TTSWorkerError
 STATE = ".tts-worker-batch.json"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_OPTIONS = BatchOptions.__annotations__.keys() - {"response_format"}
+_OPTIONS = BatchOptions.__annotations__.keys() - {"response_format", "lexicon"}  # a line may have a lexicon
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         help='text file with one item per line, or JSON lines such as {"id": "intro", "input": "Welcome."} with voice, '
-        "speed, seed, language and instructions where they differ (-: standard input)",
+        "speed, seed, language, instructions and lexicon where they differ (-: standard input)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the audio files")
     parser.add_argument(

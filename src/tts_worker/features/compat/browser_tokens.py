@@ -23,17 +23,21 @@ class CartesiaToken(Fields):
     expires_in: int = Field(60, ge=1, le=MAX_S)
 
 
-def add_elevenlabs_routes(routes: Routes, signer: TokenSigner) -> None:
-    """Add ElevenLabs' route. Its tokens last 15 minutes, and are used for one session at a time."""
+def elevenlabs_router(signer: TokenSigner, prefix: str = "") -> Routes:
+    """Return ElevenLabs' route. Its tokens last 15 minutes, and are used for one session at a time."""
+    routes = Routes(prefix=prefix, include_in_schema=not prefix, tag="ElevenLabs")
 
     @routes.post(f"{ELEVENLABS_PATH}{{kind}}", summary="Give out a short-lived token to ElevenLabs clients")
     async def token(kind: str) -> Response:
         text, _ = issue(signer, TokenRequest(seconds=_ELEVENLABS_S))
         return JSONResponse({"token": text}, headers=_NO_STORE)
 
+    return routes
 
-def add_cartesia_routes(routes: Routes, signer: TokenSigner) -> None:
-    """Add Cartesia's route. Sessions are limited by the key: a context is one."""
+
+def cartesia_router(signer: TokenSigner) -> Routes:
+    """Return Cartesia's route. Sessions are limited by the key: a context is one."""
+    routes = Routes(tag="Cartesia")
 
     @routes.post(
         CARTESIA_PATH,
@@ -45,3 +49,5 @@ def add_cartesia_routes(routes: Routes, signer: TokenSigner) -> None:
         wanted = validate(CartesiaToken, parse_object(body, "body") if body.strip() else {})
         text, _ = issue(signer, TokenRequest(seconds=wanted.expires_in, sessions=None))
         return JSONResponse({"token": text}, headers=_NO_STORE)
+
+    return routes

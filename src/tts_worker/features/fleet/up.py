@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    members = _plan(args)
+    members = plan(args)
     return asyncio.run(_up(args, members))
 
 
 @dataclass(frozen=True)
-class _Member:
+class Member:
     """A worker of the fleet.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Member:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def _plan(args: argparse.Namespace) -> list[_Member]:
+def plan(args: argparse.Namespace) -> list[Member]:
     """Return the workers to run.
 
     Raises:
@@ -112,7 +112,7 @@ def _plan(args: argparse.Namespace) -> list[_Member]:
         _check_free(port)
     settings = {"engine.memory_share": f"{1 / per_device:.4f}"} if args.gpus is not None and per_device > 1 else {}
     return [
-        _Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
+        Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
         for index, (device, environment) in enumerate(each for each in devices for _ in range(per_device))
     ]
 
@@ -124,7 +124,7 @@ def _check_free(port: int) -> None:
         raise InvalidRequest(f"port {port} is taken: choose others with --port, or free ones with --port 0")
 
 
-async def _up(args: argparse.Namespace, members: list[_Member]) -> int:
+async def _up(args: argparse.Namespace, members: list[Member]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -164,7 +164,7 @@ async def _cancel(tasks: list[asyncio.Task[object]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _supervise(args: argparse.Namespace, redis: str, member: _Member, ready: asyncio.Future[None]) -> None:
+async def _supervise(args: argparse.Namespace, redis: str, member: Member, ready: asyncio.Future[None]) -> None:
     """Run a worker, again whenever it exits, until cancelled.
 
     Args:
@@ -232,7 +232,7 @@ async def local_redis() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _worker(args: argparse.Namespace, redis: str, member: _Member) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _worker(args: argparse.Namespace, redis: str, member: Member) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a worker process; drain it on exit."""
     settings = {
         "grpc.enabled": "true",

@@ -35,7 +35,7 @@ def add_routes(app: Application) -> None:
     """Add the routes. Providers authenticate with the handshake, or with the first message of their stream."""
     routes = app.routes
     settings = app.settings.section(TelephonySettings)
-    server = _Telephony(app.hub, app.limits, settings, app.keys)
+    server = Telephony(app.hub, app.limits, settings, app.keys)
     tokens = {TWILIO: settings.twilio_auth_token, TELNYX: settings.telnyx_auth_token}
     app.paths.own_auth |= {f"/{wire.provider}": token is not None for wire, token in tokens.items()}
     app.paths.transports |= dict.fromkeys(PATHS, "telephony")
@@ -54,7 +54,7 @@ def add_routes(app: Application) -> None:
 
 
 @dataclass(slots=True)
-class _Telephony:
+class Telephony:
     hub: SessionHub
     limits: ApiLimits
     settings: TelephonySettings

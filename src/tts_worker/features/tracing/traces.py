@@ -40,7 +40,7 @@ class UtteranceTraces:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
-        self._tracer = provider.get_tracer("tts_worker", __version__)
+        self.tracer = provider.get_tracer("tts_worker", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
     def ended(self, record: UtteranceTimeline, event: Ended, now_s: float) -> None:
@@ -55,7 +55,7 @@ class UtteranceTraces:
 
         offset_s = time.time() - now_s  # from the clock of the event loop to wall time
         parent = self._propagator.extract({TRACEPARENT: record.traceparent}) if record.traceparent else None
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             SPAN, context=parent, kind=SpanKind.SERVER, start_time=_nanoseconds(record.text_at_s + offset_s)
         )
         if not span.is_recording():
@@ -65,7 +65,7 @@ class UtteranceTraces:
             span.set_status(StatusCode.ERROR, event.error.code.value if event.error is not None else None)
         context = set_span_in_context(span)
         for name, start_s, end_s in _parts(record, now_s):
-            part = self._tracer.start_span(name, context=context, start_time=_nanoseconds(start_s + offset_s))
+            part = self.tracer.start_span(name, context=context, start_time=_nanoseconds(start_s + offset_s))
             part.end(_nanoseconds(end_s + offset_s))
         span.end(_nanoseconds(now_s + offset_s))
 

@@ -15,6 +15,7 @@ from tts_worker.commands.model_directory import open_bundle
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.features.voicepack.manifest import PUBLISHED, ModelFile, Need, PublishedModel, Verdict, published
 from tts_worker.models.bundles.report import Problem, Report
+from tts_worker.voices.details import VoiceDetails
 from tts_worker.voices.files import VOICES_DIR, Voice, save_voice
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def import_speakers(bundle_path: Path, root: Path, file: Path | None = None, *, 
 
     voices = bundled_voices(file or bundle.speaker_info, bundle.config)
     for name, voice in voices.items():
-        save_voice(root, name, voice, replace=replace)
+        details = VoiceDetails(has_prompt=len(voice.tokens) > 0, source="speaker").encode()
+        save_voice(root, name, voice, details=details, replace=replace)
     return list(voices)
 
 

@@ -33,7 +33,7 @@ MIN_BYTES_PER_S = 4_096
 MAX_FAILED_ATTEMPTS = 3
 """Consecutive connections below the minimum rate after which the download of a file fails."""
 
-_clock = time.monotonic
+clock = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def _download(url: str, part: Path, size_bytes: int, report: Callable[[int], Non
     failed_attempts = 0
     while (start_bytes := part.stat().st_size if part.is_file() else 0) < size_bytes:
         problem = "the connection ended early"
-        began_s = _clock()
+        began_s = clock()
         try:
             _transfer(url, part, start_bytes, size_bytes, report)
         except _ConnectionFailed as error:
             problem = str(error)
         received_bytes = (part.stat().st_size if part.is_file() else 0) - start_bytes
-        is_sufficient = received_bytes > 0 and received_bytes >= MIN_BYTES_PER_S * (_clock() - began_s)
+        is_sufficient = received_bytes > 0 and received_bytes >= MIN_BYTES_PER_S * (clock() - began_s)
         failed_attempts = 0 if is_sufficient else failed_attempts + 1
         if failed_attempts >= MAX_FAILED_ATTEMPTS:
             raise BundleError(f"{_redacted(url)}: {problem}; pull again to resume")
@@ -210,18 +210,18 @@ def _transfer(url: str, part: Path, start_bytes: int, size_bytes: int, report: C
         is_resumed = response.status == 206 and content_range.startswith(f"bytes {start_bytes}-")
         done_bytes = start_bytes if is_resumed else 0
         with part.open("ab" if is_resumed else "wb") as out:
-            window_began_s = _clock()
+            window_began_s = clock()
             window_start_bytes = done_bytes
             # One byte beyond the size shows that it is wrong, so an endless response cannot fill the disk.
             while block := _read(response, min(BLOCK_BYTES, size_bytes + 1 - done_bytes)):
                 out.write(block)
                 done_bytes += len(block)
                 report(min(done_bytes, size_bytes))
-                window_s = _clock() - window_began_s
+                window_s = clock() - window_began_s
                 if window_s >= TIMEOUT_S:
                     if done_bytes - window_start_bytes < MIN_BYTES_PER_S * window_s:
                         raise _ConnectionFailed(f"the server sends less than {MIN_BYTES_PER_S} bytes per second")
-                    window_began_s = _clock()
+                    window_began_s = clock()
                     window_start_bytes = done_bytes
 
 

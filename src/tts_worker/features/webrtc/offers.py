@@ -56,9 +56,9 @@ class PeerRegistry:
         self._hub = hub
         self._settings = settings
         self._limits = limits
-        self._peers: set[Peer] = set()
+        self.peers: set[Peer] = set()
         self._joining = 0
-        self._negotiation = asyncio.Lock()
+        self.negotiation = asyncio.Lock()
 
     async def join(self, offer: Offer) -> dict[str, Any]:
         """Answer an offer. On an error nothing stays allocated.
@@ -69,22 +69,22 @@ class PeerRegistry:
             TTSWorkerError: The errors of ``SessionHub.admit``.
         """
         options = self._webrtc_peer.track_options(parse_start(offer.session).options())
-        if len(self._peers) + self._joining >= self._settings.max_peers:
+        if len(self.peers) + self._joining >= self._settings.max_peers:
             raise OverCapacity(f"all {self._settings.max_peers} WebRTC peers are taken", retry_after_s=_RETRY_AFTER_S)
         self._joining += 1
         try:
             session = await self._hub.admit(options)
             try:
                 peer = self._webrtc_peer.Peer(
-                    self._hub, session, options, self._settings, self._limits, self._peers.discard
+                    self._hub, session, options, self._settings, self._limits, self.peers.discard
                 )
             except BaseException:
                 session.close("failed")
                 raise
-            self._peers.add(peer)
+            self.peers.add(peer)
         finally:
             self._joining -= 1
-        return {"type": "answer", "sdp": await peer.answer(offer.sdp, self._negotiation), "session": session.id}
+        return {"type": "answer", "sdp": await peer.answer(offer.sdp, self.negotiation), "session": session.id}
 
 
 PAGE_PATH = "/webrtc"

@@ -122,14 +122,14 @@ class Peer:
         """
         try:
             async with turn:
-                description = await self._negotiate(sdp)
+                description = await self.negotiate(sdp)
         except BaseException:
-            await self._release()
+            await self.release()
             raise
         self._task = asyncio.create_task(self._run(), name=f"{self._dialogue.session.id}-peer")
         return description
 
-    async def _negotiate(self, sdp: str) -> str:
+    async def negotiate(self, sdp: str) -> str:
         if "a=fingerprint:" not in sdp or "a=ice-ufrag:" not in sdp:
             raise InvalidRequest("the SDP needs a DTLS fingerprint and ICE credentials")
         if "m=audio" not in sdp or "m=application" not in sdp:
@@ -169,7 +169,7 @@ class Peer:
         except Exception as error:
             log.error("session %s: the peer failed", self._dialogue.session.id, exc_info=error)
         finally:
-            await self._release()
+            await self.release()
 
     async def _watch(self) -> None:
         """Wait until the peer ends, its session is closed or its reports stop."""
@@ -194,7 +194,7 @@ class Peer:
                     return stats.timestamp
         return None
 
-    async def _release(self) -> None:
+    async def release(self) -> None:
         self.end()
         self._dialogue.session.close("disconnected")
         self._dialogue.replies.clear()
@@ -250,11 +250,11 @@ class Peer:
         if self._channel is not None:
             return  # one data channel per session
         self._channel = channel
-        channel.on("message", self._on_message)
+        channel.on("message", self.on_message)
         channel.on("close", self.end)
         self._advance()
 
-    def _on_message(self, raw: str | bytes) -> None:
+    def on_message(self, raw: str | bytes) -> None:
         """Queue a message. Each turn of the event loop handles one, even if many arrive in one packet."""
         if self._ended.is_set():
             return
@@ -269,7 +269,7 @@ class Peer:
         raw = self._pending_messages[0]
         voice = find_voice(raw)
         if voice is None:
-            self._handle_message(raw)
+            self.handle_message(raw)
             asyncio.get_running_loop().call_soon(self._handle_next)
         else:
             self._look_up = asyncio.create_task(self._handle_with_voice(raw, voice))
@@ -277,7 +277,7 @@ class Peer:
     async def _handle_with_voice(self, raw: str | bytes, voice: str) -> None:
         await self._hub.library.look_up(voice)
         if not self._ended.is_set():
-            self._handle_message(raw)
+            self.handle_message(raw)
         self._handle_next()
 
     def _handle_next(self) -> None:
@@ -287,7 +287,7 @@ class Peer:
         if self._pending_messages:
             self._handle_first()
 
-    def _handle_message(self, raw: str | bytes) -> None:
+    def handle_message(self, raw: str | bytes) -> None:
         try:
             self._rate.count(len(raw), asyncio.get_running_loop().time())
             self._dialogue.receive(raw, parse_client_message)

@@ -114,14 +114,14 @@ class TTSService:
     async def _read(self, first: pb.TextChunk, requests: AsyncIterator[pb.TextChunk], call: SynthesizeCall) -> None:
         """Read text chunks until the client half-closes or sends ``is_final``."""
         try:
-            self._write(first, first.session_id, call)
+            self.write_text(first, first.session_id, call)
             async for chunk in requests:
-                self._write(chunk, first.session_id, call)
+                self.write_text(chunk, first.session_id, call)
             call.write("", last=True)
         except TTSWorkerError as error:
             call.fail(error)
 
-    def _write(self, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
+    def write_text(self, chunk: pb.TextChunk, session_id: str, call: SynthesizeCall) -> None:
         if chunk.session_id not in ("", session_id):
             raise InvalidRequest("all chunks of a call must have the same session_id")
         limit = self._config.limits.max_message_chars

@@ -38,7 +38,7 @@ def test_decode_step_traces_without_a_break(family: str) -> None:
         warnings.simplefilter("ignore")  # of PyTorch's compiler
         (plan,) = decoder._plan_draws(rows, 1)
         step = decoder._decode_step(128)
-        state = (decoder._remaining, decoder._draws.recent, decoder._draws.steps, decoder._pool.lengths)
+        state = (decoder._remaining, decoder._draws.recent, decoder._draws.steps, decoder.pool.lengths)
         before = [each.clone() for each in state]
         expected = step(plan)[0]
         after = [each.clone() for each in state]

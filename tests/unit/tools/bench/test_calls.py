@@ -141,12 +141,12 @@ async def test_silence_before_an_utterance_is_no_underrun() -> None:
 async def test_telephone_call_returns_marks_when_they_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[object] = []
     call = TelephoneCall("127.0.0.1:1", 7, Calls())
-    monkeypatch.setattr(call._provider, "send", sent.append)
+    monkeypatch.setattr(call.provider, "send", sent.append)
     now_s = asyncio.get_running_loop().time()
-    call._on_provider_message(now_s, {"event": "media", "media": {"payload": base64.b64encode(bytes(800)).decode()}})
-    call._on_provider_message(now_s, {"event": "mark", "mark": {"name": "1"}})
+    call.on_provider_message(now_s, {"event": "media", "media": {"payload": base64.b64encode(bytes(800)).decode()}})
+    call.on_provider_message(now_s, {"event": "mark", "mark": {"name": "1"}})
     await until(lambda: sent)
     assert asyncio.get_running_loop().time() >= now_s + 800 / 8_000
     assert sent == [{"event": "mark", "streamSid": "MZ7", "mark": {"name": "1"}}]
-    call._provider.close()
-    call._agent.close()
+    call.provider.close()
+    call.agent.close()

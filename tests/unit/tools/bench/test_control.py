@@ -7,13 +7,13 @@ import contextlib
 import random
 
 from tests.conftest import until
-from tools.bench.control import SCRIPT, ControlTimes, _SpeakingSession, outside_stalls
+from tools.bench.control import SCRIPT, ControlTimes, SpeakingSession, outside_stalls
 from tools.bench.stall_monitor import Stall
 from tts_worker.types import ControlName, PcmFrame
 from tts_worker.worker import Worker
 
 
-class _CountingSession(_SpeakingSession):
+class _CountingSession(SpeakingSession):
     received_frames = 0
 
     def _on_frame(self, frame: PcmFrame, now_s: float) -> None:

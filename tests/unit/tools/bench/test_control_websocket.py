@@ -11,7 +11,7 @@ from typing import Any, cast
 from websockets.asyncio.client import ClientConnection
 
 from tools.bench.control import ControlTimes
-from tools.bench.control_websocket import _WebSocketClient
+from tools.bench.control_websocket import WebSocketClient
 from tts_worker.types import ControlName
 
 AUDIO = bytes(960)
@@ -34,7 +34,7 @@ class FakeSocket:
 async def run_client(commands: Sequence[ControlName], *messages: bytes | dict[str, Any]) -> ControlTimes:
     """Send every command before the first message is read, as after a stall of this process."""
     times = ControlTimes()
-    client = _WebSocketClient(cast(ClientConnection, FakeSocket(messages)), random.Random(1), times)
+    client = WebSocketClient(cast(ClientConnection, FakeSocket(messages)), random.Random(1), times)
     for command in commands:
         client.command(command, 0.0)
     await client.listen()

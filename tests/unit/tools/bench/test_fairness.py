@@ -16,7 +16,7 @@ def test_share_index_is_one_for_equal_shares() -> None:
 
 
 async def test_calls_and_downloads_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fairness, "_ALONE_S", 0.5)
+    monkeypatch.setattr(fairness, "ALONE_S", 0.5)
     async with server_process(["--engine", "tone", "--set", "log_level=warning"]) as (address, _):
         figures = await measure_fairness(
             address, downloads=2, characters=19_000, callers=1, tries=2, rounds=2, lead_s=0.02

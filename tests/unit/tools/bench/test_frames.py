@@ -37,7 +37,7 @@ async def test_listeners_do_not_pause_for_garbage(monkeypatch: pytest.MonkeyPatc
             collecting.append(gc.isenabled())
 
     monkeypatch.setitem(PROTOCOLS, "websocket", Listener)
-    monkeypatch.setattr("tools.bench.frames._SETTLE_S", 0.1)
+    monkeypatch.setattr("tools.bench.frames.SETTLE_S", 0.1)
     arguments = ["--engine", "tone", "--set", "log_level=warning"]
     await measure_frames(arguments, 2, 0.1, lead_s=0.02, start_over_s=0.1)
     assert collecting == [False, False]

@@ -52,6 +52,7 @@ def little_work() -> Iterator[None]:
         patch.setattr(config, "EULER_STEPS", 2)
         patch.setattr(Networks, "load", load_shallow)
         patch.setattr(gpu, "DRAWN_IDS", 8)
+        patch.setattr(gpu, "VARIANT_TEXTS", 2)
         yield
 
 
@@ -128,11 +129,11 @@ def test_engine_that_must_be_built_counts_for_the_budget(plan: Plan, monkeypatch
         assert bench.expected_s(speed) == speed.expected_s + gpu.ENGINE_S
         assert bench.expected_s(profile) == profile.expected_s + gpu.ENGINE_S
         bench.load_engine(plan.options)
-        assert 0 < bench._last_engine_s < gpu.ENGINE_S
+        assert 0 < bench.last_engine_s < gpu.ENGINE_S
         assert bench.expected_s(speed) == speed.expected_s
         assert bench.expected_s(profile) == profile.expected_s
         assert bench.expected_s(variant) == variant.expected_s + bench.bench.warm_up_s
-        assert bench.expected_s(correct) == correct.expected_s + 4 * bench._last_engine_s
+        assert bench.expected_s(correct) == correct.expected_s + 4 * bench.last_engine_s
 
 
 def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +154,10 @@ def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monk
 
     monkeypatch.setattr(Networks, "load", counted)
     monkeypatch.setattr(gpu, "Bench", built_bench)
-    names = ["speed", "cancels", "load_1", "load_2", "variant_load_as_served", "variant_load_burst_4"]
-    names += ["variant_as_served", "variant_burst_16", "variant_stride_2"]
+    names = ["speed", "load_1", "load_2", "variant_load_burst_4", "variant_as_served", "variant_stride_2"]
 
     figures = run_sections(
-        only(plan, *names, loads=(2, 1), load_seconds=0.4, call_s=(0.2, 0.4), speed_seconds=0.4, cancels=2),
+        only(plan, *names, loads=(2, 1), load_seconds=0.4, call_s=(0.2, 0.4), speed_seconds=0.4),
         Results(None),
     ).figures
 
@@ -177,7 +177,7 @@ def test_engines_share_weights_and_those_of_a_call_their_engine(plan: Plan, monk
 def test_loads_are_as_served_where_there_are_slots(plan: Plan, calls: int, utterances: int | None) -> None:
     load = next(each for each in sections(replace(plan, loads=(calls,))) if each.name == f"load_{calls}")
     with GpuBench(plan) as bench:
-        options = bench._options_of(load)
+        options = bench.options_of(load)
     assert options == replace(plan.options, max_utterances=utterances, decode_batch=utterances)
 
 
@@ -245,7 +245,7 @@ def test_collections_of_garbage_leave_out_a_loaded_engine(plan: Plan) -> None:
 def test_engine_with_other_weights_is_expected_to_take_longer(plan: Plan) -> None:
     """What loading takes is known from the first engine, and from the second one what it takes without."""
     with GpuBench(plan) as bench:
-        bench._engine_s = {False: 60.0, True: 9.0}
+        bench.engine_s = {False: 60.0, True: 9.0}
         first, other, correct = (
             Section(name, lambda bench: {}, 0.0, options, engines=engines)
             for name, options, engines in (
@@ -255,7 +255,7 @@ def test_engine_with_other_weights_is_expected_to_take_longer(plan: Plan) -> Non
             )
         )
         assert bench.expected_s(first) == 60.0
-        bench._networks = bench._weights_of(plan.options), SimpleNamespace()  # type: ignore[assignment]
+        bench.networks = bench.weights_of(plan.options), SimpleNamespace()  # type: ignore[assignment]
         assert bench.expected_s(first) == 9.0
         assert bench.expected_s(other) == 60.0
         assert bench.expected_s(correct) == 240.0
@@ -266,7 +266,7 @@ def test_first_engine_does_not_tell_what_the_next_one_takes(plan: Plan) -> None:
     with GpuBench(plan) as bench:
         load = next(section for section in sections(only(plan, "load_2")))
         bench.load_engine(plan.options)
-        bench._last_engine_s = bench._engine_s[False] = 500.0
+        bench.last_engine_s = bench.engine_s[False] = 500.0
         assert bench.expected_s(load) < load.expected_s + gpu.ENGINE_S
 
 
@@ -274,7 +274,7 @@ def test_compiled_engine_does_not_tell_what_the_next_one_takes(plan: Plan) -> No
     """Compiling takes minutes, which the sections that compile expect themselves."""
     with GpuBench(plan) as bench:
         bench.load_engine(replace(plan.options, compile="on"))
-        assert bench._engine_s[False] == gpu.ENGINE_S
+        assert bench.engine_s[False] == gpu.ENGINE_S
 
 
 def test_failed_section_does_not_stop_the_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def test_steps_over_20_ms_are_listed_with_their_cause(monkeypatch: pytest.Monkey
         observed.step(0.0)
 
     assert observed.slow_steps == [gpu_load.SlowStep(21.0, "flow 1x2", {"flow_ms": 18.0})]
-    assert gpu_load._described([*observed.slow_steps, gpu_load.SlowStep(30.0, "emit", {})]) == [
+    assert gpu_load.slow_step_figures([*observed.slow_steps, gpu_load.SlowStep(30.0, "emit", {})]) == [
         {"ms": 30.0, "did": "emit"},
         {"ms": 21.0, "did": "flow 1x2", "flow_ms": 18.0},
     ]
@@ -499,27 +499,27 @@ class _Loop:
     def post(self, command: object) -> None: ...
 
 
-def opened(load: gpu_load._Load) -> gpu_load.ListenedCall:
+def opened(load: gpu_load.OpenLoad) -> gpu_load.ListenedCall:
     """Open a call that is not stopped."""
     script = random_call(random.Random(1), Arrivals(1, 1.0, (1.0, 1.0), "benchmark"))
-    load._open(gpu_load.PlannedCall(0.0, script, None))
-    return list(load._live.values())[-1]
+    load.open(gpu_load.PlannedCall(0.0, script, None))
+    return list(load.live.values())[-1]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> gpu_load._Load:
+def load(monkeypatch: pytest.MonkeyPatch) -> gpu_load.OpenLoad:
     """A load at time 0."""
     monkeypatch.setattr(gpu_load, "perf_counter", lambda: 0.0)
     loop: Any = _Loop()
-    return gpu_load._Load(loop, Arrivals(4, 1.0, (1.0, 1.0), "benchmark"), lambda key, script: None)
+    return gpu_load.OpenLoad(loop, Arrivals(4, 1.0, (1.0, 1.0), "benchmark"), lambda key, script: None)
 
 
-def test_failed_calls_are_listed_with_their_reasons(load: gpu_load._Load) -> None:
+def test_failed_calls_are_listed_with_their_reasons(load: gpu_load.OpenLoad) -> None:
     """Time on a GPU is too dear to ask again why."""
     load.is_measuring = True
     for error in (OverCapacity("all slots are taken"), SynthesisFailed("a kernel failed"), None):
         call = opened(load)
-        load._on_event(Done(call.key, "the slot is full") if error is None else Failed(call.key, error.info))
+        load.on_event(Done(call.key, "the slot is full") if error is None else Failed(call.key, error.info))
 
     figures = load.figures()
 
@@ -527,12 +527,12 @@ def test_failed_calls_are_listed_with_their_reasons(load: gpu_load._Load) -> Non
     assert figures["errors"] == {"all slots are taken": 1, "a kernel failed": 1, "the slot is full": 1}
 
 
-def test_stops_of_the_ramp_do_not_count(load: gpu_load._Load) -> None:
+def test_stops_of_the_ramp_do_not_count(load: gpu_load.OpenLoad) -> None:
     in_ramp = opened(load)
     load.is_measuring = True
     measured = opened(load)
-    load._stop(in_ramp, -1.0)
-    load._stop(measured, -0.002)
+    load.stop(in_ramp, -1.0)
+    load.stop(measured, -0.002)
 
     figures = load.figures()
 
@@ -540,11 +540,11 @@ def test_stops_of_the_ramp_do_not_count(load: gpu_load._Load) -> None:
     assert figures["stop_p99_ms"] == 2.0
 
 
-def test_live_calls_are_those_with_a_listener(load: gpu_load._Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_calls_are_those_with_a_listener(load: gpu_load.OpenLoad, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is 1.5 s ahead of a listener. A call that arrives finds as many as there are on average."""
     done = opened(load)
     done.playback.receive(SAMPLE_RATE_HZ, 0.0)
-    load._end(done, "done")
+    load.end(done, "done")
     opened(load)
     load.is_measuring = True
     monkeypatch.setattr(gpu_load, "perf_counter", lambda: 0.9)
@@ -687,7 +687,7 @@ def test_start_of_a_process_counts_for_the_budget(plan: Plan, tmp_path: Path, mo
     monkeypatch.setattr(gpu_process, "monotonic", lambda: 140.0)
     Results(tmp_path / "gpu.json").write()
 
-    gpu_process._run_sections(replace(plan, budget_s=200.0), tmp_path / "gpu.json", started_s=100.0)
+    gpu_process.run_sections_of_process(replace(plan, budget_s=200.0), tmp_path / "gpu.json", started_s=100.0)
 
     assert budgets == [160.0]
 

@@ -16,6 +16,7 @@ from tests.unit.cosyvoice.networks import load_shallow
 from tests.unit.streaming.simulated_cuda import SimulatedDevice, simulated_cuda
 from tools.bench import gpu
 from tools.bench.gpu import GpuBench, run_sections
+from tools.bench.gpu_load import slots_for
 from tools.bench.gpu_plan import Plan, Results
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice import loader
@@ -33,10 +34,11 @@ SECTIONS = ("start", "first_audio", "replays", "convolutions", "load_2", "varian
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     """Engines that replay fake graphs on a simulated device, for sections that believe to be on CUDA."""
-    monkeypatch.setattr(config, "EULER_STEPS", 2)
+    monkeypatch.setattr(config, "EULER_STEPS", 1)
     monkeypatch.setattr(Networks, "load", load_shallow)
     monkeypatch.setattr(GpuBench, "on_cuda", property(lambda bench: True))
     monkeypatch.setattr(gpu, "DRAWN_IDS", 8)
+    monkeypatch.setattr(gpu, "VARIANT_TEXTS", 2)
     monkeypatch.setattr(gpu, "REPLAYED_TOKENS", 30)
     properties = SimpleNamespace(name="a device", major=9, minor=0, multi_processor_count=132)
     for name, result in {
@@ -62,16 +64,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
         yield cuda
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_sections_run_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
     write_random_bundle(tmp_path / "tiny", "cosyvoice3", "tiny", prompt_models=False)
+    slots = slots_for(2)  # those of the load: one engine less is built
     plan = Plan(
-        LoadOptions(tmp_path / "tiny", device="cpu", memory_gb=0.5, threads=1, max_segment_s=8, max_utterances=2),
+        LoadOptions(tmp_path / "tiny", device="cpu", memory_gb=0.5, threads=1, max_segment_s=8, max_utterances=slots),
         loads=(2,),
         load_seconds=0.4,
         call_s=(0.4, 0.8),
         texts=2,
-        speed_seconds=2.0,
+        speed_seconds=0.4,
         growth_seconds=12.0,
         correct_tokens=(12,),
         stage_batches=(1, 2),

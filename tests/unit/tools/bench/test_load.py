@@ -20,7 +20,7 @@ TWO_SLOTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("limit", TWO_SLOTS)
 async def test_refused_sessions_do_not_count_as_utterances(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_STAGGER_S", 0.0)
+    monkeypatch.setattr(load, "STAGGER_S", 0.0)
     figures = await measure_load(tone_settings(**TWO_SLOTS[limit]), sessions=6, seconds=1.0)
     # A paragraph is 15 s long, so both admitted sessions stay in their first utterance.
     assert (figures["utterances"], figures["sessions_refused"], figures["utterances_failed"]) == (2, 4, 0)

@@ -66,7 +66,7 @@ def test_each_stall_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[tuple[int, bytes]] = []
     monkeypatch.setattr(os, "write", lambda file, line: writes.append((file, line)))
     monkeypatch.setattr(stall_monitor_module, "detect_stalls", lambda *_: [Stall(1.5, 2.0), Stall(3.0, 3.25)])
-    stall_monitor_module._watch(None, 0.01)
+    stall_monitor_module.watch(None, 0.01)
     assert writes == [(1, b"1.5 2.0\n"), (1, b"3.0 3.25\n")]
 
 
@@ -83,6 +83,6 @@ def test_ready_is_written_before_any_stall(monkeypatch: pytest.MonkeyPatch, caps
     started: list[Thread] = []
     monkeypatch.setattr(threading, "Thread", Thread)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    stall_monitor_module._main(0.01)
+    stall_monitor_module.monitor(0.01)
     assert started
     assert capsys.readouterr().out == ""

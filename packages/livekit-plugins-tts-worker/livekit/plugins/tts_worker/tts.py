@@ -94,7 +94,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
             num_channels=1,
         )
         self.counters = Counters()
-        self._options = with_plugin_options(
+        self.options = with_plugin_options(
             SessionOptions(sample_rate=sample_rate, pause_timeout_s=_PAUSE_TIMEOUT_S),
             {"max_ahead_s": 2.0, **options},
         )
@@ -105,12 +105,12 @@ class TTS(tts.TTS[Literal["receipt"]]):
         self._live: set[Session] = set()
         self._is_attached = False
         self._segments: dict[Session, _Segment] = {}  # streams whose playback has not ended, in order
-        self._prewarm_task: asyncio.Task[None] | None = None
+        self.prewarming: asyncio.Task[None] | None = None  # the last ``prewarm``
 
     @property
     def model(self) -> str:
         """The option ``model``, else the engine of the last stream; ``unknown`` before the first one."""
-        return self._options.model or self._speaking_model or "unknown"
+        return self.options.model or self._speaking_model or "unknown"
 
     @property
     def provider(self) -> str:
@@ -133,7 +133,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
             InvalidRequest: An option is invalid; then nothing has changed.
         """
         changes = {name: value for name, value in options.items() if is_given(value)}
-        self._options = with_plugin_options(self._options, changes)
+        self.options = with_plugin_options(self.options, changes)
 
     def prewarm(self) -> None:
         """Connect to the worker in the background and return at once. Idempotent.
@@ -145,8 +145,8 @@ class TTS(tts.TTS[Literal["receipt"]]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if self._prewarm_task is None or self._prewarm_task.done():
-            self._prewarm_task = loop.create_task(self._warm(), name="tts-worker-prewarm")
+        if self.prewarming is None or self.prewarming.done():
+            self.prewarming = loop.create_task(self._warm(), name="tts-worker-prewarm")
 
     async def _warm(self) -> None:
         try:
@@ -182,7 +182,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
                 session.resume()
 
     def stream(self, *, conn_options: APIConnectOptions = DEFAULT_API_CONNECT_OPTIONS) -> SynthesizeStream:
-        return SynthesizeStream(self, conn_options, self._options)
+        return SynthesizeStream(self, conn_options, self.options)
 
     def synthesize(
         self,
@@ -199,13 +199,13 @@ class TTS(tts.TTS[Literal["receipt"]]):
             realtime: Overrides the option for this text. ``await voice.synthesize(text, realtime=False).collect()``
                 renders a greeting in a fraction of its duration.
         """
-        options = self._options if realtime is None else replace(self._options, realtime=realtime)
+        options = self.options if realtime is None else replace(self.options, realtime=realtime)
         return ChunkedStream(self, text, conn_options, options)
 
     async def aclose(self) -> None:
         """Stop all streams and close the connections, except those of a client passed by the caller."""
-        if self._prewarm_task is not None:
-            self._prewarm_task.cancel()
+        if self.prewarming is not None:
+            self.prewarming.cancel()
         for session in list(self._live):
             session.close("plugin_closed")
         for segment in self._segments.values():

@@ -147,8 +147,8 @@ class FlowPool:
             flow.encoder.prepare((max_chunks + 1) * self.chunk_tokens)
         else:
             self._front = [memory(1, flow.front_sites, 1, 1, 1, slots, 0)]
-        self._estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
-        count = self._estimator.data.shape[4]
+        self.estimator = memory(2 * dims.steps - 1, sites, heads, head_dim, flow.chunk_frames, slots, pages)
+        count = self.estimator.data.shape[4]
         self._library = library and library(PageShape(heads, head_dim, flow.chunk_frames, count, max_chunks))
         # The unconditional branch of the first step depends on the position only: shared, slot c = before chunk c.
         self._null = memory(1, sites, heads, head_dim, flow.chunk_frames, max_chunks + 2, max_chunks + 1)
@@ -173,7 +173,7 @@ class FlowPool:
         if not self._slots:
             raise OutOfMemory("all flow slots are taken: end an utterance or configure more slots")
         state = FlowState(self._slots[-1])
-        for memory in (*self._front, self._estimator):
+        for memory in (*self._front, self.estimator):
             if voice is None:
                 memory.reset(self._upload([state.slot]))
             else:
@@ -332,7 +332,7 @@ class FlowPool:
 
         if isinstance(self.flow.estimator, Estimator) and not paged_attention.is_fused(inputs[0]):
             partial(self._advance, velocity=record)(*inputs)
-        memory = self._estimator
+        memory = self.estimator
         state = [tail[:, self._padding_slot] for tail in memory.tails]
         state.append(memory.data[..., self._padding_page, :, :])
         compiled: dict[int, Compute] = {}
@@ -361,7 +361,7 @@ class FlowPool:
         fresh: Tensor,
     ) -> Tensors:
         """``Estimator.velocity`` over an ``IndexedPast``."""
-        past = IndexedPast(self._estimator, slots, pages, fresh)
+        past = IndexedPast(self.estimator, slots, pages, fresh)
         return (self.flow.estimator.velocity(x, positions, table, mask, past),)
 
     def _padding_inputs(self, rows: int, chunks: int, pages: int) -> Tensors:
@@ -392,7 +392,7 @@ class FlowPool:
         views = [memory.view(slots, table, fresh) for memory in self._front]
         front: Memory | EncoderPast = EncoderPast(*views) if len(views) == 2 else views[0]
         past = ChunkPast(
-            front, partial(self._estimator.view, slots, table, fresh, library=self._library), null, velocity
+            front, partial(self.estimator.view, slots, table, fresh, library=self._library), null, velocity
         )
         return (self.flow.chunk(tokens, known, start, table.shape[1] * self.chunk_tokens, spk, cond, past),)
 

@@ -287,10 +287,10 @@ class Renderer:
         The result raises ``OutOfMemory`` if the pool has no free pages. After any other error the states need
         ``recover``.
         """
-        return self._streams.flow.submit(partial(self._run_flow, requests))
+        return self._streams.flow.submit(partial(self.run_flow, requests))
 
     @torch.inference_mode()
-    def _run_flow(self, requests: Sequence[RenderRequest]) -> FlowOutput:
+    def run_flow(self, requests: Sequence[RenderRequest]) -> FlowOutput:
         with self._streams.flow as stream:
             start = stream.record_event()
             before = self.flow_frames

@@ -155,10 +155,10 @@ class ThreadStream(HostStream):
         self._last_finished: threading.Event | None = None  # of the work submitted last
         # PyTorch's number of threads applies to the calling thread only.
         self._worker = WorkerThread("tts-flow", prepare=partial(torch.set_num_threads, threads))
-        self._thread = self._worker.thread
+        self.thread = self._worker.thread
 
     def __enter__(self) -> ThreadStream:
-        if self._last_finished is not None and threading.current_thread() is not self._thread:
+        if self._last_finished is not None and threading.current_thread() is not self.thread:
             self._last_finished.wait()
         return self
 

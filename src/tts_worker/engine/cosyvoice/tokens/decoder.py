@@ -138,7 +138,7 @@ class Decoder:
         count = slots + EXTRA_SLOTS
         self._padding_slot = slots
         self._prefix_slot = slots + 1
-        self._pool = SlotPool(
+        self.pool = SlotPool(
             dims.cache_layers,
             count,
             dims.kv_heads,
@@ -150,7 +150,7 @@ class Decoder:
         )
         # Whether the fused attention is used, which reads only what is there. For good: the contexts follow from it,
         # and what is captured stays as it is when another engine of the process switches kernels off.
-        self._has_slot_attention = isinstance(self._lm, SpeechLM) and slot_attention.is_fused(self._pool.data)
+        self._has_slot_attention = isinstance(self._lm, SpeechLM) and slot_attention.is_fused(self.pool.data)
         # Inputs that tell the speakers; zeros for a sequence without one.
         self._speakers = weight.new_zeros(count, dims.hidden_size) if dims.has_speaker else None
         self._draws = DrawState(count, networks.config.sampling, device)
@@ -169,7 +169,7 @@ class Decoder:
         """Take an empty slot. There must be a free one."""
         slot = self._free.pop()
         with self._stream:
-            self._pool.reset(self._stream.to_device([slot]))
+            self.pool.reset(self._stream.to_device([slot]))
             self._erase(slot, 0)
         self._cached_items[slot] = []
         return slot
@@ -190,7 +190,7 @@ class Decoder:
     def _erase(self, slot: int, length: int) -> None:
         """Erase what a former sequence, which may have been broken, wrote behind ``length``."""
         if self._used_positions[slot] > length:
-            self._pool.erase(slot, length, self._used_positions[slot])
+            self.pool.erase(slot, length, self._used_positions[slot])
             self._used_positions[slot] = length
 
     def _use(self, slot: int, count: int) -> None:
@@ -207,12 +207,12 @@ class Decoder:
         with self._stream:
             at = self._stream.to_device([slot])
             self._set_speaker_embedding(slot, speaker)
-            self._pool.reset(at)
+            self.pool.reset(at)
             self._erase(slot, 0)
             self._used_positions[slot] = len(items)
             for begin, end in self._pieces(len(items)):
                 self._run_prefill([_PrefillRow(DecodeRow(slot, 0, 0, 0), items[begin:end], end)])
-            kv = self._pool.data[:, :, slot, :, : len(items)].clone()
+            kv = self.pool.data[:, :, slot, :, : len(items)].clone()
         return Prefix(tuple(items), kv)
 
     @torch.inference_mode()
@@ -246,10 +246,10 @@ class Decoder:
             prefix_length = 0 if prefix is None else _common_prefix_length(prefix.items, items)
             if prefix is not None and prefix_length == len(prefix.items) > cached:
                 cached = prefix_length
-                self._pool.data[:, :, slot, :, :cached] = prefix.kv
+                self.pool.data[:, :, slot, :, :cached] = prefix.kv
                 self._used_positions[slot] = max(self._used_positions[slot], cached)
             cached = min(cached, len(items) - 1)  # the scores after the last item are needed
-            self._pool.lengths[at] = cached
+            self.pool.lengths[at] = cached
             self._erase(slot, cached)
             self._draws.start(at, self._stream.to_device([seed]))
         self._cached_items[slot] = list(items[:cached])
@@ -271,7 +271,7 @@ class Decoder:
         items = list(self._cached_items[slot])
         self._cached_items[slot] = []
         with self._stream:
-            self._pool.reset(self._stream.to_device([slot]))
+            self.pool.reset(self._stream.to_device([slot]))
             self._erase(slot, 0)
             self._draws.start(self._stream.to_device([slot]), self._stream.to_device([seed]))
         self.record_draws(slot, drawn)
@@ -390,7 +390,7 @@ class Decoder:
             plan = plan_draws(sent[:, : _PLAN_WIDTH - 1], self._draws.keys, self._draws.steps, self._remaining)[0]
             slots = plan[0, :, 0]
             new = sent[:, _PLAN_WIDTH - 1]
-            scores = self._lm.score_items(ids, kinds, new, slots, self._pool, context, self._speakers)
+            scores = self._lm.score_items(ids, kinds, new, slots, self.pool, context, self._speakers)
             return (self._draw(scores, plan, slots),)
 
         return step
@@ -491,10 +491,10 @@ class Decoder:
 
         In half precision the id is forced: scores that are rounded differently may give another draw.
         """
-        forced = () if self._pool.data.dtype == torch.float32 else (1,)
+        forced = () if self.pool.data.dtype == torch.float32 else (1,)
         slots = (self._padding_slot, self._prefix_slot)[:rows]
         (plan,) = self._plan_draws([DecodeRow(slot, self._dims.eos_id, 0, 1, forced) for slot in slots], 1)
-        state = (self._remaining, self._draws.recent, self._draws.steps, self._pool.lengths)
+        state = (self._remaining, self._draws.recent, self._draws.steps, self.pool.lengths)
         step = compiler.compile(("decode", rows, context), self._decode_step(context), (plan,), state)
         self._remaining.zero_()
         return step
@@ -519,9 +519,9 @@ class Decoder:
             slots = plan[0, :, 0]
             table = self._lm.speech_table
             x, positions, ends = begin_step(
-                slots, self._remaining, self._draws.recent, self._pool.lengths, table, self.max_tokens
+                slots, self._remaining, self._draws.recent, self.pool.lengths, table, self.max_tokens
             )
-            scores = self._lm.step_logits(x, positions, ends, slots, self._pool, context)
+            scores = self._lm.step_logits(x, positions, ends, slots, self.pool, context)
             return self._draw(scores, plan, slots), scores
 
         return step

@@ -46,7 +46,7 @@ class InterleavePhase(Enum):
     TRUNCATED = "nothing: the length limit is reached"
 
 
-_TRANSITIONS: dict[InterleavePhase, frozenset[InterleavePhase]] = {
+TRANSITIONS: dict[InterleavePhase, frozenset[InterleavePhase]] = {
     InterleavePhase.PROMPT: frozenset({InterleavePhase.SPEECH, InterleavePhase.FINAL}),
     InterleavePhase.GROUP: frozenset({InterleavePhase.SPEECH, InterleavePhase.FINAL}),
     InterleavePhase.FILLED: frozenset({InterleavePhase.SPEECH, InterleavePhase.FINAL}),
@@ -98,7 +98,7 @@ class Interleave:
         return self.phase is InterleavePhase.ENDED or self.phase is InterleavePhase.TRUNCATED
 
     def _enter(self, phase: InterleavePhase) -> None:
-        self.phase = change_phase(self.phase, phase, _TRANSITIONS)
+        self.phase = change_phase(self.phase, phase, TRANSITIONS)
 
     def _group(self) -> list[Item]:
         group = self._text[: self._rule.text]

@@ -175,7 +175,7 @@ class VoiceCache:
         self._bundled = {name: Speaker(voice, config, tokenizer) for name, voice in voices.items()}
         made_up = {"#warm-up": _made_up_voice(config, 0), "#warm-up-prompt": _made_up_voice(config, _MADE_UP_TOKENS)}
         self._made_up = {name: Speaker(voice, config, tokenizer) for name, voice in made_up.items()}
-        self._states: dict[str, VoiceState] = {}
+        self.states: dict[str, VoiceState] = {}
         self._uses = 0
         self._loader: VoiceLoader | None = None
         self.on_loaded: Callable[[], None] = _do_nothing
@@ -184,6 +184,11 @@ class VoiceCache:
     def names(self) -> tuple[str, ...]:
         stored = [name for name in stored_voices(self._stored) if name not in self._bundled] if self._stored else []
         return (*self._bundled, *stored)
+
+    @property
+    def uninstructed(self) -> tuple[str, ...]:
+        """Speakers of the model directory that follow no instruction."""
+        return tuple(name for name, speaker in self._bundled.items() if not speaker.follows_instructions)
 
     @property
     def warm_up_names(self) -> tuple[str, ...]:
@@ -199,7 +204,7 @@ class VoiceCache:
     @property
     def prepared_voices(self) -> int:
         """Number of voices with a prompt in memory."""
-        return sum(state.flow is not None for state in self._states.values())
+        return sum(state.flow is not None for state in self.states.values())
 
     def acquire(self, name: str) -> VoiceState | StreamFuture[Speaker]:
         """Return a voice, which counts as used until ``release``.
@@ -209,7 +214,7 @@ class VoiceCache:
         Raises:
             UnknownVoice: There is no such voice.
         """
-        state = self._states.get(name)
+        state = self.states.get(name)
         enrolled = self._enrolled.get(name) if self._enrolled is not None else None
         if enrolled is not None:
             if state is not None and state.speaker.voice is enrolled:
@@ -227,12 +232,12 @@ class VoiceCache:
 
     def acquire_loaded(self, name: str, speaker: Speaker) -> VoiceState:
         """Return the voice of ``speaker``, which counts as used until ``release``."""
-        state = self._states.get(name)
+        state = self.states.get(name)
         if state is not None and state.speaker is not speaker and state.speaker.content_hash != speaker.content_hash:
             self._retire_replaced(state)
             state = None
         if state is None:
-            state = self._states[name] = self._build(name, speaker)
+            state = self.states[name] = self._build(name, speaker)
         self._uses += 1
         state.users += 1
         state.last_used = self._uses
@@ -241,22 +246,22 @@ class VoiceCache:
     def release(self, state: VoiceState) -> None:
         """Return a voice that was acquired."""
         state.users -= 1
-        if not state.users and state.flow is None and self._states.get(state.name) is state:
-            del self._states[state.name]  # nothing is computed that could be used again
+        if not state.users and state.flow is None and self.states.get(state.name) is state:
+            del self.states[state.name]  # nothing is computed that could be used again
 
     def expire(self, name: str) -> None:
         """Evict a removed voice first. Utterances that use it continue."""
-        state = self._states.get(name)
+        state = self.states.get(name)
         if state is not None and not state.users:
             state.last_used = 0
 
     def _retire_replaced(self, state: VoiceState) -> None:
         """Rename a voice that was deleted and stored again with other content, until its utterances have ended."""
-        del self._states[state.name]
+        del self.states[state.name]
         if state.users or state.flow is not None:
             state.name = f"{state.name}#{self._uses}"  # "#" is in no name of a voice
             state.last_used = 0
-            self._states[state.name] = state
+            self.states[state.name] = state
 
     def _build(self, name: str, speaker: Speaker) -> VoiceState:
         config = self._config.flow
@@ -312,18 +317,18 @@ class VoiceCache:
 
     def evict_surplus(self, pool: FlowPool | UnpagedPool) -> None:
         """Evict unused voices so that one more can be prepared."""
-        idle = sorted((s for s in self._states.values() if not s.users), key=lambda s: s.last_used)
+        idle = sorted((s for s in self.states.values() if not s.users), key=lambda s: s.last_used)
         while idle and self.prepared_voices >= self._cached:
             self._evict(idle.pop(0), pool)
 
     @property
     def evictable_pages(self) -> int:
         """Pages of the prompts of voices without users."""
-        return sum(len(s.flow.pages) for s in self._states.values() if not s.users and s.flow is not None)
+        return sum(len(s.flow.pages) for s in self.states.values() if not s.users and s.flow is not None)
 
     def evict_idle(self, pool: FlowPool | UnpagedPool) -> bool:
         """Evict the least recently used voice without users. Returns False if there is none."""
-        idle = [state for state in self._states.values() if not state.users and state.flow is not None]
+        idle = [state for state in self.states.values() if not state.users and state.flow is not None]
         if idle:
             self._evict(min(idle, key=lambda state: state.last_used), pool)
         return bool(idle)
@@ -331,7 +336,7 @@ class VoiceCache:
     def _evict(self, state: VoiceState, pool: FlowPool | UnpagedPool) -> None:
         if state.flow is not None:
             pool.close(state.flow)
-        del self._states[state.name]
+        del self.states[state.name]
 
     def prefix(self, state: VoiceState, request: Request, decoder: Decoder) -> Prefix | None:
         """Return the keys and values of a sequence start with the prompt text, computed on first use."""

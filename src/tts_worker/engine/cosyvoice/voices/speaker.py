@@ -152,6 +152,11 @@ class Speaker:
             return Mode.SFT
         return Mode.ZERO_SHOT if len(self.voice.prompt_text_ids) else Mode.CROSS_LINGUAL
 
+    @property
+    def follows_instructions(self) -> bool:
+        """Whether there is an instruct mode for the voice: it needs prompt audio, except with CosyVoice-300M."""
+        return self.config.family == V1 or len(self.voice.tokens) > 0
+
     def request(
         self,
         text: str,
@@ -176,8 +181,8 @@ class Speaker:
         mode = mode or (Mode.INSTRUCT if instruction else self.mode)
         voice = self.voice
         is_v1 = self.config.family == V1
-        needs_prompt = mode is not Mode.SFT and not (is_v1 and mode is Mode.INSTRUCT)
-        if needs_prompt and not len(voice.tokens):
+        is_possible = self.follows_instructions if mode is Mode.INSTRUCT else mode is Mode.SFT or len(voice.tokens)
+        if not is_possible:
             raise InvalidRequest(f"this voice has no prompt audio, so it cannot speak in {mode.value} mode")
         if mode is Mode.ZERO_SHOT and not len(voice.prompt_text_ids):
             raise InvalidRequest(

