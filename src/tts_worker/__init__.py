@@ -38,6 +38,7 @@ __all__ = [  # noqa: F405, RUF022
     "TTS", "VoiceInfo", "Word", "Words",
     # errors
     "TTSWorkerError", "InvalidRequest", "IllegalCommand", "TextTooLong", "UnspeakableText", "UnknownVoice",
+    "UnknownLexicon",
     "UnknownModel", "Unauthenticated", "Forbidden", "OverCapacity", "RateLimited", "QuotaExceeded",
     "VoiceQuotaExceeded", "Draining", "NotReady", "SessionClosed", "SendTimeout", "ConnectionLost",
     "DeadlineExceeded", "MissingExtra", "MissingServer", "MissingPackage", "ConfigError", "AddressInUse",

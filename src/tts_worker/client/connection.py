@@ -240,7 +240,7 @@ class WorkerConnection(MessageStream):
         await self.socket.close()
 
     def _abort_transport(self) -> None:
-        self._socket.transport.abort()
+        self.socket.transport.abort()
 
     def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():

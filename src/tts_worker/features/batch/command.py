@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voice", help="voice, one of those listed by `tts-worker voices`")
     parser.add_argument("--model", help="engine, if several have the voice")
     parser.add_argument("--speed", type=float, help="0.5 to 2.0 (default 1.0)")
-    parser.add_argument("--language", help="language of the texts, such as en")
     parser.add_argument(
         "--format", choices=[each.value for each in AudioFormat], default="wav", help="of the files (default wav)"
     )
