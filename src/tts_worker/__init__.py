@@ -38,9 +38,8 @@ __all__ = [  # noqa: F405, RUF022
     "TTS", "VoiceInfo", "Word", "Words",
     # errors
     "TTSWorkerError", "InvalidRequest", "IllegalCommand", "TextTooLong", "UnspeakableText", "UnknownVoice",
-    "UnknownLexicon",
-    "UnknownModel", "Unauthenticated", "Forbidden", "OverCapacity", "RateLimited", "QuotaExceeded",
-    "VoiceQuotaExceeded", "Draining", "NotReady", "SessionClosed", "SendTimeout", "ConnectionLost",
+    "UnknownLexicon", "UnknownModel", "Unauthenticated", "Forbidden", "OverCapacity", "RateLimited",
+    "QuotaExceeded", "VoiceQuotaExceeded", "Draining", "NotReady", "SessionClosed", "SendTimeout", "ConnectionLost",
     "DeadlineExceeded", "MissingExtra", "MissingServer", "MissingPackage", "ConfigError", "AddressInUse",
     "BackendUnavailable", "BackendMismatch", "BundleError", "OutOfMemory", "SynthesisFailed", "EngineFault",
     "DeviceLost", "RemoteError",
