@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -81,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
     speak_offline.add_arguments(parser)
-    add_settings_arguments(parser, offline=True)
+    add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -211,9 +210,8 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
     """Speak with the worker at ``--url``."""
     samples = 0
-    url = re.sub("^http", "ws", args.url)
     async with (
-        AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
+        AsyncTTS(args.url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
         tts.stream(source.portions()) as live,
     ):
         await live.start()  # a refusal leaves no file

@@ -137,6 +137,10 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
             return SettingProblem(path, "unknown setting" + (f", did you mean {similar[0]}?" if similar else ""))
         case "union_tag_not_found":
             return SettingProblem((*path, "kind"), f"required; one of {', '.join(ENGINE_KINDS)}")
+        case "tuple_type" | "list_type":
+            return SettingProblem(path, "must be a list, such as [first, second]")
+        case "dict_type" | "model_type":
+            return SettingProblem(path, "must be a mapping of names to values")
         case _:
             return SettingProblem(path, details["msg"].removeprefix("Value error, "))
 

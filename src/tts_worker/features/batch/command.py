@@ -50,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voice", help="voice, one of those listed by `tts-worker voices`")
     parser.add_argument("--model", help="engine, if several have the voice")
     parser.add_argument("--speed", type=float, help="0.5 to 2.0 (default 1.0)")
-    parser.add_argument("--seed", type=int, help="random seed; the same seed gives the same audio (default 0)")
-    parser.add_argument("--language", help="language of the texts, such as en")
-    parser.add_argument("--instruct", dest="instructions", help="how to say it, for voices that take instructions")
     parser.add_argument(
         "--format", choices=[each.value for each in AudioFormat], default="wav", help="of the files (default wav)"
     )
@@ -66,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
     texts = parse_texts(_read(args.file))
-    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(args, name, None)) is not None}
     options["response_format"] = args.format
     folder = BatchOutput(args.out, AudioFormat(args.format).extension, texts)
     try:
@@ -235,8 +232,7 @@ async def _run(args: argparse.Namespace, folder: BatchOutput, options: dict[str,
     texts = [asdict(text) for text in folder.texts]
     arguments = hashlib.sha256(json.dumps([texts, options], sort_keys=True).encode()).hexdigest()
     folder.make()
-    url = re.sub("^http", "ws", args.url)
-    async with connect(url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
+    async with connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
         with Bar(shown=not args.quiet, unit=f"of {len(texts)} items") as bar:
             failures = await _Synthesis(client.batches, folder, arguments, bar).run(options, restart=args.restart)
     for number in sorted(failures):

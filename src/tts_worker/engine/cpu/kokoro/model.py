@@ -59,7 +59,7 @@ class KokoroModel:
 
     def __init__(self, threads: int | None = None) -> None:
         if any(importlib.util.find_spec(name) is None for name in REQUIRED):
-            raise MissingExtra("the Kokoro voices", "voices")
+            raise MissingExtra("the engine kokoro", "voices")
         data = _folder(_PACKAGE) / "data"
         parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))
         model = b"".join(part.read_bytes() for part in parts)
@@ -101,5 +101,5 @@ def _folder(package: str) -> Path:
     """Return the folder of a package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("the Kokoro voices", "voices")
+        raise MissingExtra("the engine kokoro", "voices")
     return Path(spec.submodule_search_locations[0])
