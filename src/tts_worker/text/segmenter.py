@@ -15,7 +15,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tts_worker.errors import InvalidRequest
 from tts_worker.text.abbreviations import TIME_CHARS, Period, PeriodRules
 from tts_worker.text.character_filter import BREAK
 from tts_worker.text.characters import (
@@ -28,6 +27,7 @@ from tts_worker.text.characters import (
     spoken_weight,
 )
 from tts_worker.text.mapped_text import UNIT, MappedText
+from tts_worker.text.options import TextOptions
 from tts_worker.types import Boundary, Segment, Span
 
 _SENTENCE = frozenset(".!?…。！？｡．।॥؟۔።။։")
@@ -51,35 +51,6 @@ MAX_SIZE = 3
 _SPOKEN_SIGNS = frozenset("§¶№#&@%±≈≤≥≠√∑∫+=<>−")
 """Signs that are read although a space follows them."""
 _WORD_LIMIT = 24  # longest abbreviation
-
-
-@dataclass(frozen=True, slots=True)
-class SegmenterOptions:
-    """Segment sizes, in spoken size: a Latin letter, space or mark counts 1 (about 1/15 s), a digit or Han character 3.
-
-    Attributes:
-        first_clause_chars: Minimum size of the first segment for a cut at a comma. The minimum doubles with every
-            segment, up to ``clause_chars``.
-        clause_chars: Largest minimum size for a cut at a comma.
-        first_max_chars: Maximum size of the first segment; text without punctuation is cut at a space.
-        max_chars: Maximum size of the other segments.
-        by_word: Make every word a segment; only the maxima apply. A flush after the last word is an empty segment.
-
-    Raises:
-        InvalidRequest: The sizes do not increase from 1, or ``first_max_chars`` is below 20.
-    """
-
-    first_clause_chars: int = 12
-    clause_chars: int = 60
-    first_max_chars: int = 90
-    max_chars: int = 180
-    by_word: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.first_clause_chars <= self.clause_chars <= self.max_chars:
-            raise InvalidRequest("segment sizes: 1 <= first_clause_chars <= clause_chars <= max_chars must hold")
-        if not max(20, self.first_clause_chars) <= self.first_max_chars <= self.max_chars:
-            raise InvalidRequest("segment sizes: 20, first_clause_chars <= first_max_chars <= max_chars must hold")
 
 
 @dataclass(slots=True)
@@ -111,22 +82,26 @@ class Segmenter:
     The ranges tile the original text: a segment begins where the last one ended, so filtered text belongs to the
     segment after it. Text without speech makes no segment and joins the next one. After the last segment it joins that
     segment if it is not emitted yet; otherwise it belongs to none.
+
+    Args:
+        options: The sizes of segments, and the language.
+        pauses: Length of the breaks in ms, by the offset of the break.
+        source: The current segment and the text after it.
     """
 
     def __init__(
         self,
-        options: SegmenterOptions | None = None,
-        language: str | None = None,
-        pauses: dict[int, int] | None = None,
-        source: MappedText | None = None,
+        options: TextOptions,
+        pauses: dict[int, int],
+        source: MappedText,
     ) -> None:
-        self.source = source or MappedText()  # the current segment and the text after it
+        self.source = source
         self.ready: list[Segment] = []
         self.count = 0
-        self._pauses_ms = {} if pauses is None else pauses  # by the offset of the break
-        self._options = options or SegmenterOptions()
+        self._pauses_ms = pauses
+        self._options = options
         self._by_word = self._options.by_word
-        self._rules = PeriodRules(language)
+        self._rules = PeriodRules(options.language)
         self._at = 0  # the text before is decided
         self._waiting: _Mark | None = None  # the mark at ``_at``, until the text after it has arrived
         self._size = 0  # of the first ``_sized`` characters

@@ -1,0 +1,159 @@
+"""Blocks of a text that are not read: reasoning and tool text, fenced code, comments, long targets of links.
+
+``KINDS`` has how each ends. A block is skipped while it arrives, so its length costs no memory; only what may be the
+beginning of its end is kept. Without an end it goes on to the end of the utterance, unless its kind has a limit:
+reasoning is often longer than any limit, and half of it read aloud is worse than a silent rest of a turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tts_worker.text.character_filter import SOFT_SPACE
+
+_CUT_CHARS = 128
+"""Length of the longest end of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a kind of blocks ends.
+
+    Attributes:
+        end: Pattern of what ends it; NAME stands for what is known from its opening. What matches the group "open" is
+            one more opening within, "stop" ends all of them, and "cut" does so only where the text ends.
+        cut: Pattern of what may be the beginning of an end where the text has arrived so far.
+        marks: Characters of which every end has one.
+        limit: Characters after which it ends in any case.
+        is_paragraph: Whether a paragraph ends where the block does.
+    """
+
+    end: str
+    cut: re.Pattern[str] = re.compile(r"[<\[][^<\[]{0,63}\Z")
+    marks: re.Pattern[str] = re.compile(r"[>\]\n]")
+    limit: int | None = None
+    is_paragraph: bool = False
+
+
+PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
+REASONING = (
+    r"think(?:ing)?|thoughts?|reasoning|reflection|(?:reasoning_)?scratch_?pad|analysis|chain_of_thought|cot"
+    r"|inner_monologue|antthinking"
+)
+_LINE_BEGIN = rf"(?<=\n)[ {SOFT_SPACE}>]{{0,32}}"
+
+KINDS = {
+    # Reasoning and tool text: the groups of the openings in ``reasoning``.
+    "from_start": Kind(rf"(?i:</{PREFIX}(?:{REASONING})[ ]{{0,8}}>)|\[/THINK\]|<\|END_THINKING\|>"),
+    "tag": Kind(rf"(?i:(?<!`)<(?P<open>){PREFIX}NAME(?:[ ][^<>/]{{0,16}})?>|</{PREFIX}NAME[ ]{{0,8}}>)"),
+    "function": Kind(r"(?i:</function[ ]{0,8}>)"),
+    "details": Kind(r"(?i:<(?P<open>)details\b|</details[ ]{0,8}>)"),
+    "begun": Kind(r"<[|｜]NAME[_▁](?:end|stop)[|｜]>"),
+    "start": Kind(r"<\|END_NAME\|>"),
+    "half": Kind(r"<NAME\|>"),
+    "role": Kind(r"\n"),
+    "header": Kind(r"<\|end_header_id\|>"),
+    "bracket": Kind(r"\[/NAME\]"),
+    "channel": Kind(
+        r"<\|(?:channel\|>\s{0,3}(?P<channel>\w{1,12})(?=\W)|start\|>\s{0,3}(?P<role>\w{1,12})(?=\W)"
+        r"|(?P<message>message)\|>|(?:end|return|call)\|>)"
+    ),
+    # Markdown. The last line of fenced code has nothing but the mark; text may follow after a space.
+    "fence": Kind(
+        rf"{_LINE_BEGIN}NAME(?:[ {SOFT_SPACE}\n]|(?P<cut>\Z))",
+        re.compile(rf"{_LINE_BEGIN}[`~]{{0,64}}\Z"),
+        re.compile(r"[\n]"),
+        is_paragraph=True,
+    ),
+    "comment": Kind("-->", re.compile(r"--?\Z"), re.compile("[>]"), limit=2000),
+    "target": Kind(r"(?P<open>\()|\)|(?P<stop>)(?=[\[\]< \n])", re.compile("(?!)"), re.compile(r"[()\[\]< \n]")),
+}
+
+
+@lru_cache(maxsize=256)
+def _end_of(kind: str, name: str) -> re.Pattern[str]:
+    return re.compile(KINDS[kind].end.replace("NAME", name))
+
+
+class Block:
+    """A block that is being skipped.
+
+    Args:
+        name: One of ``KINDS``.
+        of: What its end repeats.
+        depth: How many openings it has.
+    """
+
+    def __init__(self, name: str, of: str = "", depth: int = 1) -> None:
+        self.name = name
+        self.kind = KINDS[name]
+        self.is_done = False
+        self._end = _end_of(name, of)
+        self._depth = depth
+        self._is_spoken = False  # whether the channel of the harmony format is
+        self._left = self.kind.limit
+
+    def skip(self, text: str, at: int, *, is_final: bool) -> int:
+        """Return the place up to which ``text`` can be skipped; the rest may be the beginning of an end."""
+        first, limit = at, len(text) if self._left is None else min(len(text), at + self._left)
+        for match in self._end.finditer(text, at, limit):
+            if match.lastgroup == "cut" and not is_final:
+                return match.start()
+            at = match.end()
+            self.is_done = self._ends(match)
+            if self.is_done:
+                return at
+        cut = self.kind.cut.search(text, max(at, limit - _CUT_CHARS), limit)
+        end = cut.start() if cut else limit
+        if self._left is not None:
+            self.is_done = limit == first + self._left
+            end = limit if self.is_done else end
+            self._left -= end - first
+        return end
+
+    def _ends(self, mark: re.Match[str]) -> bool:
+        """Return whether the end of one opening ends the block. Of the channels only "final" is for the user."""
+        group = mark.lastgroup
+        if group in ("channel", "role"):
+            self._is_spoken = mark[group] in ("final", "assistant")
+            return False
+        if group == "message":
+            return self._is_spoken
+        self._depth += 1 if group == "open" else -1
+        return not self._depth or group in ("stop", "cut")
+
+
+class JsonValue:
+    """A call in JSON that is being skipped. A blank line ends it too, should a bracket be missing."""
+
+    name = "json"
+    kind = Kind("", marks=re.compile(r"[\]}\n]"))
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self.is_done = False
+
+    def skip(self, text: str, at: int, *, is_final: bool) -> int:
+        """Return the place up to which ``text`` can be skipped."""
+        while mark := (_IN_STRING if self._in_string else _IN_JSON).search(text, at):
+            char = mark.group()
+            if char == "\\" and mark.end() == len(text):
+                return mark.start()
+            at = mark.end()
+            if char == '"':
+                self._in_string = not self._in_string
+            elif char in ("[", "{"):
+                self._depth += 1
+            elif char in ("]", "}"):
+                self._depth -= 1
+            self.is_done = char == "\n" or (not self._depth and char in ("]", "}"))
+            if self.is_done:
+                return at
+        return len(text)
+
+
+_IN_STRING = re.compile(r'\\.?|"|(?<=\n)\n', re.DOTALL)
+_IN_JSON = re.compile(r'["\[\]{}]|(?<=\n)\n')
