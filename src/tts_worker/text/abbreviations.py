@@ -13,20 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from enum import Enum
+from functools import lru_cache
 
 from tts_worker.text.language import primary_tag
 from tts_worker.text.reading import roman
 from tts_worker.text.reading.tables import WORLDWIDE, load
 from tts_worker.text.tables import words
-
-
-class Period(Enum):
-    """Meaning of a period after a word, before the next word is known."""
-
-    ENDS_SENTENCE = "ends"
-    AMBIGUOUS = "ambiguous"  # depends on the next word: see ``sentence_continues``
-
 
 _LISTS = words("abbreviations")
 _TITLES, _MAY_END, _NUMBERED, _TIMES = (_LISTS[key] for key in ("title", "may end", "numbered", "time"))
@@ -54,24 +46,24 @@ class PeriodRules:
         self._may_end = _MAY_END | may_end
         self._titles = _TITLES.union(titles, _LISTS.get(f"title {primary}", ()))
         self._before_name = read["BEFORE_NAME"] - self._titles
+        self._listed = self._titles | self._may_end | self._before_name
         self._before_roman = _LISTS["before roman"] | read["BEFORE_NUMBER"]
         self._ordinals = primary in _LISTS["language with ordinals"]
         self._letters = primary in _LISTS["language with letters"]
         self._is_english = primary in ("", "en")
 
-    def classify(self, word: str) -> Period:
-        """Return whether the period after ``word`` (without it) ends the sentence."""
+    def is_ambiguous(self, word: str) -> bool:
+        """Return whether the next word tells if the period after ``word`` (without it) ends the sentence."""
         if word.isdigit():
-            return Period.AMBIGUOUS if len(word) <= 2 else Period.ENDS_SENTENCE
+            return len(word) <= 2
         lower = word.lower()
-        if lower in self._titles or lower in self._before_name or self._is_ending(lower) or self._is_ordinal(word):
-            return Period.AMBIGUOUS
+        if lower in self._listed or (self._suffixes and self._is_ending(lower)) or self._is_ordinal(word):
+            return True
         if len(word) > 1 and "." not in word:  # as most words
-            return Period.AMBIGUOUS if self._may_be_short(lower) else Period.ENDS_SENTENCE
+            return self._may_be_short(lower)
         letters = [part for part in word.split(".") if part]
-        if all(len(part) <= 3 and part.isalpha() for part in letters) and (len(letters) > 1 or len(word) == 1):
-            return Period.ENDS_SENTENCE if word == "I" else Period.AMBIGUOUS
-        return Period.ENDS_SENTENCE
+        is_short = all(len(part) <= 3 and part.isalpha() for part in letters)
+        return is_short and (len(letters) > 1 or len(word) == 1) and word != "I"
 
     def _is_ending(self, lower: str) -> bool:
         """Return whether a word is an abbreviation that may end a sentence."""
@@ -145,6 +137,11 @@ class PeriodRules:
         if len(word) == 1:
             return self._letters if word.islower() else first.isupper()  # initials: "J. Smith"
         return "." in word and lower not in _LISTS["dotted may end"] and first.isupper()  # acronyms: "the U.S. Army"
+
+
+@lru_cache(maxsize=64)
+def period_rules(language: str | None) -> PeriodRules:
+    return PeriodRules(language)
 
 
 def _abbreviations(language: str, table: str) -> Iterator[str]:

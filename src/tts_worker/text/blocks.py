@@ -1,4 +1,4 @@
-"""Blocks of a text that are not read: reasoning and tool text, fenced code, comments, long targets of links.
+"""Blocks of a text that are not read: reasoning and tool text, fenced code, comments, URLs, long targets of links.
 
 ``KINDS`` has how each ends. A block is skipped while it arrives, so its length costs no memory; only what may be the
 beginning of its end is kept. Without an end it goes on to the end of the utterance, unless its kind has a limit:
@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tts_worker.text import markup
 from tts_worker.text.character_filter import SOFT_SPACE
 
 _CUT_CHARS = 128
@@ -28,6 +29,7 @@ class Kind:
         marks: Characters of which every end has one.
         limit: Characters after which it ends in any case.
         is_paragraph: Whether a paragraph ends where the block does.
+        ends_with_text: Whether it ends where the text is flushed.
     """
 
     end: str
@@ -35,6 +37,7 @@ class Kind:
     marks: re.Pattern[str] = re.compile(r"[>\]\n]")
     limit: int | None = None
     is_paragraph: bool = False
+    ends_with_text: bool = False
 
 
 PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
@@ -68,7 +71,12 @@ KINDS = {
         is_paragraph=True,
     ),
     "comment": Kind("-->", re.compile(r"--?\Z"), re.compile("[>]"), limit=2000),
-    "target": Kind(r"(?P<open>\()|\)|(?P<stop>)(?=[\[\]< \n])", re.compile("(?!)"), re.compile(r"[()\[\]< \n]")),
+    "target": Kind(
+        r"(?P<open>\()|\)|(?P<stop>)(?=[\[\]< \n])",
+        re.compile("(?!)"),
+        re.compile(r"[()\[\]< \n]"),
+        ends_with_text=True,
+    ),
 }
 
 
@@ -87,7 +95,6 @@ class Block:
     """
 
     def __init__(self, name: str, of: str = "", depth: int = 1) -> None:
-        self.name = name
         self.kind = KINDS[name]
         self.is_done = False
         self._end = _end_of(name, of)
@@ -128,7 +135,6 @@ class Block:
 class JsonValue:
     """A call in JSON that is being skipped. A blank line ends it too, should a bracket be missing."""
 
-    name = "json"
     kind = Kind("", marks=re.compile(r"[\]}\n]"))
 
     def __init__(self) -> None:
@@ -157,3 +163,40 @@ class JsonValue:
 
 _IN_STRING = re.compile(r'\\.?|"|(?<=\n)\n', re.DOTALL)
 _IN_JSON = re.compile(r'["\[\]{}]|(?<=\n)\n')
+
+
+class Url:
+    """A URL that is being skipped. Punctuation at its end belongs to the sentence.
+
+    Args:
+        in_angle_brackets: Whether it is: then it has the closing one.
+    """
+
+    kind = Kind("", marks=re.compile("[^!-~]"), ends_with_text=True)
+
+    def __init__(self, *, in_angle_brackets: bool) -> None:
+        self._in_angle_brackets = in_angle_brackets
+        self._depth = 0  # open parentheses
+        self.is_done = False
+
+    def skip(self, text: str, at: int, *, is_final: bool) -> int:
+        """Return the place up to which ``text`` can be skipped."""
+        chars = markup.URL_CHARS.match(text, at)
+        at = chars.end() if chars else at
+        if at == len(text):
+            return at
+        if text[at] == ")" and self._depth:
+            self._depth -= 1
+            return at + 1
+        if tail := markup.URL_TAIL.match(text, at):
+            end, depth = tail.end(), self._depth + tail.group().count("(")
+            if end == len(text) and not is_final:
+                return at
+            following = text[end : end + 1]
+            if following and (
+                (following == ")" and depth) or following in markup.TAIL or markup.URL_CHAR.match(following)
+            ):
+                self._depth = depth
+                return end
+        self.is_done = True
+        return at + 1 if text[at] == ">" and self._in_angle_brackets else at

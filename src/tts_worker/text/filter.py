@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tts_worker.text import directions, latex, markup, reasoning
-from tts_worker.text.blocks import Block, JsonValue
+from tts_worker.text.blocks import Block, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
@@ -41,7 +41,6 @@ class _Mode(Enum):
     LINE_START = "the mark of a heading, list item, block quote, rule or table"
     SPELLED = "a character of <spell>"
     BLOCK = "reasoning, code, or another block that is not read"
-    URL = "a URL"
 
     __hash__ = object.__hash__  # by identity, which is faster
 
@@ -72,7 +71,7 @@ class TextFilter:
         self._urls = UrlMode(options.urls)
         self._markdown = markdown = options.markdown
         self._is_final = False
-        self._patience = NO_PATIENCE  # of what is undecided
+        self._patience: Patience | None = NO_PATIENCE  # of what is undecided
         self._drop_reasoning = bool(options.drop_reasoning)
         self._in_english = primary_tag(options.language or "en") == "en"
         self._line_mode = _Mode.LINE_START if markdown or options.drop_reasoning else _Mode.TEXT
@@ -81,13 +80,12 @@ class TextFilter:
             _Mode.LINE_START: self._line_start if markdown else self._plain_line,
             _Mode.SPELLED: self._spelled,
             _Mode.BLOCK: self._skip_block,
-            _Mode.URL: self._skip_url,
         }
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
-        self._skipped: Block | JsonValue | None = None  # with the mode BLOCK
+        self._skipped: Block | JsonValue | Url | None = None  # with the mode BLOCK
         self._skipped_at = 0  # its original offset
         if options.drop_reasoning == "from_start":
             self._skipped = Block("from_start")
@@ -97,8 +95,6 @@ class TextFilter:
         self._open: set[str] = set()  # open emphasis marks
         self._spelled_left = 0  # characters that an open <spell> tag may still spell
         self._closing_spelled = markup.CLOSING_SPELLED["spell"]
-        self._depth = 0  # open parentheses of a URL
-        self._in_angle_brackets = False  # whether the URL is in angle brackets
         has_urls = self._urls is not UrlMode.KEEP
         has_tags = self._drop_reasoning or self._control_tags is not None
         chars = markup.TEXT_MARKS if markdown else r"<\[" if has_tags else "<" * has_urls
@@ -129,11 +125,12 @@ class TextFilter:
 
     @property
     def patience(self) -> Patience | None:
-        """Which text changes nothing that is pending; None if nothing is."""
-        if len(self._text) > 1 or self._mode is _Mode.SPELLED:
-            return self._patience
-        if self._skipped is not None:
+        """Which text changes nothing that is pending; None if nothing is that a segment may end before."""
+        is_waiting = len(self._text) > 1
+        if self._skipped is not None and not is_waiting:
             return _MAX_PATIENCE, self._skipped.kind.marks
+        if (is_waiting and self._patience is not None) or self._mode is _Mode.SPELLED:
+            return self._patience
         return NO_PATIENCE if self._out.is_undecided else None
 
     @property
@@ -152,7 +149,7 @@ class TextFilter:
         self._is_final = True
         self._read()
         self._is_final = False
-        if self._mode is _Mode.URL or (self._skipped is not None and self._skipped.name == "target"):
+        if self._skipped is not None and self._skipped.kind.ends_with_text:
             self._mode = _Mode.TEXT
             self._skipped = None
 
@@ -171,6 +168,7 @@ class TextFilter:
         """Read what can be decided, and forget it; the last character that is read stays."""
         self._text = self._source.text
         self._shift = self._source.shift
+        self._patience = NO_PATIENCE
         self._forget(self._scan(1))
 
     def _forget(self, at: int) -> None:
@@ -202,17 +200,24 @@ class TextFilter:
             self._patience = error.patience
         return at
 
-    def _wait_for(self, place: int, until: re.Pattern[str] | None = None) -> None:
-        """Go on only if the character at ``place`` has arrived, or never will; ``until`` may tell before."""
+    def _wait_for(self, place: int, until: re.Pattern[str] | None = None, *, is_quiet: bool = False) -> None:
+        """Go on only if the character at ``place`` has arrived, or never will.
+
+        Args:
+            place: The place.
+            until: What may tell before.
+            is_quiet: Whether no segment ends before what is undecided.
+        """
         missing = place + 1 - len(self._text)
         if missing > 0 and not self._is_final:
-            raise UndecidedError((missing - 1, until) if until else NO_PATIENCE)
+            raise UndecidedError((missing - 1, until) if until else None if is_quiet else NO_PATIENCE)
 
-    def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
+    def _end_of(self, pattern: re.Pattern[str], at: int, *, is_quiet: bool = False) -> int:
         """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
         match = pattern.match(self._text, at)
         end = match.end() if match else at
-        self._wait_for(end)
+        if end == len(self._text):
+            self._wait_for(end, is_quiet=is_quiet)
         return end
 
     # -- output -------------------------------------------------------------------------------------------------------
@@ -294,7 +299,7 @@ class TextFilter:
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at
         if kind in ("rule", "cut") and end == len(self._text):
-            self._wait_for(end)
+            self._wait_for(end, is_quiet=True)
             self._mode = _Mode.TEXT
             return at if kind == "cut" or self._text[at:] in ("-", "+") else end
         if kind == "rule":
@@ -342,7 +347,7 @@ class TextFilter:
             self._skip(JsonValue(), at, at)
         return begins
 
-    def _skip(self, block: Block | JsonValue, at: int, first: int) -> int:
+    def _skip(self, block: Block | JsonValue | Url, at: int, first: int) -> int:
         """Begin to skip a block whose opening ranges from ``at`` to ``first``."""
         self._skipped = block
         self._skipped_at = self._offset(at)
@@ -438,7 +443,7 @@ class TextFilter:
 
     def _cell(self, at: int) -> int:
         """Read the pipe before a cell. It becomes a comma if the cell has content; ``|---|`` has none."""
-        end = self._end_of(markup.CELL, at)
+        end = self._end_of(markup.CELL, at, is_quiet=True)
         following = self._text[end : end + 1]
         if following in ("", "|"):
             return end
@@ -471,7 +476,7 @@ class TextFilter:
         text = self._text
         if not self._code and (pair := self._pair(at)):
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at)
+        end = self._end_of(markup.RUN, at, is_quiet=True)
         if not self._code and (text[at] == "`" or self._at_line_start) and (fence := markup.FENCE.match(text, at)):
             self._wait_for(fence.end())
             if text[fence.end() : fence.end() + 1] in ("", "\n"):
@@ -495,7 +500,7 @@ class TextFilter:
         pair = self._pair(at)
         if pair is not None and pair[1] not in self._open:
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at)
+        end = self._end_of(markup.RUN, at, is_quiet=True)
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
@@ -721,7 +726,7 @@ class TextFilter:
 
     def _wait_for_url(self, at: int) -> None:
         if markup.CUT_PREFIX.match(self._text, at):
-            self._wait_for(len(self._text))
+            self._wait_for(len(self._text), is_quiet=True)
 
     def _url(self, at: int) -> int:
         """Read a letter that may begin a URL."""
@@ -748,30 +753,4 @@ class TextFilter:
             first = end
         else:
             self._gap(at)
-        self._in_angle_brackets = text[at] == "<"
-        self._depth = 0
-        self._mode = _Mode.URL
-        return first
-
-    def _skip_url(self, at: int) -> int:
-        """Skip a URL. Punctuation at its end belongs to the sentence."""
-        text = self._text
-        chars = markup.URL_CHARS.match(text, at)
-        at = chars.end() if chars else at
-        if at == len(text):
-            return at
-        if text[at] == ")" and self._depth:
-            self._depth -= 1
-            return at + 1
-        if tail := markup.URL_TAIL.match(text, at):
-            end = tail.end()
-            self._wait_for(end)
-            depth = self._depth + tail.group().count("(")
-            following = text[end : end + 1]
-            if following and (
-                (following == ")" and depth) or following in markup.TAIL or markup.URL_CHAR.match(following)
-            ):
-                self._depth = depth
-                return end
-        self._mode = _Mode.TEXT
-        return at + 1 if text[at] == ">" and self._in_angle_brackets else at
+        return self._skip(Url(in_angle_brackets=text[at] == "<"), at, first)

@@ -10,6 +10,7 @@ import logging
 import re
 
 from tts_worker.errors import IllegalCommand
+from tts_worker.text.clause_segmenter import ClauseSegmenter
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
@@ -19,6 +20,7 @@ from tts_worker.text.readable import ReadableText
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.segmenter import MAX_SIZE, Segmenter, spoken_size
 from tts_worker.text.skipping import skip_foreign
+from tts_worker.text.word_segmenter import WordSegmenter
 from tts_worker.types import Boundary, Segment
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class TextPipeline:
         self._decoder = TextDecoder()
         pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
         self._readable = readable = ReadableText()
-        self._segmenter = Segmenter(options, pauses, MappedText() if lexicon else readable)
+        segmenter = WordSegmenter if options.by_word else ClauseSegmenter
+        self._segmenter: Segmenter = segmenter(options, pauses, MappedText() if lexicon else readable)
         self._lexicon = LexiconStage(lexicon, readable, self._segmenter) if lexicon else None
         readable.space_follows = (self._lexicon or self._segmenter).space_follows
         self._filter = TextFilter(readable, options, pauses)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from tts_worker.text.mapped_text import MappedText
 from tts_worker.types import Segment, Span
 
 Rewrite = tuple[int, int, str]
@@ -32,48 +33,48 @@ def rewrite_plain(segment: Segment, find: Callable[[str], list[Rewrite]]) -> Seg
     return replace(segment, spans=tuple(result))
 
 
-def rewrite_spans(spans: Sequence[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
-    """Return ``spans`` with ranges of their joined text replaced.
-
-    A range over several spans puts its text into the first. Spans with phonemes stay unchanged.
+def rewrite_spans(spans: Iterable[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
+    """Return ``spans`` with ranges of their joined text replaced. Spans with phonemes stay unchanged.
 
     Args:
         spans: The spans of a segment, or some of them.
         rewrites: Disjoint, not empty, in order.
     """
-    waiting = list(rewrites)[::-1]
-    result: list[Span] = []
-    first = 0  # of the current span
+    result = MappedText()
+    for span, inside in clipped(spans, list(rewrites)):
+        parts = _rewritten(span, inside) if span.phonemes is None else [span]
+        if not is_plain(span):
+            parts = [span._replace(text="".join(part.text for part in parts))]
+        for part in parts:
+            if is_plain(part):
+                result.append(part.text, part.start)
+            elif part.text:
+                result.append_unit(part)
+    return result.spans(0, len(result.text))
+
+
+def clipped(spans: Iterable[Span], rewrites: Sequence[Rewrite]) -> Iterator[tuple[Span, list[Rewrite]]]:
+    """Yield each span with the rewrites of its text. One over several spans puts what is spoken into the first."""
+    first = 0
     for span in spans:
         last = first + len(span.text)
-        parts: list[Span] = []
-        done = first
-        while waiting and waiting[-1][0] < last:
-            start, end, text = waiting.pop()
-            if end > last:
-                waiting.append((last, end, ""))
-                end = last
-            parts += [
-                Span(span.text[done - first : start - first], span.start + done - first, span.start + start - first),
-                Span(text, span.start + start - first, span.start + end - first),
-            ]
-            done = end
-        if span.phonemes is not None or not parts:
-            result.append(span)
-        else:
-            parts.append(Span(span.text[done - first :], span.start + done - first, span.end))
-            result += parts if is_plain(span) else [Span("".join(part.text for part in parts), span.start, span.end)]
+        yield (
+            span,
+            [
+                (max(start, first) - first, min(end, last) - first, spoken if start >= first else "")
+                for start, end, spoken in rewrites
+                if start < last and end > first
+            ],
+        )
         first = last
-    return _merge_plain(span for span in result if span.text)
 
 
-def _merge_plain(spans: Iterable[Span]) -> list[Span]:
-    """Merge neighboring plain spans."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and is_plain(last) and is_plain(span) and last.end == span.start:
-            joined[-1] = Span(last.text + span.text, last.start, span.end)
-        else:
-            joined.append(span)
-    return joined
+def _rewritten(span: Span, rewrites: Iterable[Rewrite]) -> list[Span]:
+    """Divide a span into what is rewritten and what is not."""
+    text, start, end, _ = span
+    parts: list[Span] = []
+    done = 0
+    for first, last, spoken in rewrites:
+        parts += [Span(text[done:first], start + done, start + first), Span(spoken, start + first, start + last)]
+        done = last
+    return [*parts, Span(text[done:], start + done, end)]

@@ -16,15 +16,14 @@ from functools import cache
 from importlib.util import find_spec
 
 from tts_worker.text.reading import roman, russian
+from tts_worker.text.reading.folding import WIDE, Fold
 from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
 _COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
-_NARROW = str.maketrans(
-    {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
-)
+_FOLD = Fold({**WIDE, ord("\u3000"): " ", ord("￥"): "¥", ord("￦"): "₩"})
 _AFTER_ABBREVIATION = {
     "ABBREVIATIONS": r"(?!\w)",
     "ENDINGS": r"(?!\w)",
@@ -124,7 +123,7 @@ class Reader:
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""
         found: list[Rewrite] = []
-        text = text.translate(_NARROW)
+        text = text if text.isascii() else text.translate(_FOLD)
         place = first
         while start := self._start.search(text, place):
             place = start.start()

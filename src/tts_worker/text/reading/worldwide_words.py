@@ -10,6 +10,7 @@ import re
 from decimal import Decimal
 
 from tts_worker.text.reading import russian
+from tts_worker.text.reading.digit_groups import groups_of
 from tts_worker.text.reading.tables import load
 
 _COMMON = load("worldwide")
@@ -86,8 +87,7 @@ class Words:
         """Return digits one by one; other characters and every three or four digits make a pause."""
         groups = []
         for group in re.findall(r"\d+|[^\W\d_]+", digits):
-            size = {8: 4, 10: 5}.get(len(group), len(group) if len(group) < 6 else 3)
-            parts = re.findall(f".{{{size}}}(?:.$)?|.+", group) if group.isdecimal() else [group]
+            parts = groups_of(group) if group.isdecimal() else [group]
             groups += [self.gap.join(map(self._digit, part)) for part in parts]
         return ("、" if self.language == "ja" else ", ").join(groups)
 
