@@ -8,6 +8,7 @@ reasoning is often longer than any limit, and half of it read aloud is worse tha
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,10 +27,8 @@ class Kind:
         end: Pattern of what ends it; NAME stands for what is known from its opening. What matches the group "open" is
             one more opening within, "stop" ends all of them, and "cut" does so only where the text ends.
         cut: Pattern of what may be the beginning of an end where the text has arrived so far.
-        marks: Characters of which every end has one.
+        marks: See ``Block``, as ``is_paragraph`` and ``ends_with_text``.
         limit: Characters after which it ends in any case.
-        is_paragraph: Whether a paragraph ends where the block does.
-        ends_with_text: Whether it ends where the text is flushed.
     """
 
     end: str
@@ -85,8 +84,28 @@ def _end_of(kind: str, name: str) -> re.Pattern[str]:
     return re.compile(KINDS[kind].end.replace("NAME", name))
 
 
-class Block:
+class Block(ABC):
     """A block that is being skipped.
+
+    Attributes:
+        marks: Characters of which every end has one.
+        is_paragraph: Whether a paragraph ends where the block does.
+        ends_with_text: Whether it ends where the text is flushed.
+        is_done: Whether its end was found.
+    """
+
+    marks: re.Pattern[str]
+    is_paragraph = False
+    ends_with_text = False
+    is_done = False
+
+    @abstractmethod
+    def skip(self, text: str, at: int, *, is_final: bool) -> int:
+        """Return the place up to which ``text`` can be skipped; the rest may be the beginning of an end."""
+
+
+class EnclosedBlock(Block):
+    """A block between an opening and an end.
 
     Args:
         name: One of ``KINDS``.
@@ -95,15 +114,15 @@ class Block:
     """
 
     def __init__(self, name: str, of: str = "", depth: int = 1) -> None:
-        self.kind = KINDS[name]
-        self.is_done = False
+        kind = KINDS[name]
+        self.marks, self.is_paragraph, self.ends_with_text = kind.marks, kind.is_paragraph, kind.ends_with_text
         self._end = _end_of(name, of)
+        self._cut = kind.cut
         self._depth = depth
         self._is_spoken = False  # whether the channel of the harmony format is
-        self._left = self.kind.limit
+        self._left = kind.limit
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
-        """Return the place up to which ``text`` can be skipped; the rest may be the beginning of an end."""
         first, limit = at, len(text) if self._left is None else min(len(text), at + self._left)
         for match in self._end.finditer(text, at, limit):
             if match.lastgroup == "cut" and not is_final:
@@ -112,7 +131,7 @@ class Block:
             self.is_done = self._ends(match)
             if self.is_done:
                 return at
-        cut = self.kind.cut.search(text, max(at, limit - _CUT_CHARS), limit)
+        cut = self._cut.search(text, max(at, limit - _CUT_CHARS), limit)
         end = cut.start() if cut else limit
         if self._left is not None:
             self.is_done = limit == first + self._left
@@ -132,18 +151,16 @@ class Block:
         return not self._depth or group in ("stop", "cut")
 
 
-class JsonValue:
+class JsonValue(Block):
     """A call in JSON that is being skipped. A blank line ends it too, should a bracket be missing."""
 
-    kind = Kind("", marks=re.compile(r"[\]}\n]"))
+    marks = re.compile(r"[\]}\n]")
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = False
-        self.is_done = False
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
-        """Return the place up to which ``text`` can be skipped."""
         while mark := (_IN_STRING if self._in_string else _IN_JSON).search(text, at):
             char = mark.group()
             if char == "\\" and mark.end() == len(text):
@@ -165,22 +182,21 @@ _IN_STRING = re.compile(r'\\.?|"|(?<=\n)\n', re.DOTALL)
 _IN_JSON = re.compile(r'["\[\]{}]|(?<=\n)\n')
 
 
-class Url:
+class Url(Block):
     """A URL that is being skipped. Punctuation at its end belongs to the sentence.
 
     Args:
         in_angle_brackets: Whether it is: then it has the closing one.
     """
 
-    kind = Kind("", marks=re.compile("[^!-~]"), ends_with_text=True)
+    marks = re.compile("[^!-~]")
+    ends_with_text = True
 
     def __init__(self, *, in_angle_brackets: bool) -> None:
         self._in_angle_brackets = in_angle_brackets
         self._depth = 0  # open parentheses
-        self.is_done = False
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
-        """Return the place up to which ``text`` can be skipped."""
         chars = markup.URL_CHARS.match(text, at)
         at = chars.end() if chars else at
         if at == len(text):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
+from typing import TypeVar
 
 from tts_worker.text import directions, latex, markup, reasoning
-from tts_worker.text.blocks import Block, JsonValue, Url
+from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
@@ -32,6 +33,9 @@ _ENDED_BLOCKS = ("heading", "row")
 
 
 _MAX_PATIENCE = 1024
+
+
+_T = TypeVar("_T")
 
 
 class _Mode(Enum):
@@ -85,10 +89,10 @@ class TextFilter:
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
-        self._skipped: Block | JsonValue | Url | None = None  # with the mode BLOCK
+        self._skipped: Block | None = None  # with the mode BLOCK
         self._skipped_at = 0  # its original offset
         if options.drop_reasoning == "from_start":
-            self._skipped = Block("from_start")
+            self._skipped = EnclosedBlock("from_start")
             self._mode = _Mode.BLOCK
         # within the line
         self._code = 0  # backticks that opened the current code span
@@ -128,7 +132,7 @@ class TextFilter:
         """Which text changes nothing that is pending; None if nothing is that a segment may end before."""
         is_waiting = len(self._text) > 1
         if self._skipped is not None and not is_waiting:
-            return _MAX_PATIENCE, self._skipped.kind.marks
+            return _MAX_PATIENCE, self._skipped.marks
         if (is_waiting and self._patience is not None) or self._mode is _Mode.SPELLED:
             return self._patience
         return NO_PATIENCE if self._out.is_undecided else None
@@ -149,7 +153,7 @@ class TextFilter:
         self._is_final = True
         self._read()
         self._is_final = False
-        if self._skipped is not None and self._skipped.kind.ends_with_text:
+        if self._skipped is not None and self._skipped.ends_with_text:
             self._mode = _Mode.TEXT
             self._skipped = None
 
@@ -219,6 +223,15 @@ class TextFilter:
         if end == len(self._text):
             self._wait_for(end, is_quiet=is_quiet)
         return end
+
+    def _found(self, find: Callable[[str, int], _T], at: int) -> _T | None:
+        """Return what ``find`` finds at ``at``; None if the text ends before that is decided."""
+        try:
+            return find(self._text, at)
+        except UndecidedError:
+            if self._is_final:
+                return None
+            raise
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -342,12 +355,12 @@ class TextFilter:
 
     def _begins_call(self, at: int) -> bool:
         """Begin to skip a call in JSON at the start of a line; return whether there is one."""
-        begins = self._drop_reasoning and reasoning.begins_call(self._text, at, is_final=self._is_final)
+        begins = self._drop_reasoning and self._found(reasoning.begins_call, at)
         if begins:
             self._skip(JsonValue(), at, at)
-        return begins
+        return bool(begins)
 
-    def _skip(self, block: Block | JsonValue | Url, at: int, first: int) -> int:
+    def _skip(self, block: Block, at: int, first: int) -> int:
         """Begin to skip a block whose opening ranges from ``at`` to ``first``."""
         self._skipped = block
         self._skipped_at = self._offset(at)
@@ -360,7 +373,7 @@ class TextFilter:
         end = block.skip(self._text, at, is_final=self._is_final)
         if block.is_done:
             self._skipped = None
-            if block.kind.is_paragraph and self._text[end - 1] in markup.ENDED_FENCE:
+            if block.is_paragraph and self._text[end - 1] in markup.ENDED_FENCE:
                 return self._end_line(PARAGRAPH, end - 1)
             self._mode = self._line_mode if self._at_line_start else _Mode.TEXT
         elif end == at:
@@ -387,7 +400,7 @@ class TextFilter:
     def _formula(self, at: int) -> int | None:
         """Read a formula in LaTeX; None if there is none at ``at``."""
         text = self._text
-        end, width = latex.extent(text, at, is_final=self._is_final)
+        end, width = self._found(latex.extent, at) or (0, 0)
         if not end:
             return None
         self._wait_for(end)
@@ -481,7 +494,7 @@ class TextFilter:
             self._wait_for(fence.end())
             if text[fence.end() : fence.end() + 1] in ("", "\n"):
                 mark = text[at:end]
-                return self._skip(Block("fence", f"{mark}{mark[0]}{{0,64}}"), at, fence.end())
+                return self._skip(EnclosedBlock("fence", f"{mark}{mark[0]}{{0,64}}"), at, fence.end())
         if text[at] == "~":
             return self._emphasis(at)
         if self._code in (0, end - at):
@@ -580,7 +593,7 @@ class TextFilter:
         if self._control_tags is None or self._code:
             return None
         place = at + (self._text[at] == "!")
-        length = self._control_tags.length_at(self._text, place, is_final=self._is_final)
+        length = self._found(self._control_tags.length_at, place)
         if not length:
             return None
         if place > at:
@@ -623,7 +636,7 @@ class TextFilter:
         if following == "(" and not is_note:
             end, depth = markup.target_end(self._text, at)
             if depth and end - at > markup.TARGET_LIMIT:
-                return self._skip(Block("target", depth=depth), at, end)
+                return self._skip(EnclosedBlock("target", depth=depth), at, end)
             if depth:
                 self._wait_for(at + markup.TARGET_LIMIT, markup.TARGET_END)
             return at if depth or end < 0 else end
@@ -674,7 +687,7 @@ class TextFilter:
         name = (tag["name"] or tag["closed"] or "").lower()
         values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
-            return self._skip(Block("comment"), tag.start(), end)
+            return self._skip(EnclosedBlock("comment"), tag.start(), end)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:

@@ -243,30 +243,26 @@ _ARGUMENTS = re.compile(
 )
 
 
-def extent(text: str, at: int, *, is_final: bool) -> tuple[int, int]:
+def extent(text: str, at: int) -> tuple[int, int]:
     """Return the end of the formula that begins at ``at``, and the length of its delimiters; the end is 0 for none.
+
+    The character at the end decides, too: it must have arrived, or the text end there.
 
     Raises:
         UndecidedError: Its rest may follow.
     """
-    try:
-        if len(text) <= at + 1:
-            raise UndecidedError
-        if text[at + 1].isalpha() and text[at] == "\\":
-            return _command_end(text, at, is_final=is_final), 0
-        if text[at] == "\\":
-            closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
-            return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
-        if text[at + 1] == "$":
-            return _closed(text, at, "$$", _DISPLAY), 2
-        return _dollar_end(text, at, is_final=is_final), 1
-    except UndecidedError:
-        if not is_final:
-            raise
-        return 0, 0
+    _decide(len(text) > at + 1)
+    if text[at + 1].isalpha() and text[at] == "\\":
+        return _command_end(text, at), 0
+    if text[at] == "\\":
+        closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
+        return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
+    if text[at + 1] == "$":
+        return _closed(text, at, "$$", _DISPLAY), 2
+    return _dollar_end(text, at), 1
 
 
-def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
+def _dollar_end(text: str, at: int) -> int:
     """Return the end of ``$...$``: no space within the delimiters, no letter or digit outside, no price."""
     if _WORD.match(text, at - 1) or text[at + 1] in " \n":
         return 0
@@ -274,10 +270,7 @@ def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
         _decide(not _CUT_PRICE.match(text, at + 1))
         return 0
     end = _closed(text, at, "$", _INLINE)
-    if end and (text[end - 2] == " " or _WORD.match(text, end)):
-        return 0
-    _decide(end < len(text) or is_final)
-    return end
+    return 0 if end and (text[end - 2] == " " or _WORD.match(text, end)) else end
 
 
 def _decide(is_decided: object) -> None:
@@ -295,13 +288,13 @@ def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
     return 0
 
 
-def _command_end(text: str, at: int, *, is_final: bool) -> int:
+def _command_end(text: str, at: int) -> int:
     r"""Return the end of a command and its arguments: ``\frac{7}{10}``, ``\sum_{i=1}^n``."""
     command = _COMMAND.match(text, at)
     if command is None:
         return 0
     end, name = command.end(), command[1]
-    _decide(end < len(text) or is_final)
+    _decide(end < len(text) or name in _KNOWN)
     if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
         return 0  # a path
     if name not in _KNOWN and text[end : end + 1] != "{":
@@ -311,5 +304,4 @@ def _command_end(text: str, at: int, *, is_final: bool) -> int:
     if text[end : end + 1] in ("{", "^", "_", "[" if name == "sqrt" else "{"):  # one that is not closed
         _decide(len(text) >= at + _LIMIT or "\n" in text[end:])
         return 0
-    _decide(end < len(text) or is_final)
     return end

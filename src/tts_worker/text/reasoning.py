@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from tts_worker.text.blocks import PREFIX, REASONING, Block, JsonValue
+from tts_worker.text.blocks import PREFIX, REASONING, Block, EnclosedBlock, JsonValue
 from tts_worker.text.patience import UndecidedError
 
 _NAMES = (
@@ -49,7 +49,7 @@ _HEADER = re.compile(
 """What precedes the JSON of a call."""
 
 
-def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | None, int]:
+def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | None, int]:
     """Return what is skipped from ``at`` on, and where that begins to end.
 
     Without a block, the text up to the place is dropped: a closing without an opening, a special token. The place is 0
@@ -63,7 +63,7 @@ def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | No
     if opening := _OPENING.match(text, at):
         kind, end = str(opening.lastgroup), opening.end()
         if kind not in ("call", "calls"):
-            return Block(kind, opening[kind]), at if kind == "channel" else end
+            return EnclosedBlock(kind, opening[kind]), at if kind == "channel" else end
         if header := _HEADER.match(text, end):
             return JsonValue(), header.end()
         if not is_final and len(text) <= end + _HEADER_LIMIT:
@@ -90,7 +90,7 @@ _CALL_KEYS = re.compile(
 _CALL_TOKENS = 22
 
 
-def begins_call(text: str, at: int, *, is_final: bool) -> bool:
+def begins_call(text: str, at: int) -> bool:
     """Return whether a call in JSON begins at ``at``.
 
     Raises:
@@ -100,7 +100,7 @@ def begins_call(text: str, at: int, *, is_final: bool) -> bool:
     for _ in range(_CALL_TOKENS):
         token = _JSON_TOKEN.match(text, at)
         if token is None:
-            if not is_final and _CUT_TOKEN.match(text, at):
+            if _CUT_TOKEN.match(text, at):
                 raise UndecidedError
             return False
         found += token[1]

@@ -335,14 +335,8 @@ class Reader:
         name = match["name"]
         at_end = "." * (name == "г." and match.end() == len(match.string))
         if name.rstrip(".") == "г":
-            before = match.string[max(0, match.start() - 4) : match.start()].split(" ")
-            name = (
-                "году"
-                if before[-2:-1] in (["в"], ["В"])
-                else "года"
-                if before[-2:-1] in (["с"], ["до"], ["от"])
-                else "год"
-            )
+            before = russian.word_before(match.string[: match.start()])
+            name = self._words.tables["YEAR_AFTER"].get(before, "год")
         case = self._words.tables["YEARS"].get(name)
         number = int(match["y"]) if match["y"].isdecimal() else roman.value(match["y"])
         return f"{self._words.library(number, 'ordinal', case=case)} {name}{at_end}" if case and number else None
