@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from tts_worker.text.mapped_text import MappedText
-from tts_worker.types import Segment, Span
+from tts_worker.types import Span
 
 Rewrite = tuple[int, int, str]
 """Range of the text and what is spoken instead."""
@@ -18,19 +17,19 @@ def is_plain(span: Span) -> bool:
     return span.phonemes is None and len(span.text) == span.end - span.start
 
 
-def rewrite_plain(segment: Segment, find: Callable[[str], list[Rewrite]]) -> Segment:
-    """Return ``segment`` with its original text rewritten; replacements, as of the lexicon, stay unchanged.
+def rewrite_plain(spans: Iterable[Span], find: Callable[[str], list[Rewrite]]) -> tuple[Span, ...]:
+    """Return spans with their original text rewritten; replacements, as of the lexicon, stay unchanged.
 
     Args:
-        segment: The segment.
+        spans: The spans of a segment.
         find: Returns the rewrites of a text between replacements.
     """
     result: list[Span] = []
-    for plain, group in groupby(segment.spans, is_plain):
-        spans = list(group)
-        rewrites = find("".join(span.text for span in spans)) if plain else []
-        result += rewrite_spans(spans, rewrites) if rewrites else spans
-    return replace(segment, spans=tuple(result))
+    for plain, group in groupby(spans, is_plain):
+        alike = list(group)
+        rewrites = find("".join(span.text for span in alike)) if plain else []
+        result += rewrite_spans(alike, rewrites) if rewrites else alike
+    return tuple(result)
 
 
 def rewrite_spans(spans: Iterable[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
@@ -42,39 +41,46 @@ def rewrite_spans(spans: Iterable[Span], rewrites: Iterable[Rewrite]) -> list[Sp
     """
     result = MappedText()
     for span, inside in clipped(spans, list(rewrites)):
-        parts = _rewritten(span, inside) if span.phonemes is None else [span]
-        if not is_plain(span):
-            parts = [span._replace(text="".join(part.text for part in parts))]
-        for part in parts:
-            if is_plain(part):
-                result.append(part.text, part.start)
-            elif part.text:
-                result.append_unit(part)
+        if not inside or span.phonemes is not None:
+            _add(result, span)
+        elif is_plain(span):
+            _add_rewritten(result, span, inside)
+        else:
+            parts = MappedText()
+            _add_rewritten(parts, span, inside)
+            _add(result, span._replace(text="".join(part.text for part in parts.spans(0, len(parts.text)))))
     return result.spans(0, len(result.text))
 
 
-def clipped(spans: Iterable[Span], rewrites: Sequence[Rewrite]) -> Iterator[tuple[Span, list[Rewrite]]]:
+def clipped(spans: Iterable[Span], rewrites: Sequence[Rewrite]) -> Iterator[tuple[Span, Sequence[Rewrite]]]:
     """Yield each span with the rewrites of its text. One over several spans puts what is spoken into the first."""
     first = 0
     for span in spans:
         last = first + len(span.text)
-        yield (
-            span,
-            [
+        inside = rewrites
+        if first or (rewrites and rewrites[-1][1] > last):  # not all are, as in most segments
+            inside = [
                 (max(start, first) - first, min(end, last) - first, spoken if start >= first else "")
                 for start, end, spoken in rewrites
                 if start < last and end > first
-            ],
-        )
+            ]
+        yield span, inside
         first = last
 
 
-def _rewritten(span: Span, rewrites: Iterable[Rewrite]) -> list[Span]:
-    """Divide a span into what is rewritten and what is not."""
-    text, start, end, _ = span
-    parts: list[Span] = []
+def _add_rewritten(out: MappedText, span: Span, rewrites: Iterable[Rewrite]) -> None:
+    """Append what is rewritten of a span, and what is not."""
+    text, start = span.text, span.start
     done = 0
     for first, last, spoken in rewrites:
-        parts += [Span(text[done:first], start + done, start + first), Span(spoken, start + first, start + last)]
+        out.append(text[done:first], start + done)
+        _add(out, Span(spoken, start + first, start + last))
         done = last
-    return [*parts, Span(text[done:], start + done, end)]
+    out.append(text[done:], start + done)
+
+
+def _add(out: MappedText, span: Span) -> None:
+    if is_plain(span):
+        out.append(span.text, span.start)
+    elif span.text:
+        out.append_unit(span)

@@ -99,7 +99,7 @@ class Verbalizer:
             span if span.phonemes is not None or is_plain(span) else span._replace(text=_rewritten(span.text, rewrites))
             for span in segment.spans
         ]
-        return rewrite_plain(replace(segment, spans=tuple(spans)), find)
+        return replace(segment, spans=rewrite_plain(spans, find))
 
 
 def _rewritten(text: str, rewrites: Rewrites) -> str:

@@ -42,9 +42,6 @@ _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
 _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
 _GERMAN_LIST = re.compile(r"(?:\d{1,2}\. ?(?:und|oder|bis|,) )+\Z")  # am 1. und 2.
-_GERMAN_YEAR = re.compile(
-    r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
-)
 _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
 
 
@@ -323,9 +320,9 @@ class Reader:
         return self._words.cardinal(match["n"]) + "er"
 
     def read_german_year(self, match: re.Match[str]) -> str | None:
-        if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
-            return self._words.library(int(match[0]), "year")
-        return None
+        before = match.string[max(0, match.start() - 40) : match.start()]
+        is_year = re.search(rf"\b{self._patterns['before year']} \Z", before, re.IGNORECASE)
+        return self._words.library(int(match[0]), "year") if is_year else None
 
     def read_russian_day(self, match: re.Match[str]) -> str:
         case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
