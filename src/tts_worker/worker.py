@@ -39,7 +39,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.session.timers import SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
-from tts_worker.text.pipeline import TextOptions
+from tts_worker.text.options import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.library import VoiceLibrary

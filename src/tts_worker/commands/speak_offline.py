@@ -30,7 +30,8 @@ from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
