@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="one to record, two to compare")
     parser.add_argument("--crowd", type=int, default=1, metavar="N", help="sessions that speak each text (default 1)")
     parser.add_argument("--voice", help="voice (default: the first one)")
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,8 @@ from typing import Any
 
 from tts_worker.engine.cpu.hibari.model import HibariModel
 from tts_worker.engine.cpu.phrases.text import Phonemizer
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.english.words import ONES, TENS
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import Segment, UrlMode

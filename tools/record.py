@@ -9,11 +9,9 @@ The last line of its output must be one JSON object; ``--json`` is added to the 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,21 +19,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tts_worker.features.bench.machine import hardware
+
 RESULTS = Path(__file__).parents[1] / "bench" / "results"
-
-
-def hardware() -> str:
-    """Return CPU model, number of cores and memory.
-
-    Clouds name several generations of processors alike, so the family and model numbers are added.
-    """
-    model = platform.machine()
-    with contextlib.suppress(OSError, KeyError):
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        fields = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in first.splitlines() if ":" in line)
-        model = f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
-    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{os.cpu_count()} cores, {model}, {memory_gib:.0f} GiB"
 
 
 def run(command: Sequence[str]) -> Any:

@@ -6,6 +6,8 @@
 ``AsyncTTS`` is the same with ``await``; ``connect`` opens sessions with control over every frame, and ``create_worker``
 runs a worker inside a program.
 
+What these return and raise can be imported from here, too: ``tts_worker.Word``, ``tts_worker.UnknownVoice``.
+
 Importing this package is cheap; engines and servers are imported on first use.
 """
 
@@ -20,24 +22,59 @@ from tts_worker.version import __version__
 if TYPE_CHECKING:
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
-    from tts_worker.client.async_tts import AsyncTTS
+    from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions
+    from tts_worker.client.playback import PlayerFailed
     from tts_worker.client.speech import Speech
-    from tts_worker.client.tts import TTS
+    from tts_worker.client.tts import TTS, LiveSpeech
+    from tts_worker.errors import *  # noqa: F403
+    from tts_worker.protocol.voices import VoiceInfo
     from tts_worker.settings import Settings
+    from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, SessionOptions, Word, Words
 
-__all__ = ["TTS", "AsyncTTS", "Speech", "__version__", "connect", "create_worker"]
+# fmt: off
+__all__ = [  # noqa: F405, RUF022
+    "__version__", "connect", "create_worker", "AsyncLiveSpeech", "AsyncTTS", "ClientSettings", "Ended",
+    "LiveSpeech", "Outcome", "PcmFrame", "PlayerFailed", "Receipt", "SessionOptions", "Speech", "SpeechOptions",
+    "TTS", "VoiceInfo", "Word", "Words",
+    # errors
+    "TTSWorkerError", "InvalidRequest", "IllegalCommand", "TextTooLong", "UnspeakableText", "UnknownVoice",
+    "UnknownLexicon", "UnknownModel", "Unauthenticated", "Forbidden", "OverCapacity", "RateLimited",
+    "QuotaExceeded", "VoiceQuotaExceeded", "Draining", "NotReady", "SessionClosed", "SendTimeout", "ConnectionLost",
+    "DeadlineExceeded", "MissingExtra", "MissingServer", "MissingPackage", "ConfigError", "AddressInUse",
+    "BackendUnavailable", "BackendMismatch", "BundleError", "OutOfMemory", "SynthesisFailed", "EngineFault",
+    "DeviceLost", "RemoteError",
+]
+# fmt: on
 
-_LAZY = {
-    "TTS": "tts_worker.client.tts",
+_MODULES = {
+    "ClientSettings": "tts_worker.client",
+    "AsyncLiveSpeech": "tts_worker.client.async_tts",
     "AsyncTTS": "tts_worker.client.async_tts",
+    "SpeechOptions": "tts_worker.client.async_tts",
+    "PlayerFailed": "tts_worker.client.playback",
     "Speech": "tts_worker.client.speech",
+    "TTS": "tts_worker.client.tts",
+    "LiveSpeech": "tts_worker.client.tts",
+    "VoiceInfo": "tts_worker.protocol.voices",
+    "Ended": "tts_worker.types",
+    "Outcome": "tts_worker.types",
+    "PcmFrame": "tts_worker.types",
+    "Receipt": "tts_worker.types",
+    "SessionOptions": "tts_worker.types",
+    "Word": "tts_worker.types",
+    "Words": "tts_worker.types",
 }
+"""Name -> where it is defined; the others are errors."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_MODULES.get(name, "tts_worker.errors")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManager[TTSWorker]:
@@ -68,8 +105,8 @@ def connect(url: str, settings: ClientSettings | None = None) -> Client:
     """Create a client of the worker at ``url``; it connects on first use.
 
     Args:
-        url: ``ws://host:port``, ``wss://...``, ``grpc://...``, ``redis://...``, or ``local:`` for a worker in this
-            process.
+        url: ``ws://host:port`` (or ``http://``), ``wss://...``, ``grpc://...``, ``redis://...``, or ``local:`` for a
+            worker in this process.
         settings: Settings of the client.
 
     Raises:

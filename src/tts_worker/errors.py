@@ -17,6 +17,7 @@ class ErrorCode(str, Enum):
     UNSPEAKABLE_TEXT = "unspeakable_text"
     UNKNOWN_VOICE = "unknown_voice"
     UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_LEXICON = "unknown_lexicon"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     OVER_CAPACITY = "over_capacity"
@@ -90,6 +91,10 @@ class UnknownVoice(TTSWorkerError):
 
 class UnknownModel(TTSWorkerError):
     code = ErrorCode.UNKNOWN_MODEL
+
+
+class UnknownLexicon(TTSWorkerError):
+    code = ErrorCode.UNKNOWN_LEXICON
 
 
 class Unauthenticated(TTSWorkerError):
@@ -268,6 +273,7 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNSPEAKABLE_TEXT: 422,
     ErrorCode.UNKNOWN_VOICE: 404,
     ErrorCode.UNKNOWN_MODEL: 404,
+    ErrorCode.UNKNOWN_LEXICON: 404,
     ErrorCode.UNAUTHENTICATED: 401,
     ErrorCode.FORBIDDEN: 403,
     ErrorCode.OVER_CAPACITY: 503,
@@ -309,6 +315,7 @@ GRPC_STATUS: dict[ErrorCode, str] = {
     ErrorCode.UNSPEAKABLE_TEXT: "INVALID_ARGUMENT",
     ErrorCode.UNKNOWN_VOICE: "NOT_FOUND",
     ErrorCode.UNKNOWN_MODEL: "NOT_FOUND",
+    ErrorCode.UNKNOWN_LEXICON: "NOT_FOUND",
     ErrorCode.UNAUTHENTICATED: "UNAUTHENTICATED",
     ErrorCode.FORBIDDEN: "PERMISSION_DENIED",
     ErrorCode.OVER_CAPACITY: "RESOURCE_EXHAUSTED",

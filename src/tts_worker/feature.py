@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tts_worker.server.keys import KeyRing
     from tts_worker.session.conversion import Converter
     from tts_worker.session.hub import SessionHub
+    from tts_worker.session.lexicons import LexiconLibrary
     from tts_worker.session.quotas import Quotas
     from tts_worker.session.record import UtteranceExporter
     from tts_worker.settings import Settings
@@ -109,6 +110,7 @@ class Feature:
         quotas: Returns the quotas that workers share; None if each counts for itself.
         exporter: Returns what exports ended utterances; None if it is disabled.
         converter: Returns what converts speech.
+        lexicons: Returns what stores lexicons; None if the worker stores none. Raises ConfigError.
         registration: Returns what registers a worker, from its models and the address of its gRPC server; None if it
             is disabled.
         deployments: Flag of ``serve``, without the dashes -> what runs then.
@@ -127,6 +129,7 @@ class Feature:
     quotas: Callable[[Settings], Quotas | None] | None = None
     exporter: Callable[[Settings], UtteranceExporter | None] | None = None
     converter: Callable[[], Converter] | None = None
+    lexicons: Callable[[Settings], LexiconLibrary | None] | None = None
     registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
@@ -149,6 +152,12 @@ def web_folders() -> list[Path]:
 def find_converter() -> Converter | None:
     """Return what converts speech, if this installation has it."""
     return next((feature.converter() for feature in features().values() if feature.converter is not None), None)
+
+
+def find_lexicons(settings: Settings) -> LexiconLibrary | None:
+    """Return what stores lexicons, if this installation and its settings have it. Raises ConfigError."""
+    built = (feature.lexicons(settings) for feature in features().values() if feature.lexicons is not None)
+    return next(built, None)
 
 
 def feature_commands() -> dict[str, Command]:

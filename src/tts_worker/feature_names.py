@@ -12,6 +12,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "webrtc": ("webrtc",),
     "telephony": ("telephony",),
     "batch": ("batch",),
+    "lexicons": ("lexicons",),
     "fleet": ("registry", "ray"),
     "tracing": ("tracing",),
     "page": (),

@@ -241,7 +241,8 @@ class SessionOptions:
         sample_rate: Sample rate of the audio and unit of all positions, in Hz; by default 24,000, or 8,000 with a
             telephone encoding.
         encoding: Encoding of the audio, see ``Encoding``; by default ``pcm_s16le``.
-        lexicon: Word -> spelling or /phonemes/.
+        lexicon: Word -> spelling or /phonemes/; or stored lexicons: ``NAME`` or ``NAME@VERSION``, several separated by
+            commas, of which an earlier one wins.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         flush_after_ms: Text pause after which complete words are spoken (0: only at punctuation, ``flush`` and end).
         traceparent: W3C trace context of the later utterances; None takes that of the request.
@@ -263,7 +264,7 @@ class SessionOptions:
     raw_chunks: bool = False
     sample_rate: int | None = None
     encoding: str | None = None
-    lexicon: Mapping[str, Any] | None = None
+    lexicon: Mapping[str, Any] | str | None = None
     markdown: bool | None = None
     urls: UrlMode | None = None
     normalize: bool | None = None

@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, features, find_converter
+from tts_worker.feature import WorkerPart, features, find_converter, find_lexicons
 from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -39,7 +39,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.session.timers import SessionTimeouts
 from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
-from tts_worker.text.pipeline import TextOptions
+from tts_worker.text.options import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.enrollment import Enrollment
 from tts_worker.voices.installed import cpu_voices
@@ -94,6 +94,7 @@ class Worker:
         )
         self.hub = SessionHub(library, self.metrics, _hub_config(settings), quotas)
         self.hub.converter = find_converter()
+        self.hub.lexicons.library = find_lexicons(settings)
         self.models = ModelManager(
             settings.engines,
             EngineActions(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tools.reading_score import Case, phonemizer, read_cases, spoken_segments
 from tts_worker.text.control_tags import ControlTags
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment, UrlMode

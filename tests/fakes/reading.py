@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Boundary, Segment
 
 

@@ -315,6 +315,7 @@ async def test_empty_key_file_admits_no_caller(tmp_path: Path) -> None:
     [
         ("keys: [{name: a, key: long-enough-1}, {name: a, key: long-enough-2}]", "same name"),
         ("keys: [{name: a}]", "either key or sha256"),
+        ("- {name: a, key: long-enough-1}", r"must contain a mapping, such as 'keys: \[\{name: app, key: a-"),
         ("keys: [{name: a, key: secret}]", "8 characters"),
         ("keys: [{name: a, key: long-enough-1, scopes: [everything]}]", "scopes"),
     ],

@@ -191,12 +191,21 @@ async def refuses_handshakes(address: str, path: str) -> None:
 
 
 async def attack_websocket() -> None:
-    async with serving(server={"api_keys": [KEY]}) as address:
-        await refuses_handshakes(address, "/v1/stream")
-        async with connect(f"ws://{address}/v1/stream", additional_headers=BEARER) as socket:
-            await socket.send(HUGE)
-            await socket.wait_closed()
-            assert socket.close_code == 1009
+    for path in (
+        "/v1/stream",
+        "/v1/audio/speech/stream",
+        "/v1/speak?model=tone",
+        "/v2/speak?model=tone",
+        "/jambonz",
+        "/tts/websocket",
+        "/v1/text-to-speech/tone/multi-stream-input",
+    ):
+        async with serving(server={"api_keys": [KEY]}) as address:
+            await refuses_handshakes(address, path)
+            async with connect(f"ws://{address}{path}", additional_headers=BEARER, max_queue=None) as socket:
+                await socket.send(HUGE)
+                await socket.wait_closed()
+                assert socket.close_code == 1009, path
 
 
 async def attack_grpc() -> None:

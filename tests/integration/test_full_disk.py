@@ -160,6 +160,9 @@ class Served:
         data = {"name": name, "consent": "true", "transcript": SAID, **fields}
         return self.client.post("/v1/voices", data=data, files={"audio": ("a.wav", recording)})
 
+    def add_lexicon(self, name: str) -> httpx.Response:
+        return self.client.post("/v1/lexicons", json={"name": name, "entries": {"nginx": "engine x"}})
+
     def submit(self) -> httpx.Response:
         request = batch_request("first").model_dump(mode="json") | {"voice": "anna"}
         return self.client.post("/v1/batch", json=request)
@@ -173,7 +176,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("torch", reason="torch is not installed")
     folder = tmp_path_factory.mktemp("full")
     settings = voice_settings(folder / "voices", tiny_bundle(folder)) | {
-        "batch": {"directory": str(folder / "batches")}
+        "batch": {"directory": str(folder / "batches")},
+        "lexicons": {"directory": str(folder / "lexicons")},
     }
     config = folder / "config.yaml"
     config.write_text(json.dumps(settings))
@@ -193,6 +197,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             with httpx.Client(base_url=url, timeout=60) as client:
                 served = Served(process, client, folder)
                 assert [served.add_voice(name).status_code for name in ("anna", "ann")] == [201, 201]
+                assert served.add_lexicon("brands").status_code == 201
                 yield served
         finally:
             process.kill()
@@ -200,6 +205,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_worker_with_a_full_disk_speaks_and_refuses_what_it_cannot_store(served: Served) -> None:
     stored = files_of(served.folder / "voices")
+    lexicons = files_of(served.folder / "lexicons")
     spoken = served.speak("anna").content
     with served.full_disk():
         for answer in (
@@ -208,6 +214,8 @@ def test_worker_with_a_full_disk_speaks_and_refuses_what_it_cannot_store(served:
             served.add_voice("large", wav(speech(29, 48_000))),
             served.client.post("/v1/voices", json={"name": "both", "mix": [{"voice": "anna"}, {"voice": "ann"}]}),
             served.submit(),
+            served.add_lexicon("others"),
+            served.client.put("/v1/lexicons/brands", json={"entries": {"nginx": "no"}}),
         ):
             error = answer.json()["error"]
             assert (answer.status_code, error["retryable"]) == (503, True), answer.text
@@ -219,19 +227,23 @@ def test_worker_with_a_full_disk_speaks_and_refuses_what_it_cannot_store(served:
         assert served.client.get("/v1/batch").json()["batches"] == []
         assert files_of(served.folder / "voices") == stored
         assert files_of(served.folder / "batches") == {}
+        assert files_of(served.folder / "lexicons") == lexicons
 
     assert served.add_voice("ben").status_code == 201
     assert served.speak("ben").status_code == 200
+    assert served.add_lexicon("others").status_code == 201
     submitted = served.submit()
     assert submitted.status_code == 202
     results = served.client.get(f"{submitted.headers['location']}/results").text.splitlines()
     assert [json.loads(line).get("error", {}).get("code") for line in results] == [None, None, "unspeakable_text"]
 
 
-def test_voice_is_deleted_on_a_full_disk(served: Served) -> None:
-    """Otherwise nobody could make room."""
+def test_voices_and_lexicons_are_deleted_on_a_full_disk(served: Served) -> None:
+    """Otherwise there would be no way to make room."""
     assert served.add_voice("doomed").status_code == 201
+    assert served.add_lexicon("doomed").status_code == 201
     with served.full_disk():
+        assert served.client.delete("/v1/lexicons/doomed").status_code == 200
         assert served.client.delete("/v1/voices/doomed").status_code == 200
         assert served.speak("doomed").status_code == 404
 

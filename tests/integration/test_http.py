@@ -118,6 +118,7 @@ async def test_api_describes_itself() -> None:
 
 FILES_OF_FORMS = {
     "/v1/voices": {"audio"},
+    "/v1/audio/voices": {"audio_sample"},
     "/v1/voices/add": {"files"},
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},

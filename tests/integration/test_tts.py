@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import io
+import pydoc
 import re
 import subprocess
 import sys
@@ -24,13 +25,15 @@ import tts_worker
 import tts_worker.client.tts
 from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
-from tts_worker import TTS, AsyncTTS, Speech
+from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
+from tts_worker import TTS, AsyncTTS, Speech, SpeechOptions, errors
 from tts_worker.client import Client
 from tts_worker.client.batches import BatchText
 from tts_worker.client.playback import PlayerFailed
 from tts_worker.client.speech import Speech as ClientSpeech
 from tts_worker.errors import ConnectionLost, Draining, InvalidRequest, UnknownVoice
 from tts_worker.local import LocalConnector
+from tts_worker.settings import load_settings
 from tts_worker.types import Outcome, Receipt, SessionOptions
 
 TEXT = "Hello there, my friend. How are you?"
@@ -47,6 +50,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tts(config: str) -> Iterator[TTS]:
     with TTS(config) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def two_servers() -> Iterator[ThreadedWorker]:
+    with worker_in_thread(load_settings(flags={"engines": {"tone": {"kind": "tone"}}})) as worker:
+        yield worker
 
 
 @pytest.fixture(params=["embedded", "socket"])
@@ -299,7 +308,7 @@ def test_options_of_a_call_replace_those_of_the_object(config: str) -> None:
 
 def test_speech_is_saved_in_the_format_of_the_suffix(tts: TTS, tmp_path: Path) -> None:
     speech = tts.speak("Hello.")
-    samples, rate_hz = soundfile.read(speech.save(tmp_path / "new" / "a.wav"), dtype="float32")
+    samples, rate_hz = soundfile.read(speech.save(tmp_path / "a.wav"), dtype="float32")
     assert rate_hz == 24_000
     assert np.array_equal(samples, speech.samples)
     assert soundfile.info(speech.save(tmp_path / "a.flac")).frames == len(samples)
@@ -315,6 +324,12 @@ def test_speech_that_is_not_saved_is_a_typed_error(suffix: str, tmp_path: Path) 
     for samples in (10, 24_000):  # short enough for buffers to take all of it until the end
         with pytest.raises(InvalidRequest, match=rf"cannot write .*a\.{suffix}: No space left on device"):
             Speech(b"\1\2" * samples, 24_000).save(path)
+
+
+def test_missing_folder_of_a_file_is_not_created(tts: TTS, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot write .*x\.wav: there is no folder .*missing"):
+        tts.speak("Hello.").save(tmp_path / "missing" / "x.wav")
+    assert not (tmp_path / "missing").exists()
 
 
 def test_notebook_shows_a_player(tts: TTS) -> None:
@@ -380,6 +395,27 @@ async def test_async_api_speaks_over_a_socket(config: str, serve_tone: Serving) 
             await remote.speak(TEXT, voice="absent")
 
 
+async def test_http_url_is_that_of_the_worker(serve_tone: Serving) -> None:
+    """``serve`` prints an ``http://`` address."""
+    async with serve_tone() as address, AsyncTTS(f"http://{address}") as tts:
+        assert (await tts.speak("Hello.")).outcome is Outcome.DONE
+        assert await tts.voices()
+
+
+async def test_http_url_with_a_key_warns_like_ws(caplog: pytest.LogCaptureFixture) -> None:
+    AsyncTTS("http://192.0.2.1", api_key="a-secret-key")
+    assert "without TLS" in caplog.text
+    caplog.clear()
+    AsyncTTS("https://192.0.2.1", api_key="a-secret-key")
+    assert not caplog.text
+
+
+async def test_wrong_path_of_a_url_is_named(serve_tone: Serving) -> None:
+    async with serve_tone() as address, AsyncTTS(f"ws://{address}/foo") as tts:
+        with pytest.raises(InvalidRequest, match=r'"/foo".*leave out the path'):
+            await tts.speak("Hello.")
+
+
 def test_voices_are_listed(tts: TTS) -> None:
     voices = tts.voices()
     assert [voice.id for voice in voices if voice.is_default] == ["tone"]
@@ -396,6 +432,43 @@ def test_examples_of_the_docstrings_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_program_ends_cleanly_without_close(config: str) -> None:
     program = f"import tts_worker; tts = tts_worker.TTS({config!r}); print(tts.speak('Hello.').outcome.value)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+ONCE = """
+import asyncio, tts_worker
+async def main():
+    tts = tts_worker.AsyncTTS(URL)
+    print((await tts.speak("Hello.")).outcome.value)
+asyncio.run(main())
+"""
+LEFT_EARLY = """
+import asyncio, tts_worker
+async def main():
+    async for part in tts_worker.AsyncTTS(URL).stream(["Hello there. ", "How are you?"]):
+        print("done")
+        break
+asyncio.run(main())
+"""
+SESSION = """
+import asyncio, tts_worker
+async def main():
+    session = (await tts_worker.connect(URL).open()).session
+    session.speak("Hello there.")
+    await session.next()
+    print("done")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [ONCE, LEFT_EARLY, SESSION], ids=["once", "left", "session"])
+@pytest.mark.parametrize("scheme", ["ws", "grpc", "local"])
+def test_async_program_ends_cleanly_without_close(
+    scheme: str, program: str, config: str, two_servers: ThreadedWorker
+) -> None:
+    urls = {"ws": f"ws://{two_servers.address}", "grpc": f"grpc://{two_servers.grpc_address}", "local": config}
+    words = [sys.executable, "-c", program.replace("URL", repr(urls[scheme]))]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
@@ -417,6 +490,44 @@ def test_package_exports_the_api_lazily() -> None:
     assert Speech is ClientSpeech
     with pytest.raises(AttributeError):
         tts_worker.no_such_name  # noqa: B018
+
+
+def test_package_exports_every_error() -> None:
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and not name.startswith("_")}
+    raised = {name for name in defined if issubclass(getattr(errors, name), errors.TTSWorkerError)}
+    assert len(raised) > 20
+    assert raised <= set(tts_worker.__all__) == set(dir(tts_worker))
+    assert all(getattr(tts_worker, name) is getattr(errors, name) for name in raised)
+
+
+def test_package_exports_what_it_returns() -> None:
+    for name in ("Word", "SpeechOptions", "Receipt", "Outcome", "LiveSpeech", "VoiceInfo", "ClientSettings"):
+        assert getattr(tts_worker, name).__name__ == name
+    assert {getattr(tts_worker, name).__module__.split(".")[0] for name in ("Word", "SpeechOptions")} == {"tts_worker"}
+
+
+def test_import_of_the_package_imports_none_of_its_modules() -> None:
+    program = "import sys, tts_worker; print(*sorted(m for m in sys.modules if m.startswith('tts_worker')))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["tts_worker", "tts_worker.version"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [TTS, TTS.speak, TTS.stream, TTS.play, AsyncTTS, AsyncTTS.speak, AsyncTTS.stream],
+    ids=lambda function: function.__qualname__,
+)
+def test_help_shows_options_and_errors(function: object) -> None:
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    for option in SpeechOptions.__annotations__:
+        assert re.search(rf"^[ |]+{option}: ", shown, re.MULTILINE), option
+    assert "0.5 to 2.0 with most voices" in shown
+    assert "InvalidRequest" in shown
+    if function in (TTS.speak, TTS.play, AsyncTTS.speak):
+        assert "UnknownVoice" in shown
+        assert "OverCapacity" in shown
+    if function in (TTS.speak, AsyncTTS.speak):
+        assert ".speak(" in shown.partition("Example")[2]
 
 
 def test_program_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ elevenlabs_client = LateModule("elevenlabs.client", "needs the package elevenlab
 elevenlabs_core = LateModule("elevenlabs.core")
 webrtc_client = LateModule("tests.features.webrtc.webrtc_client", 'needs the extra "webrtc"')
 cartesia_sdk = LateModule("cartesia", "needs the package cartesia")
+openai = LateModule("openai", "needs the package openai")
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.timeout(300)
@@ -368,6 +369,47 @@ def test_elevenlabs_sdk_adds_and_deletes_voices(served: Served) -> None:
         assert (caught.value.status_code, caught.value.body["detail"]["status"]) == (404, "unknown_voice")
 
 
+def test_openai_sdk_adds_and_deletes_voices(served: Served) -> None:
+    base_url = f"http://{served.address}/v1"
+    with openai.OpenAI(api_key="studio-key-0123456789", base_url=base_url, max_retries=0) as client:
+        added = client.audio.voices.create(name="mine", consent="cons_1234", audio_sample=("a.wav", GOOD))
+        assert (added.id, added.name, added.object, added.type) == ("mine", "mine", "audio.voice", "audio_sample")
+        stored = served.http.get("/v1/voices/mine").json()["stored"]
+        assert stored["consent"] is True
+        assert served.speak(added.id).status_code == 200
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.audio.voices.create(name="mine", consent="cons_1234", audio_sample=("a.wav", GOOD))
+        assert "already" in caught.value.message
+        deleted = client.audio.voices.delete(added.id)
+        assert (deleted.id, deleted.deleted, deleted.object) == ("mine", True, "audio.voice.deleted")
+        with pytest.raises(openai.NotFoundError):
+            client.audio.voices.delete(added.id)
+        with pytest.raises(openai.BadRequestError):
+            client.audio.voices.create(name="mine", prompt="A calm voice.", type="prompt")
+
+
+def test_voice_of_vllm_omni_has_its_transcript_and_a_usable_name(served: Served) -> None:
+    files = {"audio_sample": ("a.wav", GOOD)}
+    fields = {"consent": "c", "ref_text": "Hello there.", "speaker_description": "warm"}
+    added = served.http.post("/v1/audio/voices", data={"name": "My Voice", **fields}, files=files).json()
+    assert (added["success"], added["name"]) == (True, "My Voice")
+    name = added["voice"]["name"]
+    try:
+        described = served.http.get(f"/v1/voices/{name}").json()
+        assert (described["name"], described["description"]) == ("My Voice", "warm")
+        assert served.speak(name).status_code == 200
+    finally:
+        assert served.http.delete(f"/v1/audio/voices/{name}").json()["success"] is True
+    for data, field in (({"name": "x"}, "consent"), ({"consent": "c"}, "name"), ({"name": "", "consent": "c"}, "name")):
+        refused = served.http.post("/v1/audio/voices", data=data, files=files)
+        assert (refused.status_code, field in refused.json()["error"]["message"]) == (400, True)
+    refused = served.http.post("/v1/audio/voices", data={"name": "x", "consent": "c"})
+    assert (refused.status_code, "audio_sample" in refused.text) == (400, True)
+    refused = served.http.post("/v1/audio/voices", data={"name": "x", **fields}, files=files, headers=key("reader"))
+    assert refused.status_code == 403
+    assert served.names() == []
+
+
 def test_cartesia_sdk_adds_and_deletes_voices(served: Served) -> None:
     address = f"http://{served.address}"
     with cartesia_sdk.Cartesia(api_key="studio-key-0123456789", base_url=address, max_retries=0) as client:
@@ -483,7 +525,7 @@ def test_bundle_without_prompt_models_says_so(tmp_path: Path) -> None:
         recording = {"audio": ("a.wav", GOOD)}
         added = http.post("/v1/voices", data={"name": "anna", "consent": "true"}, files=recording)
         converted = http.post("/v1/audio/conversions", data={"voice": voice["id"]}, files=recording)
-    assert (listed["can_add"], voice["capabilities"]) == (False, ["instruct"])
+    assert (listed["can_add"], voice["capabilities"]) == (False, []), "a speaker without prompt audio"
     for response in (added, converted):
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["retryable"]) == (400, "invalid_request", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 
 import aiohttp
+import httpx
 
 from tests.conftest import serving
 from tests.fakes.late import LateModule
@@ -21,6 +23,7 @@ openai = LateModule("openai", "needs the package openai")
 livekit_openai = LateModule("livekit.plugins.openai", "needs livekit-plugins-openai")
 livekit_cartesia = LateModule("livekit.plugins.cartesia", "needs livekit-plugins-cartesia")
 livekit_elevenlabs = LateModule("livekit.plugins.elevenlabs", "needs livekit-plugins-elevenlabs")
+livekit_deepgram = LateModule("livekit.plugins.deepgram", "needs livekit-plugins-deepgram")
 
 KEY = "any key"
 REPLY = "Hello there, my friend."
@@ -37,21 +40,50 @@ async def openai_plugin(address: str) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def cartesia_plugin(address: str) -> AsyncIterator[Any]:
+async def cartesia_plugin(address: str, lexicon: str | None = None) -> AsyncIterator[Any]:
     async with aiohttp.ClientSession() as http:
-        yield livekit_cartesia.TTS(api_key=KEY, base_url=f"http://{address}", voice="tone", http_session=http)
-
-
-@asynccontextmanager
-async def elevenlabs_plugin(address: str) -> AsyncIterator[Any]:
-    async with aiohttp.ClientSession() as http:
-        yield livekit_elevenlabs.TTS(
-            api_key=KEY, base_url=f"http://{address}/v1", voice_id="tone", http_session=http, encoding="pcm_24000"
+        yield livekit_cartesia.TTS(
+            api_key=KEY,
+            base_url=f"http://{address}",
+            voice="tone",
+            http_session=http,
+            pronunciation_dict_id=lexicon,
         )
 
 
+@asynccontextmanager
+async def elevenlabs_plugin(address: str, lexicon: str | None = None) -> AsyncIterator[Any]:
+    options: dict[str, Any] = {}
+    if lexicon is not None:
+        locator = livekit_elevenlabs.PronunciationDictionaryLocator(lexicon, "1")
+        options["pronunciation_dictionary_locators"] = [locator]
+    async with aiohttp.ClientSession() as http:
+        yield livekit_elevenlabs.TTS(
+            api_key=KEY,
+            base_url=f"http://{address}/v1",
+            voice_id="tone",
+            http_session=http,
+            encoding="pcm_24000",
+            **options,
+        )
+
+
+@asynccontextmanager
+async def deepgram_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_deepgram.TTS(api_key=KEY, base_url=f"http://{address}/v1/speak", http_session=http)
+
+
+@asynccontextmanager
+async def deepgram_flux_plugin(address: str) -> AsyncIterator[Any]:
+    async with aiohttp.ClientSession() as http:
+        yield livekit_deepgram.TTSv2(api_key=KEY, base_url=f"http://{address}/v2/speak", http_session=http)
+
+
 @pytest.mark.parametrize(
-    "open_plugin", [openai_plugin, cartesia_plugin, elevenlabs_plugin], ids=lambda plugin: plugin.__name__
+    "open_plugin",
+    [openai_plugin, cartesia_plugin, elevenlabs_plugin, deepgram_plugin, deepgram_flux_plugin],
+    ids=lambda plugin: plugin.__name__,
 )
 async def test_session_outlives_turns_with_nothing_to_say(open_plugin: OpenPlugin) -> None:
     async with serving() as address:
@@ -64,3 +96,35 @@ async def test_session_outlives_turns_with_nothing_to_say(open_plugin: OpenPlugi
             assert len(harness.speaker.played[-1]) > 48_000
             await voice.aclose()
         await until_live_sessions(address, 0)
+
+
+@pytest.mark.parametrize(
+    ("open_plugin", "streams"),
+    [(cartesia_plugin, True), (cartesia_plugin, False), (elevenlabs_plugin, True)],  # its requests name no dictionary
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+async def test_plugin_uses_a_pronunciation_dictionary(tmp_path: Path, open_plugin: Any, streams: bool) -> None:
+    lengths, expected = [], []
+    async with (
+        serving(lexicons={"directory": str(tmp_path)}) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
+    ):
+        await http.post("/v1/lexicons", json={"name": "greetings", "entries": {"Hello": "good evening to you"}})
+        for lexicon in (None, "greetings"):
+            async with open_plugin(address, lexicon) as voice:
+                lengths.append(await _spoken_samples(voice, streams=streams))
+                await voice.aclose()
+            body = {"input": REPLY, "voice": "tone", "response_format": "pcm", "lexicon": lexicon}
+            expected.append(len((await http.post("/v1/audio/speech", json=body)).content) // 2)
+    assert lengths == pytest.approx(expected, abs=2_400)
+    assert lengths[1] - lengths[0] > 12_000
+
+
+async def _spoken_samples(voice: Any, *, streams: bool) -> int:
+    """Return the length of a reply at 24 kHz."""
+    if not streams:
+        return sum([event.frame.samples_per_channel async for event in voice.synthesize(REPLY)])
+    async with voice.stream() as stream:
+        stream.push_text(REPLY)
+        stream.end_input()
+        return sum([event.frame.samples_per_channel async for event in stream])

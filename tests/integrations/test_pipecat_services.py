@@ -1,4 +1,4 @@
-"""pipecat's own services for OpenAI, Cartesia and ElevenLabs, unmodified, against a real worker."""
+"""pipecat's own services for OpenAI, Cartesia, ElevenLabs and Deepgram, unmodified, against a real worker."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ openai = LateModule("openai", "needs the package openai")
 pipecat_openai = LateModule("pipecat.services.openai.tts", "needs the package openai")
 pipecat_cartesia = LateModule("pipecat.services.cartesia.tts")
 pipecat_elevenlabs = LateModule("pipecat.services.elevenlabs.tts")
+pipecat_deepgram = LateModule("pipecat.services.deepgram.tts", "needs the package deepgram-sdk")
+pipecat_flux = LateModule("pipecat.services.deepgram.flux.tts", "needs the package deepgram-sdk")
 
 REPLY = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, REPLY))  # the tone engine takes 60 ms per character
@@ -69,12 +71,32 @@ async def elevenlabs_http(address: str) -> AsyncIterator[Any]:
         yield service(api_key=KEY, base_url=f"http://{address}", aiohttp_session=http, settings=settings)
 
 
+@asynccontextmanager
+async def deepgram_socket(address: str) -> AsyncIterator[Any]:
+    yield pipecat_deepgram.DeepgramTTSService(api_key=KEY, base_url=f"ws://{address}")
+
+
+@asynccontextmanager
+async def deepgram_http(address: str) -> AsyncIterator[Any]:
+    service = pipecat_deepgram.DeepgramHttpTTSService
+    async with aiohttp.ClientSession() as http:
+        yield service(api_key=KEY, base_url=f"http://{address}", aiohttp_session=http)
+
+
+@asynccontextmanager
+async def deepgram_flux(address: str) -> AsyncIterator[Any]:
+    yield pipecat_flux.DeepgramFluxTTSService(api_key=KEY, url=f"ws://{address}/v2/speak")
+
+
 SERVICES: tuple[ServiceFactory, ...] = (
     openai_service,
     cartesia_socket,
     cartesia_http,
     elevenlabs_socket,
     elevenlabs_http,
+    deepgram_socket,
+    deepgram_http,
+    deepgram_flux,
 )
 WITH_WORD_TIMESTAMPS = (cartesia_socket, elevenlabs_socket, elevenlabs_http)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tts_worker.session.utterance import AudioPhase, TextPhase, Utterance
 from tts_worker.text.language import foreign_runs
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import (

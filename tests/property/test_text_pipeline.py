@@ -13,7 +13,8 @@ from tests.fakes.filtering import filter_text
 from tts_worker.text.character_filter import BREAK, is_filtered
 from tts_worker.text.characters import cluster_end, is_pictograph
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, UrlMode
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.number_words import read_number
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 
 LANGUAGES = ("es", "fr", "de", "it", "pt", "ja", "ko", "ru")

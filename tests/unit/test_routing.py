@@ -85,8 +85,6 @@ async def parts() -> Application:
         flags={
             "engines": {"tone": {"kind": "tone"}},
             "webrtc": {"enabled": True},
-            "telephony": {"enabled": True},
-            "batch": {"enabled": True},
         }
     )
     worker = Worker(settings)
@@ -162,6 +160,8 @@ async def test_described_routes_name_their_api(parts: Application) -> None:
         "ElevenLabs",
         "Cartesia",
         "CosyVoice",
+        "Deepgram",
+        "jambonz",
     ]
 
 

@@ -200,6 +200,8 @@ def test_acceleration_is_switched_by_one_setting(tmp_path: Path, written_as: str
         ("server: {port: 70000}", "server.port"),
         ("server: {host: 0.0.0.0}", "set api_keys"),
         ("server: {host: 0.0.0.0, api_keys: [short]}", "8 characters"),
+        ("server: {api_keys: a-long-random-key}", "server.api_keys: must be a list, such as [first, second]"),
+        ("server: 5", "server: must be a mapping of names to values"),
         ("session: {lead_ms: -1}", "session.lead_ms"),
         ("text: {lexicon: 5}", "text.lexicon: must be a mapping of words, or the path of a YAML file"),
         ("engines: {}", "engines"),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from tools.bench.stall_monitor import Stall, is_machine_stall
-from tools.bench.timed_websocket import TimedWebSocket
 from tts_worker.features.bench.texts import paragraph
+from tts_worker.features.bench.timed_connection import TimedWebSocket
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
 _UNDERRUN_S = 0.005

@@ -10,17 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import sys
-from collections.abc import AsyncIterator
 from time import perf_counter
-from typing import NamedTuple
 
 from websockets.asyncio.client import ClientConnection, connect
 
 from tools.bench.control import Commander, ControlTimes, PendingCommands
-from tts_worker.errors import EngineFault
 from tts_worker.features.bench.stats import Figure, LoopLag, percentile, rounded_ms
 from tts_worker.features.bench.texts import paragraph
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, ControlName
@@ -30,41 +25,6 @@ _MESSAGES = {
     ControlName.RESUME: '{"type": "resume"}',
     ControlName.STOP: '{"type": "stop"}',
 }
-
-
-class ServerProcess(NamedTuple):
-    """A running server: its address, ``host:port``, and the id of its process."""
-
-    address: str
-    pid: int
-
-
-@contextlib.asynccontextmanager
-async def server_process(arguments: list[str], *, source: str | None = None) -> AsyncIterator[ServerProcess]:
-    """Run ``tts-worker serve`` on a free port in a separate process; yield it once it is ready.
-
-    Args:
-        arguments: Further arguments.
-        source: Folder of the package to run, to measure another version; None is this one.
-
-    Raises:
-        EngineFault: The server did not start.
-    """
-    words = ["serve", "--port", "0", "--set", "log_format=text", *arguments]
-    environment = dict(os.environ) if source is None else os.environ | {"PYTHONPATH": source}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tts_worker", *words), stdout=asyncio.subprocess.PIPE, env=environment
-    )
-    assert process.stdout is not None
-    try:
-        listening = (await process.stdout.readline()).decode()
-        if not listening.startswith("listening on http://") or not await process.stdout.readline():
-            raise EngineFault("the server did not start; see its message above")
-        yield ServerProcess(listening.split("//")[1].strip(), process.pid)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 class WebSocketClient:

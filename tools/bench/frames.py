@@ -20,10 +20,10 @@ from statistics import median
 from time import monotonic, process_time
 
 from tools.bench.calls import AlwaysSpeaking, Calls, SpeakingCall, unexplained_underruns
-from tools.bench.control_websocket import server_process
 from tools.bench.stall_monitor import StallMonitor
 from tools.bench.telephone import TelephoneCall
 from tts_worker.errors import EngineFault
+from tts_worker.features.bench.server_process import server_process
 from tts_worker.features.bench.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
 
 PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}

@@ -12,7 +12,7 @@ import contextlib
 from typing import TypedDict, cast
 
 from tools.bench.calls import AlwaysSpeaking, Calls
-from tools.bench.timed_websocket import TimedWebSocket
+from tts_worker.features.bench.timed_connection import TimedWebSocket
 
 _RATE_HZ = 8_000
 _FRAME_S = 0.02

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tts_worker.audio.loudness import integrated_lufs
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Word
 
 Floats = npt.NDArray[np.floating]

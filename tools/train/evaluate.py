@@ -28,7 +28,8 @@ from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 

@@ -133,8 +133,8 @@ def connect(url: str, settings: ClientSettings | None = None) -> Client:
     """Create a client for the worker at ``url``. Does not connect yet.
 
     Args:
-        url: ``ws://host:port``, ``wss://``, ``grpc://``, ``grpcs://``, ``redis://`` (a fleet), or ``local:`` for a
-            worker in this process.
+        url: ``ws://host:port`` (or ``http://``), ``wss://``, ``grpc://``, ``grpcs://``, ``redis://`` (a fleet), or
+            ``local:`` for a worker in this process.
         settings: API key and timeouts.
 
     Raises:

@@ -28,7 +28,7 @@ class PluginOptions(TypedDict, total=False):
         speed: 2.0 is twice as fast.
         instruct: Style instruction, for voices that support it.
         seed: Seed of the sampling.
-        lexicon: Word -> other spelling, or ``/phonemes/``.
+        lexicon: Word -> other spelling, or ``/phonemes/``; or the names of stored lexicons.
         markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default (True).
         urls: How a bare URL is read: ``drop``, ``host`` ("example.com") or ``keep``; None takes the worker's default.
         normalize: Write numbers, dates and units out in words before synthesis; None takes the worker's default.
@@ -43,7 +43,7 @@ class PluginOptions(TypedDict, total=False):
     speed: float
     instruct: str | None
     seed: int
-    lexicon: Mapping[str, str] | None
+    lexicon: Mapping[str, str] | str | None
     markdown: bool | None
     urls: Urls | None
     normalize: bool | None
@@ -119,10 +119,10 @@ def check_sample_rate(sample_rate: int) -> int:
     return sample_rate
 
 
-def _check_lexicon(lexicon: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """Return a lexicon of words and their spellings or /phonemes/. Raises InvalidRequest."""
-    if lexicon is None:
-        return None
+def _check_lexicon(lexicon: Mapping[str, str] | str | None) -> Mapping[str, str] | str | None:
+    """Return a lexicon of words and their spellings or /phonemes/, or the names of some. Raises InvalidRequest."""
+    if lexicon is None or isinstance(lexicon, str):
+        return lexicon
     if not isinstance(lexicon, Mapping) or not all(isinstance(part, str) for pair in lexicon.items() for part in pair):
-        raise InvalidRequest("lexicon must map words to spellings or /phonemes/")
+        raise InvalidRequest("lexicon must map words to spellings or /phonemes/, or name stored lexicons")
     return dict(lexicon)

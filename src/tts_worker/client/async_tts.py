@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from tts_worker.client import Client, ClientSettings, VoiceInfo, connect
 from tts_worker.client.arguments import whole_samples
@@ -51,7 +52,7 @@ class SpeechOptions(TypedDict, total=False):
         language: BCP-47 tag of the text; without it, detected.
         instruct: How to say it, for voices that take instructions.
         sample_rate: 8000, 16000, 22050, 24000 (the default), 44100 or 48000 Hz.
-        lexicon: Word -> spelling, or /phonemes/.
+        lexicon: Word -> spelling, or /phonemes/; or the names of stored lexicons.
         markdown: Keep Markdown, emoji and URLs from being read aloud.
         urls: How URLs are read: "drop", "host" or "keep".
         normalize: Read numbers, dates and units as words.
@@ -67,13 +68,24 @@ class SpeechOptions(TypedDict, total=False):
     language: str | None
     instruct: str | None
     sample_rate: int | None
-    lexicon: Mapping[str, Any] | None
+    lexicon: Mapping[str, Any] | str | None
     markdown: bool | None
     urls: str | None
     normalize: bool | None
     flush_after_ms: float | None
     realtime: bool
     traceparent: str | None
+
+
+_Callable = TypeVar("_Callable", bound=Callable[..., object])
+
+
+def documents_options(function: _Callable) -> _Callable:
+    """Add the options of ``SpeechOptions`` to a docstring: ``help`` shows them as ``**options`` only."""
+    if function.__doc__ is not None:  # with python -OO there is none
+        options = inspect.cleandoc(SpeechOptions.__doc__ or "").partition("Attributes:\n")[2]
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\nOptions:\n{options}"
+    return function
 
 
 class AsyncTTS:
@@ -87,6 +99,7 @@ class AsyncTTS:
     Texts may be spoken at the same time; each has a session of its own.
     """
 
+    @documents_options
     def __init__(
         self,
         url: str = "local:",
@@ -98,8 +111,8 @@ class AsyncTTS:
         """Choose the worker and the options of all texts.
 
         Args:
-            url: ``local:`` for the embedded CPU voice, ``local:worker.yaml`` for a configuration, ``ws://host:port``,
-                ``grpc://host:port`` or ``redis://...`` for a worker or a fleet.
+            url: ``local:`` for the embedded CPU voice, ``local:worker.yaml`` for a configuration, ``ws://host:port``
+                (or ``http://``), ``grpc://host:port`` or ``redis://...`` for a worker or a fleet.
             api_key: The worker's API key; replaces that of ``settings``.
             settings: Time limits of the client.
             options: See ``SpeechOptions``.
@@ -113,8 +126,12 @@ class AsyncTTS:
         self._client = connect(url, settings)
         self._options = _with_options(SessionOptions(realtime=False, raw_chunks=True), options)
 
+    @documents_options
     async def speak(self, text: TextSource, **options: Unpack[SpeechOptions]) -> Speech:
         """Synthesize all of ``text``.
+
+        Example:
+            ``speech = await tts.speak("Hello there.", voice="heart", speed=1.2)``
 
         Raises:
             UnknownVoice, InvalidRequest, TextTooLong, UnspeakableText: The request is invalid.
@@ -123,6 +140,7 @@ class AsyncTTS:
         async with self.stream(text, **options) as live:
             return await live.rest()
 
+    @documents_options
     def stream(self, text: TextSource, **options: Unpack[SpeechOptions]) -> AsyncLiveSpeech:
         """Synthesize ``text`` while it is being written; iterate over the parts of its speech.
 
@@ -156,7 +174,7 @@ class AsyncTTS:
         Args:
             texts: The texts, or ``BatchText`` for those with an id, a voice or other options.
             response_format: ``wav``, ``mp3``, ``opus``, ``flac``, ``pcm``, ``mulaw`` or ``alaw``.
-            options: Voice, model, speed, seed, language, instruct and sample rate; the others have no effect.
+            options: Voice, model, speed, seed, language, instruct, lexicon and sample rate; the others have no effect.
 
         Raises:
             InvalidRequest: The worker refuses the batch, or its URL is not ``ws://`` or ``wss://``.

@@ -105,6 +105,10 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
 """URL scheme -> module, imported on first use."""
 
 
+HTTP_SCHEMES: Mapping[str, str] = MappingProxyType({"http": "ws", "https": "wss"})
+"""What ``serve`` prints -> the scheme of a worker there."""
+
+
 def _warn_if_clear_text(url: str) -> None:
     try:
         host = urlsplit(url).hostname or ""
@@ -118,12 +122,21 @@ def _warn_if_clear_text(url: str) -> None:
 
 
 def connector_for(url: str, settings: ClientSettings) -> Connector:
-    """Create the connector for a URL. Raises InvalidRequest for an unknown scheme, MissingExtra, MissingServer."""
+    """Create the connector for a URL; ``http`` means ``ws``.
+
+    Raises:
+        InvalidRequest: The scheme is unknown.
+        MissingExtra: The scheme needs an extra that is not installed.
+        MissingServer: ``local:``, and only the client is installed.
+    """
     if not isinstance(url, str):
         raise InvalidRequest(f"a worker's URL must be str, not {type(url).__name__}")
-    scheme, colon, _ = url.partition(":")
+    scheme, colon, rest = url.partition(":")
+    if scheme in HTTP_SCHEMES:
+        scheme = HTTP_SCHEMES[scheme]
+        url = f"{scheme}:{rest}"
     if not colon or scheme not in SCHEMES:
-        known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in SCHEMES)
+        known = ", ".join(f"{name}:" if name == "local" else f"{name}://" for name in (*SCHEMES, *HTTP_SCHEMES))
         raise InvalidRequest(f"a worker's URL must begin with one of {known}")
     if settings.api_key is not None and scheme in ("ws", "grpc"):
         _warn_if_clear_text(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,6 +55,7 @@ class BatchText:
         seed: Seed of the random numbers.
         language: BCP-47 tag of the text.
         instructions: How to say it, for voices that take instructions.
+        lexicon: Word -> spelling or /phonemes/, or the names of stored lexicons.
     """
 
     input: str
@@ -64,6 +65,7 @@ class BatchText:
     seed: int | None = None
     language: str | None = None
     instructions: str | None = None
+    lexicon: dict[str, Any] | str | None = None
 
 
 class BatchOptions(TypedDict, total=False):
@@ -76,6 +78,7 @@ class BatchOptions(TypedDict, total=False):
         seed: Seed of the random numbers.
         language: BCP-47 tag of the texts.
         instructions: How to say them.
+        lexicon: Word -> spelling or /phonemes/, or the names of stored lexicons.
         response_format: ``mp3`` (the default), ``wav``, ``opus``, ``flac``, ``pcm``, ``mulaw`` or ``alaw``.
         sample_rate: 8000 to 48000 Hz; by default 24000, and 8000 for mulaw and alaw.
     """
@@ -86,6 +89,7 @@ class BatchOptions(TypedDict, total=False):
     seed: int
     language: str | None
     instructions: str | None
+    lexicon: Mapping[str, Any] | str | None
     response_format: str
     sample_rate: int | None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.http11 import Response
 
 from tts_worker.client.http_api import error_of_response
 from tts_worker.client.link import RemoteConfig, check_format
@@ -35,6 +37,8 @@ from tts_worker.protocol.messages import (
     WorkerMessage,
 )
 from tts_worker.types import Encoding, SessionOptions
+
+STREAM_PATH = "/v1/stream"
 
 _LONG_UNREAD_S = 5.0
 """A worker may have dropped a client that read nothing for this time."""
@@ -74,10 +78,7 @@ async def dial(
             close_timeout=0.2,  # unread audio may delay the closing handshake
         )
     except InvalidStatus as error:
-        answer = error.response
-        raise error_of_response(
-            bytes(answer.body or b""), answer.status_code, answer.headers.get("Retry-After")
-        ) from None
+        raise _refusal(error.response, url) from None
     except (OSError, InvalidHandshake, EOFError) as error:
         raise unreachable(error) from None
     try:
@@ -92,6 +93,23 @@ async def dial(
     except BaseException:
         socket.transport.abort()
         raise
+
+
+def _refusal(answer: Response, url: str) -> TTSWorkerError:
+    """Return the worker's own error of a refused handshake, or that the path of the URL is wrong."""
+    error: TTSWorkerError
+    try:
+        error = error_of_response(bytes(answer.body or b""), answer.status_code, answer.headers.get("Retry-After"))
+    except ConnectionLost as unknown:
+        error = unknown
+    path = urlsplit(url).path
+    is_own = type(error) not in (InvalidRequest, ConnectionLost)  # of this worker, about voice, key or capacity
+    if is_own or answer.status_code not in (403, 404) or path == STREAM_PATH:
+        return error
+    return InvalidRequest(
+        f'no tts-worker answers at the path "{path}" of this URL (HTTP status {answer.status_code}): leave out the '
+        f"path, or end it with {STREAM_PATH} behind a proxy"
+    )
 
 
 def _check_ready(ready: ReadyMessage) -> None:
@@ -220,6 +238,9 @@ class WorkerConnection(MessageStream):
 
     async def _close_transport(self) -> None:
         await self.socket.close()
+
+    def _abort_transport(self) -> None:
+        self.socket.transport.abort()
 
     def _on_disconnect(self, error: ErrorInfo) -> None:
         if self._ready_reply is not None and not self._ready_reply.done():

@@ -145,6 +145,9 @@ class ConverseStream(MessageStream):
     async def _close_transport(self) -> None:
         self._call.cancel()
 
+    def _abort_transport(self) -> None:
+        self._call.cancel()
+
     def _on_disconnect(self, error: ErrorInfo) -> None:
         self._call.cancel()
         self._on_closed(self)

@@ -27,6 +27,9 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 }
 """Programs that play raw PCM from standard input, in order of preference, with their arguments."""
 
+_NO_DEVICE = ("audio open failed", "Could not initialize SDL")
+"""What ffplay says without an audio device, before it exits with code 0."""
+
 UNDRAINED_S = 0.5
 """A program may end while its last buffer is still playing."""
 
@@ -86,7 +89,8 @@ def open_audio_file(path: Path, sample_rate_hz: int = SAMPLE_RATE_HZ) -> AudioFi
     if suffix != ".wav" and suffix not in _FILE_FORMATS:
         raise InvalidRequest(f"cannot write {path.name}: the name must end in {', '.join(('.wav', *_FILE_FORMATS))}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            raise InvalidRequest(f"cannot write {path}: there is no folder {path.parent}")
         path.touch()
         return _WavFile(path, sample_rate_hz) if suffix == ".wav" else _SoundFile(path, sample_rate_hz)
     except OSError as error:
@@ -271,7 +275,8 @@ class PlayerSink:
             await self._process.stdin.drain()
         except ConnectionError:
             if not self._aborted:
-                await self._failed("")
+                assert self._process.stderr is not None
+                await self._failed("", (await self._process.stderr.read()).decode(errors="replace"))
 
     async def close(self) -> None:
         assert self._process.stdin is not None
@@ -279,11 +284,13 @@ class PlayerSink:
         code = await self._process.wait()
         if self._aborted:
             return
-        if code:
-            await self._failed("")
+        assert self._process.stderr is not None
+        told = (await self._process.stderr.read()).decode(errors="replace")
+        if code or any(message in told for message in _NO_DEVICE):
+            await self._failed("", told)
         duration_s = self._written_samples / self._sample_rate_hz
         if self.elapsed_s < max(duration_s / 2, 0.98 * duration_s - UNDRAINED_S):
-            await self._failed(f"it ended after {self.elapsed_s:.1f} s of {duration_s:.1f} s of speech")
+            await self._failed(f"it ended after {self.elapsed_s:.1f} s of {duration_s:.1f} s of speech", told)
 
     async def abort(self) -> None:
         self._aborted = True
@@ -291,10 +298,9 @@ class PlayerSink:
             self._process.kill()
         await self._process.wait()
 
-    async def _failed(self, reason: str) -> None:
-        """Raise ``PlayerFailed`` with the program's error output, else with ``reason``, else with its exit code."""
-        assert self._process.stderr is not None
-        stderr = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+    async def _failed(self, reason: str, told: str) -> None:
+        """Raise ``PlayerFailed`` with what the program ``told``, else with ``reason``, else with its exit code."""
+        stderr = told.strip().splitlines()
         await self._process.wait()
         reason = stderr[0][:200] if stderr else reason or f"it ended with code {self._process.returncode}"
         raise PlayerFailed(f"{self._name} cannot play: {reason}. {self._advice}")

@@ -70,6 +70,10 @@ class MessageStream(ABC):
         """Close the connection. Called once, in a separate task."""
 
     @abstractmethod
+    def _abort_transport(self) -> None:
+        """Drop the connection at once, instead of closing it."""
+
+    @abstractmethod
     def _on_disconnect(self, error: ErrorInfo) -> None:
         """Called once when the stream is lost or closed."""
 
@@ -80,7 +84,7 @@ class MessageStream(ABC):
             asyncio.create_task(self._read(), name="tts-client-reader"),
         }
 
-    def _disconnect(self, error: ErrorInfo) -> None:
+    def _disconnect(self, error: ErrorInfo, *, abort: bool = False) -> None:
         if self.is_lost:
             return
         self.is_lost = True
@@ -91,6 +95,9 @@ class MessageStream(ABC):
         if receiver is not None:
             receiver.on_lost(error)
         self._on_disconnect(error)
+        if abort:
+            self._abort_transport()
+            return
         # Not at the end of reading: a task that is cancelled before it has begun never runs.
         self._tasks.add(asyncio.create_task(self._close_transport(), name="tts-client-closing"))
 
@@ -122,6 +129,7 @@ class MessageStream(ABC):
 
     async def _read(self) -> None:
         lost = ConnectionLost("the connection to the worker was lost")
+        is_cancelled = False
         last: Receiver | None = None
         loop = asyncio.get_running_loop()
         try:
@@ -137,5 +145,8 @@ class MessageStream(ABC):
                     self._dispatch(message)
         except ConnectionLost as error:
             lost = error
+        except asyncio.CancelledError:  # the event loop ends, and would destroy a task that closes the connection
+            is_cancelled = True
+            raise
         finally:
-            self._disconnect(lost.info)
+            self._disconnect(lost.info, abort=is_cancelled)

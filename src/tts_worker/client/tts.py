@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tts_worker.client import ClientSettings, VoiceInfo
-from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource
+from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions, TextSource, documents_options
 from tts_worker.client.batches import BatchResult, BatchText
 from tts_worker.client.conversion import AsyncConversion, AudioSource
 from tts_worker.client.speech import Speech
@@ -44,6 +44,7 @@ class TTS:
         >>> tts.close()
     """
 
+    @documents_options
     def __init__(
         self,
         url: str = "local:",
@@ -52,26 +53,54 @@ class TTS:
         settings: ClientSettings | None = None,
         **options: Unpack[SpeechOptions],
     ) -> None:
-        """Choose the worker and the options of all texts. Takes the arguments of ``AsyncTTS`` and raises like it."""
+        """Choose the worker and the options of all texts.
+
+        Args:
+            url: As for ``AsyncTTS``: ``local:``, ``ws://host:port`` (or ``http://``), ``grpc://...``, ``redis://...``.
+            api_key: The worker's API key; replaces that of ``settings``.
+            settings: Time limits of the client.
+            options: See ``SpeechOptions``.
+
+        Raises:
+            InvalidRequest: The URL or an option is invalid.
+        """
         self._tts = AsyncTTS(url, api_key=api_key, settings=settings, **options)
         self._thread = _LoopThread(self._tts)
         self._closing = weakref.finalize(self, self._thread.close)
 
+    @documents_options
     def speak(self, text: TextSource, **options: Unpack[SpeechOptions]) -> Speech:
-        """Synthesize all of ``text`` and return its speech. Raises like ``AsyncTTS.speak``."""
+        """Synthesize all of ``text`` and return its speech.
+
+        Example:
+            ``tts.speak("Hello there.", voice="heart", speed=1.2).save("hello.wav")``
+
+        Raises:
+            UnknownVoice, InvalidRequest, TextTooLong, UnspeakableText: The request is invalid.
+            OverCapacity, NotReady, Draining, ConnectionLost, ...: A later try may succeed (``retryable``).
+        """
         return self._thread.run(self._tts.speak(text, **options))
 
+    @documents_options
     def stream(self, text: TextSource, **options: Unpack[SpeechOptions]) -> LiveSpeech:
         """Synthesize ``text`` while it is being written; iterate over the parts of its speech.
 
-        Raises like ``AsyncTTS.stream``. Iterables run on another thread, asynchronous ones on the loop of this object.
+        Iterables run on another thread, asynchronous ones on the loop of this object.
+
+        Raises:
+            InvalidRequest: An option is invalid. Other errors are raised by the iteration, as by ``speak``.
         """
         return LiveSpeech(self._tts.stream(text, **options), self._thread, self)
 
+    @documents_options
     def play(self, text: TextSource, **options: Unpack[SpeechOptions]) -> Receipt | None:
         """Speak ``text`` through this machine's player while it is synthesized; return the playback report.
 
-        Ctrl-C stops the speech. Raises like ``speak``, and PlayerFailed.
+        Ctrl-C stops the speech.
+
+        Raises:
+            PlayerFailed: There is no player program, or it failed.
+            UnknownVoice, InvalidRequest, OverCapacity, ...: As ``speak``.
         """
         with self.stream(text, **options) as live:
             return live.play()

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from tts_worker.client.base import OpenedSession
 from tts_worker.client.batches import BatchAccess, HttpBatches
-from tts_worker.client.connection import WorkerConnection, dial
+from tts_worker.client.connection import STREAM_PATH, WorkerConnection, dial
 from tts_worker.client.conversion import ConversionAccess, HttpConversion
 from tts_worker.client.remote import RemoteSession
 from tts_worker.client.settings import ClientSettings
@@ -34,7 +34,7 @@ def connector(url: str, settings: ClientSettings) -> WebSocketConnector:
             "a WebSocket URL needs a host and an optional port, such as ws://127.0.0.1:8080, no user and no fragment"
         )
     if parts.path in ("", "/"):
-        url = parts._replace(path="/v1/stream").geturl()
+        url = parts._replace(path=STREAM_PATH).geturl()
     return WebSocketConnector(url, settings)
 
 

@@ -30,23 +30,23 @@ OFFLINE_ENGINE = "cosyvoice"
 """Engine that takes ``--bundle``, and that ``say`` runs without a worker."""
 
 
-def add_settings_arguments(parser: argparse.ArgumentParser, *, offline: bool = False) -> None:
-    """Add ``--config``, ``--engine``, ``--bundle`` and ``--set``.
+def add_settings_arguments(parser: argparse.ArgumentParser, *, bundle: bool = False) -> None:
+    """Add ``--config``, ``--engine`` and ``--set``.
 
     Args:
         parser: Parser to extend.
-        offline: Whether the command has a ``--bundle`` of its own, of an engine that runs without a worker.
+        bundle: Whether to add ``--bundle``, the short form of ``--engine cosyvoice`` with its setting ``bundle``.
     """
     engine_help = (
         "cpu: the built-in voice; kokoro: English and Mandarin (extra: voices); "
-        "cosyvoice: an installed voice, or --bundle DIR; tone: tones, for tests"
+        "cosyvoice: an installed voice, or that of engines.cosyvoice.bundle; tone: tones, for tests"
     )
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file, or the name of a packaged one: worker.yaml"
     )
     group.add_argument("--engine", choices=sorted(ENGINES), help=engine_help)
-    if not offline:
+    if bundle:
         group.add_argument("--bundle", metavar="DIR", help="CosyVoice model directory, as --engine cosyvoice with it")
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, such as session.lead_ms=60"
@@ -61,15 +61,15 @@ def settings_from(args: argparse.Namespace, **sections: dict[str, Any]) -> Setti
         InvalidRequest: A flag is invalid.
     """
     flags: dict[str, Any] = {}
-    engine = args.engine
-    if args.bundle is not None:
+    engine, bundle = args.engine, getattr(args, "bundle", None)
+    if bundle is not None:
         if engine not in (None, OFFLINE_ENGINE):
             raise InvalidRequest(f"--bundle is a model directory of CosyVoice: leave out --engine {engine}")
         engine = OFFLINE_ENGINE
     if engine is not None:
         flags["engines"] = deepcopy(ENGINES[engine])
-    if args.bundle is not None:
-        flags["engines"][engine]["bundle"] = args.bundle
+    if bundle is not None:
+        flags["engines"][engine]["bundle"] = bundle
     for assignment in args.set:
         _assign(flags, assignment)
     for section, values in sections.items():

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -63,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--language", help="language of the text, such as en")
     parser.add_argument("--instruct", help="how to say it, for voices that take instructions")
-    parser.add_argument("--lexicon", type=Path, metavar="FILE", help="YAML: word: spelling, or word: /phonemes/")
+    parser.add_argument(
+        "--lexicon",
+        metavar="FILE",
+        help="YAML: word: spelling, or word: /phonemes/; or the name of a lexicon that the worker stores",
+    )
     parser.add_argument(
         "--flush-after-ms",
         type=float,
@@ -77,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
     speak_offline.add_arguments(parser)
-    add_settings_arguments(parser, offline=True)
+    add_settings_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,10 +165,16 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "seed": args.seed,
         "language": args.language,
         "instruct": args.instruct,
-        "lexicon": read_yaml(args.lexicon) if args.lexicon is not None else None,
+        "lexicon": _lexicon(args.lexicon),
         "markdown": False if args.plain else None,
         "flush_after_ms": args.flush_after_ms,
     }
+
+
+def _lexicon(given: str | None) -> dict[str, Any] | str | None:
+    """Return the entries in a file, or else the name of a stored lexicon. Raises ConfigError."""
+    is_file = given is not None and (Path(given).exists() or Path(given).suffix in (".yaml", ".yml", ".json"))
+    return read_yaml(Path(given)) if given is not None and is_file else given
 
 
 async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) -> int:
@@ -201,9 +210,8 @@ async def _speak(args: argparse.Namespace, settings: Settings, source: _Source) 
 async def _speak_remotely(args: argparse.Namespace, source: _Source) -> int:
     """Speak with the worker at ``--url``."""
     samples = 0
-    url = re.sub("^http", "ws", args.url)
     async with (
-        AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
+        AsyncTTS(args.url, api_key=os.environ.get("TTS_WORKER_API_KEY"), **_options(args)) as tts,
         tts.stream(source.portions()) as live,
     ):
         await live.start()  # a refusal leaves no file

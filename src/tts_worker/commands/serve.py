@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the web page in a browser when the server is ready")
     for flag, deployment in _deployments().items():
         parser.add_argument(f"--{flag}", action="store_true", help=deployment.help)
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
 
 
 def run(args: argparse.Namespace) -> int:

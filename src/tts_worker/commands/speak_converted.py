@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import sys
 from time import perf_counter
 
@@ -24,13 +23,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    url = re.sub("^http", "ws", args.url)
     samples = 0
     first_at_s: float | None = None
     began_at_s = perf_counter()
     source = args.source if args.source_rate is None else stdin_parts()
     async with (
-        AsyncTTS(url, api_key=os.environ.get("TTS_WORKER_API_KEY")) as tts,
+        AsyncTTS(args.url, api_key=os.environ.get("TTS_WORKER_API_KEY")) as tts,
         tts.convert(
             source, live_rate_hz=args.source_rate, voice=args.voice, speed=args.speed, seed=args.seed
         ) as conversion,

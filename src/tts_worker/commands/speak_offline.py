@@ -30,7 +30,8 @@ from tts_worker.settings.engines import CosyVoiceEngineSettings
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.language import LanguageDetector
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, Segment, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
@@ -288,7 +289,7 @@ def _segments(args: argparse.Namespace, speaker: Speaker, *, by_word: bool, by_r
         alphabets=PHONEME_ALPHABETS if known else ("ipa",),
         by_word=by_word,
     )
-    lexicon = Lexicon.from_mapping(read_yaml(args.lexicon)) if args.lexicon is not None else None
+    lexicon = Lexicon.from_mapping(read_yaml(Path(args.lexicon))) if args.lexicon is not None else None
     verbalizer = None
     if not by_reference:
         verbalizer = Verbalizer(speaker.config.languages, args.language, shape=None if by_word else shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def normalize_segment(segment: Segment, normalize: Normalize, language: str | No
 
     Every new span ranges over the original words it replaces; unchanged words keep one offset per character.
     """
-    return rewrite_plain(segment, lambda text: _rewrites(text, normalize, language))
+    return replace(segment, spans=rewrite_plain(segment.spans, lambda text: _rewrites(text, normalize, language)))
 
 
 def _rewrites(source: str, normalize: Normalize, language: str | None) -> list[Rewrite]:

@@ -56,7 +56,7 @@ class TTSWorkerSettings(TTSSettings):
         speed: 2.0 is twice as fast.
         instruct: Style instruction, for voices that support it.
         seed: Seed of the sampling.
-        lexicon: Word -> other spelling, or ``/phonemes/``.
+        lexicon: Word -> other spelling, or ``/phonemes/``; or the names of stored lexicons.
         markdown: Keep Markdown, emoji and URLs from being read aloud; None takes the worker's default.
         urls: How a bare URL is read: ``drop``, ``host`` or ``keep``; None takes the worker's default.
         normalize: Write numbers, dates and units out in words; None takes the worker's default.
@@ -65,7 +65,7 @@ class TTSWorkerSettings(TTSSettings):
     speed: float | NotGiven = field(default_factory=_not_given)
     instruct: str | NotGiven | None = field(default_factory=_not_given)
     seed: int | NotGiven = field(default_factory=_not_given)
-    lexicon: Mapping[str, str] | NotGiven | None = field(default_factory=_not_given)
+    lexicon: Mapping[str, str] | str | NotGiven | None = field(default_factory=_not_given)
     markdown: bool | NotGiven | None = field(default_factory=_not_given)
     urls: Urls | NotGiven | None = field(default_factory=_not_given)
     normalize: bool | NotGiven | None = field(default_factory=_not_given)

@@ -127,14 +127,14 @@ def parse_object(raw: str | bytes, noun: str) -> dict[str, Any]:
     return data
 
 
-def find_lexicon(raw: str) -> dict[str, Any] | None:
-    """Return the lexicon in a client's message, None if it has none or is invalid."""
+def find_lexicon(raw: str) -> dict[str, Any] | str | None:
+    """Return the lexicon in a client's message, or its name; None if it has none or is invalid."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError):
         return None
     lexicon = data.get("lexicon") if isinstance(data, dict) else None
-    return lexicon if isinstance(lexicon, dict) else None
+    return lexicon if isinstance(lexicon, dict | str) else None
 
 
 def find_voice(raw: str | bytes) -> str | None:

@@ -205,7 +205,7 @@ class StartMessage(Message, tag="start"):
     raw_chunks: bool = False
     sample_rate: Literal[8_000, 16_000, 22_050, 24_000, 44_100, 48_000] | None = None
     encoding: Literal["pcm_s16le", "mulaw", "alaw", "opus", "wav"] | None = None
-    lexicon: dict[str, Any] | None = None
+    lexicon: dict[str, Any] | Annotated[str, Meta(max_length=256, pattern=_VALID)] | None = None
     markdown: bool | None = None
     urls: Literal["drop", "host", "keep"] | None = None
     normalize: bool | None = None
@@ -223,7 +223,7 @@ class StartMessage(Message, tag="start"):
     @classmethod
     def of(cls, options: SessionOptions) -> StartMessage:
         """Build the message for these options."""
-        lexicon = None if options.lexicon is None else dict(options.lexicon)
+        lexicon = dict(options.lexicon) if isinstance(options.lexicon, Mapping) else options.lexicon
         urls = None if options.urls is None else options.urls.value
         return cls(**{**_select(options, cls.__struct_fields__), "lexicon": lexicon, "urls": urls})
 

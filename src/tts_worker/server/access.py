@@ -23,7 +23,8 @@ class PathRules:
         uploads: Paths whose requests may contain a recording; one that ends with a slash stands for all below.
         own_auth: Paths whose endpoint authenticates the caller. True if it does so before it accepts the connection,
             which then needs no loopback name either.
-        key_headers: Headers of a key besides ``Authorization: Bearer``.
+        key_schemes: Schemes, in lower case, of a key in ``Authorization``.
+        key_headers: Headers of a key besides ``Authorization``.
         key_parameters: Beginnings of paths that accept a key in the URL, as browser clients of some vendors send it.
             All other paths ignore it: URLs end up in the logs of proxies.
     """
@@ -32,6 +33,7 @@ class PathRules:
     public: set[str] = field(default_factory=lambda: {"/health", "/health/live", "/health/ready"})
     uploads: set[str] = field(default_factory=set)
     own_auth: dict[str, bool] = field(default_factory=dict)
+    key_schemes: list[str] = field(default_factory=lambda: ["bearer"])
     key_headers: list[str] = field(default_factory=lambda: ["x-api-key"])
     key_parameters: set[str] = field(default_factory=set)
 

@@ -181,16 +181,14 @@ class AuthMiddleware:
         return self._max_upload_bytes if self._paths.is_upload(scope["path"]) else self._max_body_bytes
 
     def _key_in_headers(self, headers: Headers) -> str | None:
-        authorization = headers.get("authorization", "")
-        if authorization[:7].lower() == "bearer ":
-            return authorization[7:].strip()
+        scheme, separator, key = headers.get("authorization", "").partition(" ")
+        if separator and scheme.lower() in self._paths.key_schemes:
+            return key.strip()
         for name in self._paths.key_headers:
-            if (key := headers.get(name)) is not None:
-                return key
-        for protocol in headers.get("sec-websocket-protocol", "").split(","):
-            if protocol.strip().startswith(KEY_SUBPROTOCOL):
-                return protocol.strip()[len(KEY_SUBPROTOCOL) :]
-        return None
+            if (named := headers.get(name)) is not None:
+                return named
+        protocols = map(str.strip, headers.get("sec-websocket-protocol", "").split(","))
+        return next((name[len(KEY_SUBPROTOCOL) :] for name in protocols if name.startswith(KEY_SUBPROTOCOL)), None)
 
     def _key_in_url(self, scope: Scope) -> str | None:
         if not self._paths.has_key_in_url(scope["path"]):

@@ -131,5 +131,5 @@ async def _parse_form(request: Request, max_files: int, max_file_bytes: int) -> 
 async def _read_file(upload: UploadFile, max_bytes: int) -> bytes:
     data = await upload.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise TextTooLong(f"a recording may have at most {max_bytes >> 20} MiB")
+        raise TextTooLong(f"a file may have at most {max_bytes >> 20} MiB")
     return data

@@ -11,7 +11,7 @@ from functools import partial
 
 from starlette.websockets import WebSocket
 
-from tts_worker.errors import HTTP_STATUS, Draining, InvalidRequest, TTSWorkerError
+from tts_worker.errors import HTTP_STATUS, Draining, TTSWorkerError
 from tts_worker.protocol.dialogue import Dialogue
 from tts_worker.protocol.json_codec import dumps, find_lexicon, find_voice, parse_client_message, parse_start_query
 from tts_worker.protocol.messages import ChunkMessage, RejectedMessage, WorkerMessage
@@ -23,9 +23,6 @@ from tts_worker.server.security import SUBPROTOCOL
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import PcmFrame, SessionOptions, State
-
-_LARGE_MESSAGE_CHARS = 4_096
-"""Messages from this size on may carry a lexicon that takes milliseconds to build."""
 
 
 async def stream(websocket: WebSocket, hub: SessionHub, limits: ApiLimits) -> None:
@@ -93,8 +90,8 @@ class StreamConnection:
     async def _read(self) -> None:
         while not self._dialogue.closing:
             raw = await self._socket.receive()
-            if isinstance(raw, str) and len(raw) > _LARGE_MESSAGE_CHARS and '"lexicon"' in raw:
-                with contextlib.suppress(InvalidRequest):  # the dialogue reports the error
+            if isinstance(raw, str) and '"lexicon"' in raw:  # it may take milliseconds to read or to build
+                with contextlib.suppress(TTSWorkerError):  # the dialogue reports the error
                     await self._hub.lexicons.prepare_from(partial(find_lexicon, raw))
             if (voice := find_voice(raw)) is not None:
                 await self._hub.library.look_up(voice)

@@ -26,7 +26,8 @@ from tts_worker.session.session import LocalSession, SessionHooks
 from tts_worker.session.timers import SessionTimeouts
 from tts_worker.text.control_tags import PHONEME_ALPHABETS, control_tags
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.types import SAMPLE_RATE_HZ, Encoding, Segment, SessionOptions, SynthesisParams
 from tts_worker.voices.catalog import VoiceCatalog

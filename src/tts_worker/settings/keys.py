@@ -94,10 +94,13 @@ class KeyFile(Section):
         return self
 
 
+_EXAMPLE = "keys: [{name: app, key: a-long-random-string}]"
+
+
 def read_key_file(file: Path) -> KeyFile:
     """Read a key file. Raises ConfigError, which names the setting and the entry and never contains a key."""
     try:
-        return KeyFile.model_validate(read_yaml(file, "server.key_file: "))
+        return KeyFile.model_validate(read_yaml(file, "server.key_file: ", _EXAMPLE))
     except ValidationError as error:
         invalid = invalid_settings(error, KeyFile, f" in {file}")
         raise ConfigError(f"server.key_file: {invalid.message}") from None

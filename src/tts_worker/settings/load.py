@@ -135,12 +135,13 @@ def check_directory(setting: str, directory: Path, *, must_exist: bool) -> None:
         raise ConfigError(f"{setting}: {directory} is not a directory")
 
 
-def read_yaml(file: Path, prefix: str = "") -> dict[str, Any]:
+def read_yaml(file: Path, prefix: str = "", example: str = "server: {port: 8080}") -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Args:
         file: The file.
         prefix: Begins every message, such as the setting that names the file.
+        example: What such a file contains, for the message about another one.
 
     Raises:
         ConfigError: It cannot be read; names file, line and column.
@@ -160,7 +161,7 @@ def read_yaml(file: Path, prefix: str = "") -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{prefix}{file} must contain a mapping, such as 'server: {{port: 8080}}'")
+        raise ConfigError(f"{prefix}{file} must contain a mapping, such as '{example}'")
     return data
 
 

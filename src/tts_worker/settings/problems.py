@@ -24,6 +24,8 @@ REMOVED = {
         "text.normalize": "numbers are always read, and text.reading (own or reference) says by which rules; "
         "a session leaves its text as written with normalize: false",
         "text.lexicon_file": "text.lexicon takes the path of a file, too",
+        "telephony.enabled": "telephony.max_calls: 0 accepts no calls",
+        "batch.enabled": "batch.parallel: 0 accepts no batches",
         "quotas": "set registry.quotas_url; workers share quotas under registry.prefix",
         "quotas.redis_url": "set registry.quotas_url",
         "quotas.prefix": "workers share quotas under registry.prefix",
@@ -135,6 +137,10 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
             return SettingProblem(path, "unknown setting" + (f", did you mean {similar[0]}?" if similar else ""))
         case "union_tag_not_found":
             return SettingProblem((*path, "kind"), f"required; one of {', '.join(ENGINE_KINDS)}")
+        case "tuple_type" | "list_type":
+            return SettingProblem(path, "must be a list, such as [first, second]")
+        case "dict_type" | "model_type":
+            return SettingProblem(path, "must be a mapping of names to values")
         case _:
             return SettingProblem(path, details["msg"].removeprefix("Value error, "))
 

@@ -1,6 +1,7 @@
 """Decides whether a period ends a sentence: titles, abbreviations, initials, ordinals.
 
-The word lists are in ``data/abbreviations.tsv``. The decision uses the words before the period and the first character
+The word lists are in ``data/abbreviations.tsv``; of eight languages the abbreviations that are read in words
+(``reading/tables``) join them. The decision uses the words before the period and the first character
 of the next word; after "a.m.", a day or "Art." as much of that word as tells a time zone, a date or a Roman numeral
 from others.
 
@@ -11,18 +12,13 @@ wrong decision costs a later first segment there, and a pause within a sentence 
 from __future__ import annotations
 
 import re
-from enum import Enum
+from collections.abc import Iterator
+from functools import lru_cache
 
 from tts_worker.text.language import primary_tag
+from tts_worker.text.reading import roman
+from tts_worker.text.reading.tables import WORLDWIDE, load
 from tts_worker.text.tables import words
-
-
-class Period(Enum):
-    """Meaning of a period after a word, before the next word is known."""
-
-    ENDS_SENTENCE = "ends"
-    AMBIGUOUS = "ambiguous"  # depends on the next word: see ``sentence_continues``
-
 
 _LISTS = words("abbreviations")
 _TITLES, _MAY_END, _NUMBERED, _TIMES = (_LISTS[key] for key in ("title", "may end", "numbered", "time"))
@@ -30,6 +26,8 @@ _TIME_PREFIXES = frozenset(name[:length] for name in _TIMES for length in range(
 TIME_CHARS = 1 + max(map(len, _TIMES)) + 1
 """Length of the following text that always decides: an opening bracket, a time, and what ends it."""
 _ROMAN = re.compile("[IVXLC][IVXLCM]|[VX][ .,;:)]|I[.,;:)]")
+_READ = ("ABBREVIATIONS", "BEFORE_NUMBER", "BEFORE_NAME", "ENDINGS")
+"""Tables of the abbreviations that are read in words."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHORT = 4
 """Longest word that may be an abbreviation that no list has."""
@@ -41,24 +39,39 @@ class PeriodRules:
 
     def __init__(self, language: str | None) -> None:
         primary = primary_tag(language or "")
-        self._titles = _TITLES | _LISTS.get(f"title {primary}", frozenset())
+        read = {kind: frozenset(_abbreviations(primary, kind)) for kind in _READ}
+        self._suffixes = tuple(word[1:] for word in read["ABBREVIATIONS"] if word[0] == "-")
+        may_end = read["ENDINGS"].union(read["BEFORE_NUMBER"], _LISTS.get(f"may end {primary}", ()))
+        titles = {word for word in read["ABBREVIATIONS"] - may_end if len(word) > 1}
+        self._may_end = _MAY_END | may_end
+        self._titles = _TITLES.union(titles, _LISTS.get(f"title {primary}", ()))
+        self._before_name = read["BEFORE_NAME"] - self._titles
+        self._listed = self._titles | self._may_end | self._before_name
+        self._before_roman = _LISTS["before roman"] | read["BEFORE_NUMBER"]
         self._ordinals = primary in _LISTS["language with ordinals"]
         self._letters = primary in _LISTS["language with letters"]
         self._is_english = primary in ("", "en")
 
-    def classify(self, word: str) -> Period:
-        """Return whether the period after ``word`` (without it) ends the sentence."""
+    def is_ambiguous(self, word: str) -> bool:
+        """Return whether the next word tells if the period after ``word`` (without it) ends the sentence."""
         if word.isdigit():
-            return Period.AMBIGUOUS if len(word) <= 2 else Period.ENDS_SENTENCE
+            return len(word) <= 2
         lower = word.lower()
-        if lower in self._titles or lower in _MAY_END:
-            return Period.AMBIGUOUS
+        if lower in self._listed or (self._suffixes and self._is_ending(lower)) or self._is_ordinal(word):
+            return True
         if len(word) > 1 and "." not in word:  # as most words
-            return Period.AMBIGUOUS if self._may_be_short(lower) else Period.ENDS_SENTENCE
+            return self._may_be_short(lower)
         letters = [part for part in word.split(".") if part]
-        if all(len(part) <= 3 and part.isalpha() for part in letters) and (len(letters) > 1 or len(word) == 1):
-            return Period.ENDS_SENTENCE if word == "I" else Period.AMBIGUOUS
-        return Period.ENDS_SENTENCE
+        is_short = all(len(part) <= 3 and part.isalpha() for part in letters)
+        return is_short and (len(letters) > 1 or len(word) == 1) and word != "I"
+
+    def _is_ending(self, lower: str) -> bool:
+        """Return whether a word is an abbreviation that may end a sentence."""
+        return lower in self._may_end or lower.endswith(self._suffixes)
+
+    def _is_ordinal(self, word: str) -> bool:
+        """Return whether the period makes an ordinal of a Roman numeral: "im II. Weltkrieg"."""
+        return self._ordinals and roman.value(word) > 0
 
     def _may_be_short(self, lower: str) -> bool:
         """Return whether a word that no list has may be an abbreviation."""
@@ -90,7 +103,7 @@ class PeriodRules:
         if first.islower():
             ends = word in _LISTS["also word"] or (lower == "no" and before is None)
             return not ends or _is_counted(before) or (lower == "no" and _is_numbered(before))
-        if lower in _LISTS["before roman"] and first in "IVXLC":
+        if lower in self._before_roman and first in "IVXLC":
             return _begins_numeral(word, following)
         if lower in _LISTS["before time"]:
             return _begins_time(following)
@@ -100,7 +113,7 @@ class PeriodRules:
         lower = word.lower()
         if lower == "in":
             return _is_counted(before)
-        if len(word) == 1 or lower in _MAY_END or not word.isalpha():
+        if len(word) == 1 or self._is_ending(lower) or not word.isalpha():
             return True
         return _VOWELS.isdisjoint(lower) and not word.isupper()
 
@@ -108,7 +121,11 @@ class PeriodRules:
         """Return whether the sentence continues before a word that begins with ``first``, not a small letter."""
         if word.isdigit():
             return before is None or self._ordinals
+        if self._is_ordinal(word):  # the noun of an ordinal follows, or the sentence after the name of a ruler
+            return before is not None and before.islower()
         lower = word.lower()
+        if lower in self._before_name:
+            return not _is_counted(before)  # "2020 г." is a year
         if (
             word in _LISTS["title capital"]
             or lower in _LISTS["dotted never end"]
@@ -120,6 +137,17 @@ class PeriodRules:
         if len(word) == 1:
             return self._letters if word.islower() else first.isupper()  # initials: "J. Smith"
         return "." in word and lower not in _LISTS["dotted may end"] and first.isupper()  # acronyms: "the U.S. Army"
+
+
+@lru_cache(maxsize=64)
+def period_rules(language: str | None) -> PeriodRules:
+    return PeriodRules(language)
+
+
+def _abbreviations(language: str, table: str) -> Iterator[str]:
+    """Yield the words of a table of a language that end with a period, without it: "p", "ej"."""
+    for written in load(language).get(table, ()) if language in WORLDWIDE else ():
+        yield from (word[:-1].lower() for word in written.split() if word[-1] == ".")
 
 
 def _is_counted(before: str | None) -> bool:

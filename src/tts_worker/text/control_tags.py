@@ -27,7 +27,7 @@ class ControlTags:
     def __contains__(self, tag: str) -> bool:
         return tag in self._tags
 
-    def length_at(self, text: str, at: int, *, is_final: bool) -> int:
+    def length_at(self, text: str, at: int) -> int:
         """Return the length of the tag at ``at``, 0 if there is none.
 
         Raises:
@@ -38,7 +38,7 @@ class ControlTags:
             return 0
         if found[0] in self._tags:
             return len(found[0])
-        if not is_final and found.end() == len(text) and found[0] in self._beginnings:
+        if found.end() == len(text) and found[0] in self._beginnings:
             raise UndecidedError
         return 0
 

@@ -9,24 +9,24 @@ outside an open mark, and at most a few hundred characters after an open ``[`` o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from enum import Enum
+from typing import TypeVar
 
 from tts_worker.text import directions, latex, markup, reasoning
+from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
-from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
+from tts_worker.text.options import TextOptions
 from tts_worker.text.patience import NO_PATIENCE, Patience, UndecidedError
 from tts_worker.text.readable import ReadableText
-from tts_worker.types import DropReasoning, Span, UrlMode
+from tts_worker.types import Span, UrlMode
 
-_COMMENT_LIMIT = 2000
 _SPELL_LIMIT = 200
 """Characters that an unclosed ``<spell>`` spells."""
 
-_CODE_LINE = re.compile("\n")
 _INDENT = f" >{SOFT_SPACE}"
 _ENDED_BLOCKS = ("heading", "row")
 """Blocks that end with their line."""
@@ -35,23 +35,18 @@ _ENDED_BLOCKS = ("heading", "row")
 _MAX_PATIENCE = 1024
 
 
+_T = TypeVar("_T")
+
+
 class _Mode(Enum):
     """What the next character is read as."""
 
     TEXT = "text within a line"
     LINE_START = "the mark of a heading, list item, block quote, rule or table"
     SPELLED = "a character of <spell>"
-    FENCE = "the start of a line of fenced code"
-    CODE = "a line of fenced code"
-    HIDDEN = "reasoning or tool text"
-    URL = "a URL"
-    TARGET = "the target of a link, too long to be kept"
+    BLOCK = "reasoning, code, or another block that is not read"
 
     __hash__ = object.__hash__  # by identity, which is faster
-
-
-_OPAQUE = (_Mode.SPELLED, _Mode.FENCE, _Mode.CODE, _Mode.HIDDEN)
-"""Modes that read plain text otherwise."""
 
 
 class TextFilter:
@@ -63,73 +58,49 @@ class TextFilter:
 
     Args:
         out: Takes the text that is read.
-        markdown: False keeps markup and tags; only characters are dropped and, depending on ``urls``, URLs.
-        urls: How URLs are read.
+        options: How text is read. Formulas are read in words if its language is English or None.
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
-        control_tags: Tags that the engine acts on, passed on as units; also without Markdown, but not in code.
-        alphabets: Alphabets of ``<phoneme>`` tags that the engine knows.
-        drop_reasoning: Drop reasoning and tool text of language models; also without Markdown, but not in code.
-            "from_start": the text begins within reasoning.
-        language: BCP-47 tag; formulas are read in words if it is English or None.
     """
 
-    def __init__(
-        self,
-        out: ReadableText,
-        *,
-        markdown: bool = True,
-        urls: UrlMode = UrlMode.DROP,
-        pauses: dict[int, int] | None = None,
-        control_tags: ControlTags | None = None,
-        alphabets: Collection[str] = ("ipa",),
-        drop_reasoning: DropReasoning = True,
-        language: str | None = None,
-    ) -> None:
+    def __init__(self, out: ReadableText, options: TextOptions, pauses: dict[int, int]) -> None:
         self._source = MappedText()
         self._source.append(" ", -1)
         self._characters = CharacterFilter(self._source)
         self._text = " "  # of the source, or of the link that is read
         self._shift: int | None = None  # from places to offsets, if all of the source is adjacent
         self._out = out
-        self._control_tags = control_tags
-        self._alphabets = alphabets
-        self._pauses = {} if pauses is None else pauses
-        self._urls = urls
-        self._markdown = markdown
+        self._pauses = pauses
+        self._control_tags = options.control_tags
+        self._alphabets = options.alphabets
+        self._urls = UrlMode(options.urls)
+        self._markdown = markdown = options.markdown
         self._is_final = False
-        self._patience = NO_PATIENCE  # of what is undecided
-        self._drop_reasoning = bool(drop_reasoning)
-        self._in_english = language is None or primary_tag(language) == "en"
-        self._line_mode = _Mode.LINE_START if markdown or drop_reasoning else _Mode.TEXT
+        self._patience: Patience | None = NO_PATIENCE  # of what is undecided
+        self._drop_reasoning = bool(options.drop_reasoning)
+        self._in_english = primary_tag(options.language or "en") == "en"
+        self._line_mode = _Mode.LINE_START if markdown or options.drop_reasoning else _Mode.TEXT
         self._mode = self._line_mode
         self._readers: dict[_Mode, Callable[[int], int]] = {
             _Mode.LINE_START: self._line_start if markdown else self._plain_line,
             _Mode.SPELLED: self._spelled,
-            _Mode.FENCE: self._fenced,
-            _Mode.CODE: self._fenced_line,
-            _Mode.HIDDEN: self._skip_block,
-            _Mode.URL: self._skip_url,
-            _Mode.TARGET: self._long_target,
+            _Mode.BLOCK: self._skip_block,
         }
         # the line
         self._block = ""  # "heading", "row", or "bullet" until more of the line is known
         self._cell_seen = False  # whether the row has a cell with content
         self._at_line_start = True  # whether no text of the line was passed on
-        self._fence = ""  # the marks that opened fenced code
-        self._skipped: reasoning.Block | reasoning.JsonValue | None = None  # with the mode HIDDEN
+        self._skipped: Block | None = None  # with the mode BLOCK
         self._skipped_at = 0  # its original offset
-        if drop_reasoning == "from_start":
-            self._skipped = reasoning.from_start()
-            self._mode = _Mode.HIDDEN
+        if options.drop_reasoning == "from_start":
+            self._skipped = EnclosedBlock("from_start")
+            self._mode = _Mode.BLOCK
         # within the line
         self._code = 0  # backticks that opened the current code span
         self._open: set[str] = set()  # open emphasis marks
         self._spelled_left = 0  # characters that an open <spell> tag may still spell
         self._closing_spelled = markup.CLOSING_SPELLED["spell"]
-        self._depth = 0  # open parentheses of a URL or a long link target
-        self._in_angle_brackets = False  # whether the URL is in angle brackets
-        has_urls = urls is not UrlMode.KEEP
-        has_tags = drop_reasoning or control_tags is not None
+        has_urls = self._urls is not UrlMode.KEEP
+        has_tags = self._drop_reasoning or self._control_tags is not None
         chars = markup.TEXT_MARKS if markdown else r"<\[" if has_tags else "<" * has_urls
         self._text_marks = markup.marks(markup.LINE_MARKS + chars, urls=has_urls)
         self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
@@ -158,19 +129,18 @@ class TextFilter:
 
     @property
     def patience(self) -> Patience | None:
-        """Which text changes nothing that is pending; None if nothing is."""
-        if self._mode is _Mode.CODE:
-            return _MAX_PATIENCE, _CODE_LINE
-        if self._mode is _Mode.HIDDEN:
-            return _MAX_PATIENCE, reasoning.MARKS
-        if len(self._text) > 1 or self._mode in _OPAQUE:
+        """Which text changes nothing that is pending; None if nothing is that a segment may end before."""
+        is_waiting = len(self._text) > 1
+        if self._skipped is not None and not is_waiting:
+            return _MAX_PATIENCE, self._skipped.marks
+        if (is_waiting and self._patience is not None) or self._mode is _Mode.SPELLED:
             return self._patience
         return NO_PATIENCE if self._out.is_undecided else None
 
     @property
     def unclosed_at(self) -> int | None:
-        """Original offset of the reasoning or tool text that is open; None if there is none."""
-        return self._skipped_at if self._mode is _Mode.HIDDEN else None
+        """Original offset of the block that is open; None if there is none."""
+        return None if self._skipped is None else self._skipped_at
 
     def push(self, text: str, start: int) -> None:
         """Take the next characters of the text, of which the first has the offset ``start``."""
@@ -183,8 +153,9 @@ class TextFilter:
         self._is_final = True
         self._read()
         self._is_final = False
-        if self._mode in (_Mode.URL, _Mode.TARGET):
+        if self._skipped is not None and self._skipped.ends_with_text:
             self._mode = _Mode.TEXT
+            self._skipped = None
 
     def flush(self) -> None:
         """Resolve pending characters as if the text ended here; more text may follow."""
@@ -201,6 +172,7 @@ class TextFilter:
         """Read what can be decided, and forget it; the last character that is read stays."""
         self._text = self._source.text
         self._shift = self._source.shift
+        self._patience = NO_PATIENCE
         self._forget(self._scan(1))
 
     def _forget(self, at: int) -> None:
@@ -232,18 +204,34 @@ class TextFilter:
             self._patience = error.patience
         return at
 
-    def _wait_for(self, place: int, until: re.Pattern[str] | None = None) -> None:
-        """Go on only if the character at ``place`` has arrived, or never will; ``until`` may tell before."""
+    def _wait_for(self, place: int, until: re.Pattern[str] | None = None, *, is_quiet: bool = False) -> None:
+        """Go on only if the character at ``place`` has arrived, or never will.
+
+        Args:
+            place: The place.
+            until: What may tell before.
+            is_quiet: Whether no segment ends before what is undecided.
+        """
         missing = place + 1 - len(self._text)
         if missing > 0 and not self._is_final:
-            raise UndecidedError((missing - 1, until) if until else NO_PATIENCE)
+            raise UndecidedError((missing - 1, until) if until else None if is_quiet else NO_PATIENCE)
 
-    def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
+    def _end_of(self, pattern: re.Pattern[str], at: int, *, is_quiet: bool = False) -> int:
         """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
         match = pattern.match(self._text, at)
         end = match.end() if match else at
-        self._wait_for(end)
+        if end == len(self._text):
+            self._wait_for(end, is_quiet=is_quiet)
         return end
+
+    def _found(self, find: Callable[[str, int], _T], at: int) -> _T | None:
+        """Return what ``find`` finds at ``at``; None if the text ends before that is decided."""
+        try:
+            return find(self._text, at)
+        except UndecidedError:
+            if self._is_final:
+                return None
+            raise
 
     # -- output -------------------------------------------------------------------------------------------------------
 
@@ -324,7 +312,7 @@ class TextFilter:
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at
         if kind in ("rule", "cut") and end == len(self._text):
-            self._wait_for(end)
+            self._wait_for(end, is_quiet=True)
             self._mode = _Mode.TEXT
             return at if kind == "cut" or self._text[at:] in ("-", "+") else end
         if kind == "rule":
@@ -352,33 +340,7 @@ class TextFilter:
             self._break(PARAGRAPH, at)
         return kind in ("heading", "dot")
 
-    def _fenced_line(self, at: int) -> int:
-        """Skip the rest of a line of fenced code. Without a closing fence all lines are code, as in CommonMark."""
-        line_end = self._text.find("\n", at)
-        if line_end >= 0:
-            self._mode = _Mode.FENCE
-        return line_end + 1 or len(self._text)
-
-    def _fenced(self, at: int) -> int:
-        """Read the start of a line of fenced code."""
-        end = self._end_of(markup.CLOSING_FENCE, at)
-        mark = self._text[at:end].strip(_INDENT)
-        if not mark.startswith(self._fence):
-            self._mode = _Mode.CODE
-            return at
-        if self._text[end - 1] in markup.BLANKS:  # text follows on the same line
-            self._mode = _Mode.TEXT
-            self._break(PARAGRAPH, end - 1)
-        elif end == len(self._text):
-            self._mode = _Mode.TEXT
-        elif self._text[end] == "\n":
-            return self._end_line(PARAGRAPH, end)
-        else:
-            self._mode = _Mode.CODE
-            return at
-        return end
-
-    # -- reasoning and tool text --------------------------------------------------------------------------------------
+    # -- blocks that are not read -------------------------------------------------------------------------------------
 
     def _hidden(self, at: int) -> int | None:
         """Read the beginning of reasoning or tool text, or a stray end of it; None if there is none at ``at``."""
@@ -386,30 +348,33 @@ class TextFilter:
         if not self._drop_reasoning or self._code or (text[at - 1] == "`" and not self._markdown):
             return None
         block, end = reasoning.begin(text, at, is_final=self._is_final)
-        if block is not None:
-            return self._skip(block, at, end)
-        return self._drop(at, end) if end else None
+        if block is None:
+            return self._drop(at, end) if end else None
+        self._drop(at, end)
+        return self._skip(block, at, end)
 
     def _begins_call(self, at: int) -> bool:
         """Begin to skip a call in JSON at the start of a line; return whether there is one."""
-        begins = self._drop_reasoning and reasoning.begins_call(self._text, at, is_final=self._is_final)
+        begins = self._drop_reasoning and self._found(reasoning.begins_call, at)
         if begins:
-            self._skip(reasoning.JsonValue(), at, at)
-        return begins
+            self._skip(JsonValue(), at, at)
+        return bool(begins)
 
-    def _skip(self, block: reasoning.Block | reasoning.JsonValue, at: int, first: int) -> int:
+    def _skip(self, block: Block, at: int, first: int) -> int:
+        """Begin to skip a block whose opening ranges from ``at`` to ``first``."""
         self._skipped = block
         self._skipped_at = self._offset(at)
-        self._mode = _Mode.HIDDEN
-        self._drop(at, first)
+        self._mode = _Mode.BLOCK
         return first
 
     def _skip_block(self, at: int) -> int:
         block = self._skipped
         assert block is not None
-        end = block.skip(self._text, at)
+        end = block.skip(self._text, at, is_final=self._is_final)
         if block.is_done:
             self._skipped = None
+            if block.is_paragraph and self._text[end - 1] in markup.ENDED_FENCE:
+                return self._end_line(PARAGRAPH, end - 1)
             self._mode = self._line_mode if self._at_line_start else _Mode.TEXT
         elif end == at:
             raise UndecidedError
@@ -435,7 +400,7 @@ class TextFilter:
     def _formula(self, at: int) -> int | None:
         """Read a formula in LaTeX; None if there is none at ``at``."""
         text = self._text
-        end, width = latex.extent(text, at, is_final=self._is_final)
+        end, width = self._found(latex.extent, at) or (0, 0)
         if not end:
             return None
         self._wait_for(end)
@@ -491,7 +456,7 @@ class TextFilter:
 
     def _cell(self, at: int) -> int:
         """Read the pipe before a cell. It becomes a comma if the cell has content; ``|---|`` has none."""
-        end = self._end_of(markup.CELL, at)
+        end = self._end_of(markup.CELL, at, is_quiet=True)
         following = self._text[end : end + 1]
         if following in ("", "|"):
             return end
@@ -524,13 +489,12 @@ class TextFilter:
         text = self._text
         if not self._code and (pair := self._pair(at)):
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at)
+        end = self._end_of(markup.RUN, at, is_quiet=True)
         if not self._code and (text[at] == "`" or self._at_line_start) and (fence := markup.FENCE.match(text, at)):
             self._wait_for(fence.end())
             if text[fence.end() : fence.end() + 1] in ("", "\n"):
-                self._fence = text[at:end]
-                self._mode = _Mode.CODE
-                return fence.end()
+                mark = text[at:end]
+                return self._skip(EnclosedBlock("fence", f"{mark}{mark[0]}{{0,64}}"), at, fence.end())
         if text[at] == "~":
             return self._emphasis(at)
         if self._code in (0, end - at):
@@ -549,7 +513,7 @@ class TextFilter:
         pair = self._pair(at)
         if pair is not None and pair[1] not in self._open:
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at)
+        end = self._end_of(markup.RUN, at, is_quiet=True)
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
@@ -629,7 +593,7 @@ class TextFilter:
         if self._control_tags is None or self._code:
             return None
         place = at + (self._text[at] == "!")
-        length = self._control_tags.length_at(self._text, place, is_final=self._is_final)
+        length = self._found(self._control_tags.length_at, place)
         if not length:
             return None
         if place > at:
@@ -672,9 +636,7 @@ class TextFilter:
         if following == "(" and not is_note:
             end, depth = markup.target_end(self._text, at)
             if depth and end - at > markup.TARGET_LIMIT:
-                self._depth = depth
-                self._mode = _Mode.TARGET
-                return end
+                return self._skip(EnclosedBlock("target", depth=depth), at, end)
             if depth:
                 self._wait_for(at + markup.TARGET_LIMIT, markup.TARGET_END)
             return at if depth or end < 0 else end
@@ -690,16 +652,6 @@ class TextFilter:
         self._text, self._is_final, self._mode = text[:last], True, _Mode.TEXT
         self._scan(first)
         self._text, self._is_final, self._mode = text, is_final, mode
-
-    def _long_target(self, at: int) -> int:
-        """Skip the rest of a link target that is too long to be kept."""
-        for match in markup.TARGET_MARKS.finditer(self._text, at):
-            char = match.group()
-            self._depth += (char == "(") - (char == ")")
-            if not self._depth or char not in "()":
-                self._mode = _Mode.TEXT
-                return match.end() if char == ")" else match.start()
-        return len(self._text)
 
     # -- tags ---------------------------------------------------------------------------------------------------------
 
@@ -735,7 +687,7 @@ class TextFilter:
         name = (tag["name"] or tag["closed"] or "").lower()
         values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
-            return self._comment(end)
+            return self._skip(EnclosedBlock("comment"), tag.start(), end)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:
@@ -753,13 +705,6 @@ class TextFilter:
         elif name in markup.SPACED_TAGS:
             self._write(" ", end - 1)
         return end
-
-    def _comment(self, at: int) -> int:
-        end = self._text.find("-->", at, at + _COMMENT_LIMIT)
-        if end >= 0:
-            return end + 3
-        self._wait_for(at + _COMMENT_LIMIT - 1)
-        return min(at + _COMMENT_LIMIT, len(self._text))
 
     def _spelled(self, at: int) -> int:
         """Spell the next character of ``<spell>``, which ends with its closing tag, the line, or its limit."""
@@ -794,7 +739,7 @@ class TextFilter:
 
     def _wait_for_url(self, at: int) -> None:
         if markup.CUT_PREFIX.match(self._text, at):
-            self._wait_for(len(self._text))
+            self._wait_for(len(self._text), is_quiet=True)
 
     def _url(self, at: int) -> int:
         """Read a letter that may begin a URL."""
@@ -821,30 +766,4 @@ class TextFilter:
             first = end
         else:
             self._gap(at)
-        self._in_angle_brackets = text[at] == "<"
-        self._depth = 0
-        self._mode = _Mode.URL
-        return first
-
-    def _skip_url(self, at: int) -> int:
-        """Skip a URL. Punctuation at its end belongs to the sentence."""
-        text = self._text
-        chars = markup.URL_CHARS.match(text, at)
-        at = chars.end() if chars else at
-        if at == len(text):
-            return at
-        if text[at] == ")" and self._depth:
-            self._depth -= 1
-            return at + 1
-        if tail := markup.URL_TAIL.match(text, at):
-            end = tail.end()
-            self._wait_for(end)
-            depth = self._depth + tail.group().count("(")
-            following = text[end : end + 1]
-            if following and (
-                (following == ")" and depth) or following in markup.TAIL or markup.URL_CHAR.match(following)
-            ):
-                self._depth = depth
-                return end
-        self._mode = _Mode.TEXT
-        return at + 1 if text[at] == ">" and self._in_angle_brackets else at
+        return self._skip(Url(in_angle_brackets=text[at] == "<"), at, first)

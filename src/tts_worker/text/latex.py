@@ -23,27 +23,27 @@ _MAX_DEPTH = 20
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
+def _rows(*kinds: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each name of some kinds of ``data/latex.tsv`` with all names of its line, and the words."""
+    for kind, names, spoken in rows("latex"):
+        if kind in kinds:
+            yield from ((name, names, spoken) for name in names.split())
+
+
 def _table(*kinds: str) -> dict[str, str]:
-    """Return the words by name of some kinds of ``data/latex.tsv``."""
-    return {name: spoken for kind, names, spoken in rows("latex") if kind in kinds for name in names.split()}
+    return {name: spoken for name, _, spoken in _rows(*kinds)}
 
 
-_GREEK = _table("greek")
 _FUNCTIONS, _LIMITS, _FRACTIONS, _FORMS = map(_table, ("function", "limits", "fraction", "form"))
 _RELATIONS = _table("sign")
 _NUMBER_SETS, _POWERS = map(_table, ("set", "power"))
-_WORDS = dict(_RELATIONS)
+_WORDS = _table("sign", "greek")
 _SYMBOLS = {
-    name: next((each for each in names.split() if not each.isascii()), "")
-    for kind, names, _ in rows("latex")
-    if kind == "sign"
-    for name in names.split()
+    **{name: re.sub("[ -~]", "", names)[:1] for name, names, _ in _rows("sign", "greek")},
+    **{name: name for name in _FUNCTIONS},
+    **_table("symbol"),
 }
-for _name, _letter in _GREEK.items():
-    _WORDS |= {_name: _name, f"var{_name}": _name, _letter: _name}
-    _WORDS |= {_name.capitalize(): _name.capitalize(), _letter.upper(): _name.capitalize()}
-    _SYMBOLS |= {_name: _letter, f"var{_name}": _letter, _name.capitalize(): _letter.upper()}
-_SYMBOLS |= {name: name for name in _FUNCTIONS} | _table("symbol")
+"""What is written for a command in other languages."""
 _GROUPS = {"{": "}", "(": ")"}
 _ESCAPED = {"%": "percent", "{": "the set", "\\": ",", "&": "and"}
 _SUPERSCRIPTS = str.maketrans("0123456789+-n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ")
@@ -235,33 +235,34 @@ _CUT_PRICE = re.compile(rf"{_PRICE}(?:[.,]|/| |[A-Za-z] ?[+-]? ?)?\Z")
 _COMMAND = re.compile(r"\\([A-Za-z]{1,24})(?![A-Za-z])")
 _WORD = re.compile("[A-Za-z0-9]")
 _KNOWN = frozenset({*_WORDS, *_FUNCTIONS, *_FRACTIONS, "sqrt", "binom"})
-_BRACES = re.compile(r"[{}\n]")
+_GROUP = r"\{[^{}\n]*\}"
+for _ in range(_MAX_DEPTH):
+    _GROUP = rf"\{{(?:[^{{}}\n]|{_GROUP})*\}}"
+_ARGUMENTS = re.compile(
+    rf"(?:{_GROUP}|(?<=\\sqrt)\[[^\]\n]{{0,9}}\]|[\^_](?:{_GROUP}|\\[A-Za-z]{{1,24}}(?![A-Za-z])|[^{{\\\n]))*"
+)
 
 
-def extent(text: str, at: int, *, is_final: bool) -> tuple[int, int]:
+def extent(text: str, at: int) -> tuple[int, int]:
     """Return the end of the formula that begins at ``at``, and the length of its delimiters; the end is 0 for none.
+
+    The character at the end decides, too: it must have arrived, or the text end there.
 
     Raises:
         UndecidedError: Its rest may follow.
     """
-    try:
-        if len(text) <= at + 1:
-            raise UndecidedError
-        if text[at + 1].isalpha() and text[at] == "\\":
-            return _command_end(text, at, is_final=is_final), 0
-        if text[at] == "\\":
-            closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
-            return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
-        if text[at + 1] == "$":
-            return _closed(text, at, "$$", _DISPLAY), 2
-        return _dollar_end(text, at, is_final=is_final), 1
-    except UndecidedError:
-        if not is_final:
-            raise
-        return 0, 0
+    _decide(len(text) > at + 1)
+    if text[at + 1].isalpha() and text[at] == "\\":
+        return _command_end(text, at), 0
+    if text[at] == "\\":
+        closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
+        return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
+    if text[at + 1] == "$":
+        return _closed(text, at, "$$", _DISPLAY), 2
+    return _dollar_end(text, at), 1
 
 
-def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
+def _dollar_end(text: str, at: int) -> int:
     """Return the end of ``$...$``: no space within the delimiters, no letter or digit outside, no price."""
     if _WORD.match(text, at - 1) or text[at + 1] in " \n":
         return 0
@@ -269,10 +270,7 @@ def _dollar_end(text: str, at: int, *, is_final: bool) -> int:
         _decide(not _CUT_PRICE.match(text, at + 1))
         return 0
     end = _closed(text, at, "$", _INLINE)
-    if end and (text[end - 2] == " " or _WORD.match(text, end)):
-        return 0
-    _decide(end < len(text) or is_final)
-    return end
+    return 0 if end and (text[end - 2] == " " or _WORD.match(text, end)) else end
 
 
 def _decide(is_decided: object) -> None:
@@ -290,36 +288,20 @@ def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
     return 0
 
 
-def _command_end(text: str, at: int, *, is_final: bool) -> int:
+def _command_end(text: str, at: int) -> int:
     r"""Return the end of a command and its arguments: ``\frac{7}{10}``, ``\sum_{i=1}^n``."""
     command = _COMMAND.match(text, at)
     if command is None:
         return 0
     end, name = command.end(), command[1]
-    _decide(end < len(text) or is_final)
+    _decide(end < len(text) or name in _KNOWN)
     if text[at - 1] in ":\\._" or (_WORD.match(text, at - 1) and text[at - 1].isalpha() and name not in _RELATIONS):
         return 0  # a path
     if name not in _KNOWN and text[end : end + 1] != "{":
         return 0
-    while end < len(text) and (text[end] in "{^_" or (name == "sqrt" and text[end] == "[")):
-        if text[end] in "^_" and text[end + 1 : end + 2] != "{":
-            script = _COMMAND.match(text, end + 1)
-            end = script.end() if script else min(end + 2, len(text))
-        elif not (end := _group_end(text, end + (text[end] in "^_"), at + _LIMIT)):
-            return 0
-    _decide(end < len(text) or is_final)
+    arguments = _ARGUMENTS.match(text, end, at + _LIMIT)
+    end = arguments.end() if arguments else end
+    if text[end : end + 1] in ("{", "^", "_", "[" if name == "sqrt" else "{"):  # one that is not closed
+        _decide(len(text) >= at + _LIMIT or "\n" in text[end:])
+        return 0
     return end
-
-
-def _group_end(text: str, at: int, limit: int) -> int:
-    if text[at] == "[":
-        end = text.find("]", at, min(at + 10, limit)) + 1
-        _decide(end or len(text) >= at + 10)
-        return end
-    depth = 0
-    for match in _BRACES.finditer(text, at, limit):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if match.group() == "\n" or depth == 0:
-            return match.end() if depth == 0 else 0
-    _decide(len(text) >= limit)
-    return 0

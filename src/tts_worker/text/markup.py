@@ -45,7 +45,8 @@ PRODUCT = re.compile(r"(?:[^\W_]|[)\]])\*(?:[^\W_]|[(\[])|[^\W_]\*\*\d")
 """A run that is read aloud if it closes no emphasis: ``a*b``, ``(a+b)*c``, ``x**2``."""
 RUN = re.compile(r"([*_~`])\1{0,63}")
 FENCE = re.compile(r"(`{3,64})[^\n`]{0,100}|(~{3,64})[^\n]{0,100}")
-CLOSING_FENCE = re.compile(rf"[ {SOFT_SPACE}>]{{0,32}}(?:(?:`{{1,64}}|~{{1,64}}){_BLANK}?)?")
+ENDED_FENCE = frozenset(f"{BLANKS}\n")
+"""What may follow the mark at the end of fenced code."""
 
 # -- URLs -------------------------------------------------------------------------------------------------------------
 

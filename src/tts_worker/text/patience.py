@@ -11,8 +11,13 @@ NO_PATIENCE: Patience = 0, re.compile(".", re.DOTALL)
 
 
 class UndecidedError(Exception):
-    """The text that decides must arrive first; ``patience`` tells which does not."""
+    """The text that decides must arrive first.
 
-    def __init__(self, patience: Patience = NO_PATIENCE) -> None:
+    Attributes:
+        patience: Which text decides nothing; None if no segment ends before what is undecided, so that it can wait for
+            the text that ends one.
+    """
+
+    def __init__(self, patience: Patience | None = NO_PATIENCE) -> None:
         super().__init__()
         self.patience = patience

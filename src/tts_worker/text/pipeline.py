@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 
-from tts_worker.errors import IllegalCommand, InvalidRequest
-from tts_worker.text.control_tags import ControlTags
+from tts_worker.errors import IllegalCommand
+from tts_worker.text.clause_segmenter import ClauseSegmenter
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
+from tts_worker.text.mapped_text import MappedText
+from tts_worker.text.options import TextOptions
 from tts_worker.text.readable import ReadableText
 from tts_worker.text.reading.verbalizer import Verbalizer
-from tts_worker.text.segmenter import MAX_SIZE, Segmenter, SegmenterOptions, spoken_size
+from tts_worker.text.segmenter import MAX_SIZE, Segmenter, spoken_size
 from tts_worker.text.skipping import skip_foreign
-from tts_worker.types import Boundary, DropReasoning, Segment, UrlMode
+from tts_worker.text.word_segmenter import WordSegmenter
+from tts_worker.types import Boundary, Segment
 
 log = logging.getLogger(__name__)
 
-_LANGUAGE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*")
 _BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
 
@@ -35,40 +36,6 @@ _MARKS = re.compile(rf"[^{_PLAIN}{_STOPS}]|[{_STOPS}][^A-EGI-LN-VX-Za-egi-ln-vx-
 _WORD_END = re.compile("[^A-Za-z0-9]")
 _HELD_CHARS = 2
 """A space and a digit that the stages before the segmenter may hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextOptions(SegmenterOptions):
-    """How text is read, and the sizes of its segments.
-
-    Attributes:
-        markdown: Whether Markdown and tags are removed.
-        urls: How bare URLs are read.
-        drop_reasoning: Whether reasoning and tool text of language models is removed; "from_start": also what precedes
-            the first closing tag of reasoning, of a model whose template has the opening one.
-        language: BCP-47 tag, for abbreviations and formulas; None means English rules.
-        languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
-        control_tags: Tags that the engine acts on.
-        alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
-
-    Raises:
-        InvalidRequest: A value is out of range.
-    """
-
-    markdown: bool = True
-    urls: UrlMode = UrlMode.DROP
-    drop_reasoning: DropReasoning = True
-    language: str | None = None
-    languages: tuple[str, ...] = ()
-    control_tags: ControlTags | None = None
-    alphabets: tuple[str, ...] = ("ipa",)
-
-    def __post_init__(self) -> None:
-        if self.urls not in tuple(UrlMode):
-            raise InvalidRequest(f"urls must be one of {', '.join(mode.value for mode in UrlMode)}")
-        if self.language is not None and not _LANGUAGE.fullmatch(self.language):
-            raise InvalidRequest('language must be a BCP-47 tag such as "en" or "zh-CN"')
-        SegmenterOptions.__post_init__(self)
 
 
 class TextPipeline:
@@ -90,19 +57,11 @@ class TextPipeline:
         self._decoder = TextDecoder()
         pauses: dict[int, int] = {}  # length of the breaks in ms, by offset
         self._readable = readable = ReadableText()
-        self._segmenter = Segmenter(options, options.language, pauses, None if lexicon else readable)
+        segmenter = WordSegmenter if options.by_word else ClauseSegmenter
+        self._segmenter: Segmenter = segmenter(options, pauses, MappedText() if lexicon else readable)
         self._lexicon = LexiconStage(lexicon, readable, self._segmenter) if lexicon else None
         readable.space_follows = (self._lexicon or self._segmenter).space_follows
-        self._filter = TextFilter(
-            readable,
-            markdown=options.markdown,
-            urls=UrlMode(options.urls),
-            pauses=pauses,
-            control_tags=options.control_tags,
-            alphabets=options.alphabets,
-            drop_reasoning=options.drop_reasoning,
-            language=options.language,
-        )
+        self._filter = TextFilter(readable, options, pauses)
         self._verbalizer = verbalizer
         self._languages = options.languages
         self._by_word = readable.after_letters = options.by_word or bool(lexicon)
@@ -185,7 +144,7 @@ class TextPipeline:
         self._filter.settle()
         if (start := self._filter.unclosed_at) is not None and start < self._length:
             log.warning(
-                "the text ends in reasoning or a tool call that is not closed; %d characters are not spoken",
+                "the text ends in reasoning, a tool call or code that is not closed; %d characters are not spoken",
                 self._length - start,
             )
         return self._finish(Boundary.END)

@@ -1,9 +1,8 @@
-"""Reasoning and tool text of language models: where it begins, and where it ends.
+"""Where reasoning and tool text of language models begins; ``blocks`` has where it ends.
 
 The forms are those that models write into their answers when a server does not parse them: tags (``<think>``), pairs
 of special tokens (``<|tool_call_begin|>``), the channels of the harmony format, markers before a call in JSON
-(``[TOOL_CALLS]``), and a call in JSON on a line of its own. A block that is never closed ends with the utterance:
-reasoning is often longer than any limit, and half of it read aloud is worse than a silent rest of a turn.
+(``[TOOL_CALLS]``), and a call in JSON on a line of its own.
 
 Patterns have bounded length and one ``<`` or ``[`` each, so that undecided text is bounded.
 """
@@ -11,23 +10,18 @@ Patterns have bounded length and one ``<`` or ``[`` each, so that undecided text
 from __future__ import annotations
 
 import re
-from functools import cache
 
+from tts_worker.text.blocks import PREFIX, REASONING, Block, EnclosedBlock, JsonValue
 from tts_worker.text.patience import UndecidedError
 
-_PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
-_REASONING = (
-    r"think(?:ing)?|thoughts?|reasoning|reflection|(?:reasoning_)?scratch_?pad|analysis|chain_of_thought|cot"
-    r"|inner_monologue|antthinking"
-)
 _NAMES = (
-    rf"{_REASONING}|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
+    rf"{REASONING}|tool_?calls?|function_calls?|invoke|tools|tool_(?:response|result|output|use|code)s?"
     r"|function_(?:response|result)s?"
 )
 _BRACKETED = "THINK|TOOL_RESULTS|TOOL_CONTENT|AVAILABLE_TOOLS"
 _VALUES = r"[a-z][\w-]{0,30}=[^<>\n]{0,200}"
 _OPENING = re.compile(
-    rf"<(?:(?i:{_PREFIX}(?P<tag>{_NAMES})(?: {{1,8}}(?:{_VALUES})?)?(?<!/)>"
+    rf"<(?:(?i:{PREFIX}(?P<tag>{_NAMES})(?: {{1,8}}(?:{_VALUES})?)?(?<!/)>"
     r"|(?P<function>function)(?:=|[ ]name=)[^<>\n]{0,99}>"
     r"|(?P<details>details)[ ][^<>\n]{0,60}?type=\"(?:reasoning|tool_calls|code_interpreter)\")"
     r"|(?P<bar>[|｜])(?P<begun>(?:tool|function|think|reason)[\w▁]{0,30}?)[_▁](?:begin|start)(?P=bar)>"
@@ -37,116 +31,16 @@ _OPENING = re.compile(
     rf"|\[(?P<bracket>{_BRACKETED})\]|\[TOOL_CALLS(?P<calls>\])"
 )
 _CUT = re.compile(
-    rf"<(?:[/|｜\w:▁-]{{0,48}}|(?i:{_PREFIX}(?:{_NAMES})[ ]{{1,8}}(?:[a-z][\w-]{{0,30}}(?:=[^<>\n]{{0,200}})?)?/?"
+    rf"<(?:[/|｜\w:▁-]{{0,48}}|(?i:{PREFIX}(?:{_NAMES})[ ]{{1,8}}(?:[a-z][\w-]{{0,30}}(?:=[^<>\n]{{0,200}})?)?/?"
     r"|function(?:=[^<>\n]{0,99}|[ ](?:n(?:a(?:m(?:e(?:=[^<>\n]{0,99})?)?)?)?)?)|details[ ][^<>\n]{0,100}))\Z"
     r"|\[/?[A-Z_]{0,16}\Z"
 )
 """What may become an opening or a stray closing at the end of the stream."""
 _STRAY = re.compile(
-    rf"<(?:(?i:/{_PREFIX}(?:{_NAMES}|function|parameter)[ ]{{0,8}}>|{_PREFIX}(?:{_NAMES})[ ]{{0,8}}/>)"
+    rf"<(?:(?i:/{PREFIX}(?:{_NAMES}|function|parameter)[ ]{{0,8}}>|{PREFIX}(?:{_NAMES})[ ]{{0,8}}/>)"
     rf"|[a-z_]{{1,20}}\|>|[|｜][\w▁/-]{{1,60}}[|｜]>)|\[/(?:{_BRACKETED})\]"
 )
 """A closing without an opening, as of a model whose template has the opening; or another special token."""
-
-_ENDS = {
-    "from_start": rf"(?i:</{_PREFIX}(?:{_REASONING})[ ]{{0,8}}>)|\[/THINK\]|<\|END_THINKING\|>",
-    "tag": rf"(?i:(?<!`)<(?P<open>){_PREFIX}NAME(?:[ ][^<>/]{{0,16}})?>|</{_PREFIX}NAME[ ]{{0,8}}>)",
-    "function": r"(?i:</function[ ]{0,8}>)",
-    "details": r"(?i:<(?P<open>)details\b|</details[ ]{0,8}>)",
-    "begun": r"<[|｜]NAME[_▁](?:end|stop)[|｜]>",
-    "start": r"<\|END_NAME\|>",
-    "half": r"<NAME\|>",
-    "role": r"\n",
-    "header": r"<\|end_header_id\|>",
-    "bracket": r"\[/NAME\]",
-    "channel": r"<\|(?:channel\|>\s{0,3}(?P<name>\w{1,12})(?=\W)|start\|>\s{0,3}(?P<role>\w{1,12})(?=\W)"
-    r"|(?P<message>message)\|>|(?:end|return|call)\|>)",
-}
-"""What ends a block, by the group of its opening; ``open`` is another one within it."""
-_TAIL = re.compile(r"[<\[][^<\[]{0,63}\Z")
-"""Text at the end of the stream that may be the beginning of an end."""
-
-MARKS = re.compile(r"[>\]}\n]")
-"""Other text ends no block."""
-
-
-class Block:
-    """A block that is being skipped.
-
-    Args:
-        kind: Group of its opening.
-        name: What its end repeats.
-    """
-
-    def __init__(self, kind: str, name: str) -> None:
-        self._end = _end_of(kind, name)
-        self._is_channel = kind == "channel"
-        self._is_spoken = False  # whether the channel is
-        self._depth = 1
-        self.is_done = False
-
-    def skip(self, text: str, at: int) -> int:
-        """Return the place up to which ``text`` can be skipped; the rest may be the beginning of an end."""
-        for match in self._end.finditer(text, at):
-            at = match.end()
-            if self._is_channel:
-                self.is_done = self._ends_channel(match)
-            else:
-                self._depth += 1 if "open" in self._end.groupindex and match["open"] is not None else -1
-                self.is_done = not self._depth
-            if self.is_done:
-                return at
-        tail = _TAIL.search(text, max(at, len(text) - 64))
-        return tail.start() if tail else len(text)
-
-    def _ends_channel(self, mark: re.Match[str]) -> bool:
-        """Return whether a token of the harmony format ends what is not for the user: only the channel "final" is."""
-        if mark["name"] or mark["role"]:
-            self._is_spoken = mark["name"] == "final" or mark["role"] == "assistant"
-            return False
-        return self._is_spoken if mark["message"] else True
-
-
-def from_start() -> Block:
-    """Return the reasoning that a text begins with whose opening is in the template of the model."""
-    return Block("from_start", "")
-
-
-class JsonValue:
-    """A call in JSON that is being skipped. A blank line ends it too, should a bracket be missing."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self.is_done = False
-
-    def skip(self, text: str, at: int) -> int:
-        """Return the place up to which ``text`` can be skipped."""
-        while mark := (_IN_STRING if self._in_string else _IN_JSON).search(text, at):
-            char = mark.group()
-            if char == "\\" and mark.end() == len(text):
-                return mark.start()
-            at = mark.end()
-            if char == '"':
-                self._in_string = not self._in_string
-            elif char in ("[", "{"):
-                self._depth += 1
-            elif char in ("]", "}"):
-                self._depth -= 1
-            self.is_done = char == "\n" or (not self._depth and char in ("]", "}"))
-            if self.is_done:
-                return at
-        return len(text)
-
-
-_IN_STRING = re.compile(r'\\.?|"|(?<=\n)\n', re.DOTALL)
-_IN_JSON = re.compile(r'["\[\]{}]|(?<=\n)\n')
-
-
-@cache
-def _end_of(kind: str, name: str) -> re.Pattern[str]:
-    return re.compile(_ENDS[kind].replace("NAME", name))
-
 
 _HEADER_LIMIT = 200
 _HEADER = re.compile(
@@ -155,7 +49,7 @@ _HEADER = re.compile(
 """What precedes the JSON of a call."""
 
 
-def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | None, int]:
+def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | None, int]:
     """Return what is skipped from ``at`` on, and where that begins to end.
 
     Without a block, the text up to the place is dropped: a closing without an opening, a special token. The place is 0
@@ -169,7 +63,7 @@ def begin(text: str, at: int, *, is_final: bool) -> tuple[Block | JsonValue | No
     if opening := _OPENING.match(text, at):
         kind, end = str(opening.lastgroup), opening.end()
         if kind not in ("call", "calls"):
-            return Block(kind, opening[kind]), at if kind == "channel" else end
+            return EnclosedBlock(kind, opening[kind]), at if kind == "channel" else end
         if header := _HEADER.match(text, end):
             return JsonValue(), header.end()
         if not is_final and len(text) <= end + _HEADER_LIMIT:
@@ -196,7 +90,7 @@ _CALL_KEYS = re.compile(
 _CALL_TOKENS = 22
 
 
-def begins_call(text: str, at: int, *, is_final: bool) -> bool:
+def begins_call(text: str, at: int) -> bool:
     """Return whether a call in JSON begins at ``at``.
 
     Raises:
@@ -206,7 +100,7 @@ def begins_call(text: str, at: int, *, is_final: bool) -> bool:
     for _ in range(_CALL_TOKENS):
         token = _JSON_TOKEN.match(text, at)
         if token is None:
-            if not is_final and _CUT_TOKEN.match(text, at):
+            if _CUT_TOKEN.match(text, at):
                 raise UndecidedError
             return False
         found += token[1]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tts_worker.text.language import foreign_runs
-from tts_worker.text.span_rewriting import is_plain, rewrite_spans
+from tts_worker.text.span_rewriting import Rewrite, clipped, is_plain, rewrite_spans
 from tts_worker.types import Segment, Skipped, Span, omissions
 
 
@@ -27,23 +27,20 @@ def skip_foreign(segment: Segment, languages: Sequence[str]) -> Segment:
         return segment
     spans = rewrite_spans(segment.spans, omissions(text, runs))
     has_speech = any(span.phonemes is not None or any(map(str.isalnum, span.text)) for span in spans)
-    skipped = tuple(Skipped(start, end) for start, end in _source_ranges(segment.spans, text, runs))
+    skipped = tuple(Skipped(start, end) for start, end in _source_ranges(segment.spans, [(*run, "") for run in runs]))
     return replace(segment, spans=tuple(spans) if has_speech else (), skipped=skipped)
 
 
-def _source_ranges(spans: Iterable[Span], text: str, runs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the original characters of runs of the text; of a replacement, if no other letters stand for them."""
-    first = 0
-    for span in spans:
-        last = first + len(span.text)
-        inside = [(max(start, first), min(end, last)) for start, end in runs if start < last and end > first]
-        if is_plain(span):
-            for start, end in inside:
-                part = text[start:end]
-                start += len(part) - len(part.lstrip())
-                end -= len(part) - len(part.rstrip())
-                if start < end:
-                    yield span.start + start - first, span.start + end - first
-        elif inside and sum(end - start for start, end in inside) >= sum(map(str.isalnum, span.text)):
-            yield span.start, span.end
-        first = last
+def _source_ranges(spans: Iterable[Span], left_out: Sequence[Rewrite]) -> Iterator[tuple[int, int]]:
+    """Yield the original characters of what is left out; of a replacement, if no other letters stand for them."""
+    for span, inside in clipped(spans, left_out):
+        if not is_plain(span):
+            if inside and sum(end - start for start, end, _ in inside) >= sum(map(str.isalnum, span.text)):
+                yield span.start, span.end
+            continue
+        for start, end, _ in inside:
+            part = span.text[start:end]
+            start += len(part) - len(part.lstrip())
+            end -= len(part) - len(part.rstrip())
+            if start < end:
+                yield span.start + start, span.start + end

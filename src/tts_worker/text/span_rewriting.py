@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
-from tts_worker.types import Segment, Span
+from tts_worker.text.mapped_text import MappedText
+from tts_worker.types import Span
 
 Rewrite = tuple[int, int, str]
 """Range of the text and what is spoken instead."""
@@ -17,63 +17,70 @@ def is_plain(span: Span) -> bool:
     return span.phonemes is None and len(span.text) == span.end - span.start
 
 
-def rewrite_plain(segment: Segment, find: Callable[[str], list[Rewrite]]) -> Segment:
-    """Return ``segment`` with its original text rewritten; replacements, as of the lexicon, stay unchanged.
+def rewrite_plain(spans: Iterable[Span], find: Callable[[str], list[Rewrite]]) -> tuple[Span, ...]:
+    """Return spans with their original text rewritten; replacements, as of the lexicon, stay unchanged.
 
     Args:
-        segment: The segment.
+        spans: The spans of a segment.
         find: Returns the rewrites of a text between replacements.
     """
     result: list[Span] = []
-    for plain, group in groupby(segment.spans, is_plain):
-        spans = list(group)
-        rewrites = find("".join(span.text for span in spans)) if plain else []
-        result += rewrite_spans(spans, rewrites) if rewrites else spans
-    return replace(segment, spans=tuple(result))
+    for plain, group in groupby(spans, is_plain):
+        alike = list(group)
+        rewrites = find("".join(span.text for span in alike)) if plain else []
+        result += rewrite_spans(alike, rewrites) if rewrites else alike
+    return tuple(result)
 
 
-def rewrite_spans(spans: Sequence[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
-    """Return ``spans`` with ranges of their joined text replaced.
-
-    A range over several spans puts its text into the first. Spans with phonemes stay unchanged.
+def rewrite_spans(spans: Iterable[Span], rewrites: Iterable[Rewrite]) -> list[Span]:
+    """Return ``spans`` with ranges of their joined text replaced. Spans with phonemes stay unchanged.
 
     Args:
         spans: The spans of a segment, or some of them.
         rewrites: Disjoint, not empty, in order.
     """
-    waiting = list(rewrites)[::-1]
-    result: list[Span] = []
-    first = 0  # of the current span
+    result = MappedText()
+    for span, inside in clipped(spans, list(rewrites)):
+        if not inside or span.phonemes is not None:
+            _add(result, span)
+        elif is_plain(span):
+            _add_rewritten(result, span, inside)
+        else:
+            parts = MappedText()
+            _add_rewritten(parts, span, inside)
+            _add(result, span._replace(text="".join(part.text for part in parts.spans(0, len(parts.text)))))
+    return result.spans(0, len(result.text))
+
+
+def clipped(spans: Iterable[Span], rewrites: Sequence[Rewrite]) -> Iterator[tuple[Span, Sequence[Rewrite]]]:
+    """Yield each span with the rewrites of its text. One over several spans puts what is spoken into the first."""
+    first = 0
     for span in spans:
         last = first + len(span.text)
-        parts: list[Span] = []
-        done = first
-        while waiting and waiting[-1][0] < last:
-            start, end, text = waiting.pop()
-            if end > last:
-                waiting.append((last, end, ""))
-                end = last
-            parts += [
-                Span(span.text[done - first : start - first], span.start + done - first, span.start + start - first),
-                Span(text, span.start + start - first, span.start + end - first),
+        inside = rewrites
+        if first or (rewrites and rewrites[-1][1] > last):  # not all are, as in most segments
+            inside = [
+                (max(start, first) - first, min(end, last) - first, spoken if start >= first else "")
+                for start, end, spoken in rewrites
+                if start < last and end > first
             ]
-            done = end
-        if span.phonemes is not None or not parts:
-            result.append(span)
-        else:
-            parts.append(Span(span.text[done - first :], span.start + done - first, span.end))
-            result += parts if is_plain(span) else [Span("".join(part.text for part in parts), span.start, span.end)]
+        yield span, inside
         first = last
-    return _merge_plain(span for span in result if span.text)
 
 
-def _merge_plain(spans: Iterable[Span]) -> list[Span]:
-    """Merge neighboring plain spans."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and is_plain(last) and is_plain(span) and last.end == span.start:
-            joined[-1] = Span(last.text + span.text, last.start, span.end)
-        else:
-            joined.append(span)
-    return joined
+def _add_rewritten(out: MappedText, span: Span, rewrites: Iterable[Rewrite]) -> None:
+    """Append what is rewritten of a span, and what is not."""
+    text, start = span.text, span.start
+    done = 0
+    for first, last, spoken in rewrites:
+        out.append(text[done:first], start + done)
+        _add(out, Span(spoken, start + first, start + last))
+        done = last
+    out.append(text[done:], start + done)
+
+
+def _add(out: MappedText, span: Span) -> None:
+    if is_plain(span):
+        out.append(span.text, span.start)
+    elif span.text:
+        out.append_unit(span)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from tts_worker.atomic_files import flush_folder, hidden_path, write_flushed
 from tts_worker.audio.prompt import MAX_PROMPT_S
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, UnknownVoice
 
@@ -176,12 +176,12 @@ def save_voice(root: Path, name: str, voice: Voice, *, details: bytes | None = N
     }
     if details is not None:
         files[DETAILS_FILE] = details
-    partial = _hidden(root, name, "part")
+    partial = hidden_path(root, name, "part")
     try:
         partial.mkdir(parents=True)
         for file, body in files.items():
-            _write_flushed(partial / file, body)
-        _flush_folder(partial)
+            write_flushed(partial / file, body)
+        flush_folder(partial)
         _publish(partial, folder, replace=replace)
     except OSError as error:
         raise BundleError(f"{folder}: the voice cannot be written ({error.strerror})") from None
@@ -210,18 +210,6 @@ def hide_voice(root: Path, name: str) -> Path:
         raise BundleError(f"{folder}: the voice cannot be deleted ({error.strerror})") from None
 
 
-def remove_remnants(root: Path, older_than_s: float, now_s: float) -> None:
-    """Delete what processes left that ended while they wrote or deleted a voice. ``now_s``: time since the epoch."""
-    for folder in (*root.glob(".*.part"), *root.glob(".*.old")):
-        with suppress(OSError):
-            if now_s - folder.stat().st_mtime > older_than_s:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _hidden(root: Path, name: str, suffix: str) -> Path:
-    return root / f".{name}.{os.getpid()}.{secrets.token_hex(4)}.{suffix}"
-
-
 def _publish(partial: Path, folder: Path, *, replace: bool) -> None:
     """Rename ``partial`` to ``folder``. Raises IllegalCommand if there is a whole voice that must not be replaced."""
     for _ in range(2):
@@ -237,17 +225,17 @@ def _publish(partial: Path, folder: Path, *, replace: bool) -> None:
             if not (folder / "voice.json").is_file():
                 raise
             continue  # another process was faster
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
         return
     raise IllegalCommand(f"there is a voice {folder.name!r} already; choose another name or replace it")
 
 
 def _hide(folder: Path) -> Path:
-    hidden = _hidden(folder.parent, folder.name, "old")
+    hidden = hidden_path(folder.parent, folder.name, "old")
     folder.rename(hidden)
     with suppress(OSError):
         os.utime(hidden)  # ``remove_remnants`` counts from here
-    _flush_folder(folder.parent)
+    flush_folder(folder.parent)
     return hidden
 
 
@@ -269,23 +257,6 @@ def _deleted_folder(root: Path, name: str) -> Path | None:
             if hidden == name and (path / "voice.json").is_file():
                 found[path] = path.stat().st_mtime_ns
     return max(found, key=found.__getitem__, default=None)
-
-
-def _write_flushed(file: Path, body: bytes) -> None:
-    with file.open("wb") as stream:
-        stream.write(body)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load_voice(root: Path, name: str, *, deleted: bool = False) -> Voice:

@@ -50,12 +50,13 @@ def installed_voice(name: str | None) -> tuple[str, Path]:
     if name is None and len(voices) == 1:
         return next(iter(voices.items()))
     if name is None or name not in voices:
-        hint = (
-            f"installed: {', '.join(voices)}"
-            if voices
-            else "none is; try: pip install ./packages/tts-worker-voice-nano in the clone"
-        )
-        raise UnknownVoice(f"{'choose a voice' if name is None else f'no voice {name!r} is installed'}; {hint}")
+        if not voices:
+            wanted = "voice" if name is None else f"voice {name!r}"
+            raise UnknownVoice(
+                f"no {wanted} is installed; try: pip install ./packages/tts-worker-voice-nano in the clone"
+            )
+        problem = "choose a voice" if name is None else f"no voice {name!r} is installed"
+        raise UnknownVoice(f"{problem}; installed: {', '.join(voices)}")
     return name, voices[name]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tts_worker.atomic_files import remove_remnants
 from tts_worker.errors import BundleError
 from tts_worker.voices.details import VoiceDetails, read_details
 from tts_worker.voices.files import (
@@ -24,7 +25,6 @@ from tts_worker.voices.files import (
     hidden_voices,
     hide_voice,
     load_voice,
-    remove_remnants,
     save_voice,
     stored_voices,
     voice_folder,

@@ -479,8 +479,11 @@ async def test_batch_of_a_newer_version_is_left_to_it(
     content = json.loads((folder.path / "batch.json").read_bytes())
     assert content["format"] == 1
     (folder.path / "batch.json").write_text(json.dumps(content | change))
-    hour_ago = time.time() - 3_600
-    os.utime(folder.path, (hour_ago, hour_ago))
+    wall_s = time.time()
+    monotonic_s = 1_000.0
+    monkeypatch.setattr(batch_runner, "unix_time_s", lambda: wall_s)
+    monkeypatch.setattr(batch_runner, "monotonic", lambda: monotonic_s)
+    os.utime(folder.path, (wall_s - 3_600, wall_s - 3_600))
     async with running_worker(tone_settings(batch={"directory": str(tmp_path)})) as worker:
         runner = batches_of(worker)
         for _ in range(2):
@@ -489,9 +492,7 @@ async def test_batch_of_a_newer_version_is_left_to_it(
         assert await runner.find(folder.path.name) is None
         assert await runner.list() == []
         assert json.loads((folder.path / "batch.json").read_bytes()) == content | change
-        monkeypatch.setattr(batch_runner, "unix_time_s", lambda: hour_ago + 86_500)  # without a jump of the clock
-        monkeypatch.setattr(batch_runner, "monotonic", lambda: hour_ago + 86_500)
-        runner._clock_offset_s = 0.0
+        wall_s, monotonic_s = wall_s + 86_500, monotonic_s + 86_500
         await runner.maintain()
         assert stored_ids(tmp_path) == [], "a day has passed"
 

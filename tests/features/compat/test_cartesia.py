@@ -523,3 +523,12 @@ async def test_client_that_stops_reading_is_disconnected() -> None:
         await until_live_sessions(address, 0)
         with pytest.raises(ConnectionClosed):
             await Client(socket).until("never")
+
+
+async def test_every_flush_of_many_is_answered_while_the_context_is_open() -> None:
+    """They arrive together: the engine has to be loaded first."""
+    async with serving(models={"preload": []}) as address, dial(address) as client:
+        for number in range(20):  # more than may be queued
+            await client.say("a", f"This is sentence number {number}. ", flush=True, **OPEN)
+        for number in range(20):
+            assert (await client.until("flush_done", "a"))["flush_id"] == number + 1

@@ -108,7 +108,7 @@ async def test_sdk_methods_without_a_route_raise_not_found() -> None:
         with pytest.raises(openai.NotFoundError):
             await for_openai.files.list()
         with pytest.raises(cartesia_sdk.NotFoundError) as exc_info:
-            await for_cartesia.pronunciation_dicts.list()
+            await for_cartesia.datasets.list()
         assert exc_info.value.body["status_code"] == 404
         with pytest.raises(elevenlabs_core.ApiError) as exc_info:
             await for_elevenlabs.user.get()

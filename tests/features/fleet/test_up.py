@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -170,6 +171,15 @@ def test_workers_on_one_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -
     assert [float(member.settings["engine.memory_share"]) for member in members] == [0.5, 0.5]
     assert [member.port for member in members] == [7002, 7003]
     assert all(not member.settings for member in plan("--gpus", "1", "--engine", "tone"))
+
+
+def test_taken_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from tts_worker.cli import main
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["up", "--workers", "1", "--port", str(port)]) == 2
+    assert f"port {port} is taken: choose others with --port, or free ones with --port 0" in capsys.readouterr().err
 
 
 def test_gpus_need_an_engine_that_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:

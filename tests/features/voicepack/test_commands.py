@@ -87,7 +87,7 @@ def test_check_lists_problems_and_sets_the_exit_code(lines, tmp_path: Path) -> N
 def test_wrong_arguments_name_the_alternatives(lines, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     for args, message in (
         (["voicepack", "pull", "cosyvoice9"], "there are: cosyvoice2-0.5b, cosyvoice3-0.5b"),
-        (["voicepack", "pull", "cosyvoice2-0.5b", "--base-url", "ftp://x"], "must begin with https://"),
+        (["voicepack", "pull", "cosyvoice2-0.5b", "--source", "ftp://x"], "must begin with https://"),
         (["voicepack", "check", tmp_path / "no"], "get one with: tts-worker voicepack pull"),
         (["voicepack", "check", tiny("cosyvoice2"), "--name", "nope"], "there is no published model"),
         (["voice", "list", "--bundle", tmp_path / "no"], ""),
@@ -187,14 +187,14 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_pull_downloads_a_published_model(lines, tmp_path: Path, mirror: str) -> None:  # type: ignore[no-untyped-def]
     out = tmp_path / "pulled"
-    code, told, err = lines("voicepack", "pull", "tiny2", "--out", out, "--base-url", mirror)
+    code, told, err = lines("voicepack", "pull", "tiny2", "--out", out, "--source", mirror)
 
     assert code == 0
     assert told == f"{out}: complete and valid\n"
     assert "flow.pt" in err.splitlines()  # one line a file where there is no terminal
     assert lines("voicepack", "check", out)[0] == 0
     (out / "hift.pt").unlink()
-    code, _, err = lines("voicepack", "pull", "tiny2", "--out", out, "--base-url", mirror + "/elsewhere")
+    code, _, err = lines("voicepack", "pull", "tiny2", "--out", out, "--source", mirror + "/elsewhere")
     assert code in (1, 2)
     assert "404" in err
 

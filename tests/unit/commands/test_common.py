@@ -15,7 +15,7 @@ from tts_worker.settings import Settings
 
 def settings_of(*words: str) -> Settings:
     parser = argparse.ArgumentParser()
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
     return settings_from(parser.parse_args(words))
 
 

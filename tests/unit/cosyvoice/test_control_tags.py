@@ -20,7 +20,8 @@ from tts_worker.errors import MissingExtra
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment, SynthesisParams
 

@@ -42,7 +42,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def _be_amd(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(linear_module, "_is_amd", lambda: True)
+    patch.setattr(linear_module, "is_amd", lambda: True)
     patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
@@ -139,12 +139,12 @@ def test_exported_layer_has_standard_operators(amd: list[tuple[int, ...]]) -> No
 
 
 def test_other_processors_keep_mkl(processor: pytest.MonkeyPatch) -> None:
-    processor.setattr(linear_module, "_is_amd", lambda: False)
+    processor.setattr(linear_module, "is_amd", lambda: False)
     assert onednn_product() is None
 
 
 def test_products_of_all_processors_are_mkls(processor: pytest.MonkeyPatch) -> None:
-    processor.setattr(linear_module, "_is_amd", lambda: True)
+    processor.setattr(linear_module, "is_amd", lambda: True)
     processor.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")  # ATEN_CPU_CAPABILITY=default
     assert onednn_product() is None
 
@@ -210,7 +210,7 @@ def test_attention_over_few_keys_stays_with_pytorch(amd: list[tuple[int, ...]]) 
 @torch.inference_mode()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streaming_by_onednn_equals_offline_by_mkl(processor: pytest.MonkeyPatch, family: str) -> None:
-    processor.setattr(linear_module, "_is_amd", lambda: False)
+    processor.setattr(linear_module, "is_amd", lambda: False)
     speeches = [Speech(family, 60, 30, 1), Speech(family, 60, 0, 2)]
     expected = [speech.offline() for speech in speeches]
     shapes = use_onednn(processor)

@@ -26,7 +26,8 @@ from tts_worker.engine.cosyvoice.execution.settings import has_acceleration
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.offline import load_offline_engine
 from tts_worker.engine.cosyvoice.voices.cache import VoiceState
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
 
 SAMPLES_PER_TOKEN = 960

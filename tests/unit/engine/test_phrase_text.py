@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
 from tts_worker.engine.cpu.phrases.text import (
     MAX_BATCH_CHARS,
     MAX_PHONEMES,
@@ -332,3 +333,30 @@ def test_every_word_of_ordinary_sentences_has_phonemes(hibari_model: HibariModel
             spoken = {word.start_char for phrase in phrases for word in phrase.words}
             words = [word for word in spoken_words(part) if any(map(str.isalnum, word.text))]
             assert [word.text for word in words if word.start_char not in spoken] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "phonemes"),
+    [
+        ("T AH0 M EY1 T OW2", "təmˈAtˌO"),
+        ("HH ER1 D ER0", "hˈɜɹdəɹ"),
+        ("AY1", "ˈI"),
+        ("JH OY1 CH IH0 NG", "ʤˈYʧɪŋ"),
+        ("naɪki", None),
+        ("A", None),
+        ("AA T", None),  # no vowel says its stress
+        ("T QQ1", None),
+        ("", None),
+    ],
+)
+def test_arpabet_is_read_and_nothing_else(written: str, phonemes: str | None, hibari_model: HibariModel) -> None:
+    assert phonemes_of_arpabet(written) == phonemes
+    assert set(phonemes or "") <= hibari_model.phonemizer.vocabulary.keys()
+
+
+def test_lexicon_entry_in_arpabet_is_spoken_as_in_ipa(hibari_model: HibariModel) -> None:
+    arpabet, ipa = (
+        [phrase.ids for phrase in hibari_model.phonemizer.phonemize(Segment.whole("tomato", written)) if phrase]
+        for written in ("T AH0 M EY1 T OW2", "təˈmeɪˌtoʊ")
+    )
+    assert arpabet == ipa != []

@@ -20,7 +20,8 @@ from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Segment

@@ -59,7 +59,7 @@ def other(name: str) -> Any:
     """Return a valid value of an option that is not its default."""
     texts = {"encoding": "opus", "urls": "host", "traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
     kinds: dict[str, Any] = {"bool": True, "float": 0.5, "int": 8_000, "str": texts.get(name, "word")}
-    kinds |= {"Mapping[str, Any]": {"a": "b"}, "tuple[str, ...]": ("instruct",), "UrlMode": UrlMode.HOST}
+    kinds |= {"Mapping[str, Any] | str": {"a": "b"}, "tuple[str, ...]": ("instruct",), "UrlMode": UrlMode.HOST}
     kind = str(OPTIONS[name].type).removesuffix(" | None")
     return (not OPTIONS[name].default) if kind == "bool" and OPTIONS[name].default is not None else kinds[kind]
 
@@ -97,10 +97,10 @@ def test_batches_have_the_options_of_a_voice() -> None:
     voicing = {
         "instructions" if field.name == "instruct" else field.name for field in dataclasses.fields(SynthesisParams)
     }
-    of_item = {"id", "input", *voicing}
+    of_item = {"id", "input", "lexicon", *voicing}
     assert BatchItem.model_fields.keys() == of_item
     assert {field.name for field in dataclasses.fields(BatchText)} == of_item
-    of_batch = {"model", "sample_rate", "response_format", *voicing}
+    of_batch = {"model", "lexicon", "sample_rate", "response_format", *voicing}
     assert BatchRequest.model_fields.keys() - {"items"} == of_batch
     assert BatchOptions.__annotations__.keys() == of_batch
     defaults = SessionOptions()

@@ -33,7 +33,8 @@ from tts_worker.engine.cosyvoice.audio.chunks import trimmed_prompt
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.settings import TextMode
 from tts_worker.engine.cosyvoice.voices.speaker import Request, Speaker
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import (
     Audio,
     Boundary,

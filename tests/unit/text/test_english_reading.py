@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tools.reading_score import read_cases
 from tools.reading_table import class_cases, table
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading.english import RULES, rewrites
 from tts_worker.text.reading.english.words import cardinal, number, ordinal, year
 from tts_worker.text.reading.rules import features

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.latex import spoken as formula_words
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 
 FORMULAS = [
     (r"\frac{7}{10}", "seven tenths"),

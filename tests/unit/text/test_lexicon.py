@@ -8,7 +8,8 @@ import pytest
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.lexicon import MAX_ALIAS_CHARS, MAX_ENTRIES, MAX_GRAPHEME_CHARS, Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Span
 
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Boundary
 
 

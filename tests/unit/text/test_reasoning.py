@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.control_tags import ControlTags
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import DropReasoning
 
 PLAIN = TextOptions(markdown=False)

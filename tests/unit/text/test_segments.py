@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.segmenter import spoken_size
 from tts_worker.types import Boundary
 
@@ -247,6 +248,52 @@ GERMAN: list[tuple[str, list[str]]] = [
 def test_german_ordinals_and_abbreviations(text: str, expected: list[str]) -> None:
     pipeline = TextPipeline(TextOptions(language="de-DE"))
     assert [segment.text for segment in pipeline.feed(text) + pipeline.end()] == expected
+
+
+ABBREVIATED: list[tuple[str, str]] = [
+    ("de", "Hr. Müller kommt ca. Anfang Mai."),
+    ("de", "Siehe Kap. 3 und so weiter."),
+    ("de", "Äpfel und Birnen usw. gibt es hier."),
+    ("de", "Wir sind in der Hauptstr. 5 zu finden."),
+    ("de", "Er diente im II. Weltkrieg bei der Marine."),
+    ("de", "Das war 50 v. Chr. in Gallien."),
+    ("es", "Hay varias p. ej. Madrid o Barcelona."),
+    ("es", "Vive en EE. UU. desde el año pasado."),
+    ("es", "Lea el cap. 3 del libro."),
+    ("fr", "Voir chap. IV du livre."),
+    ("it", "Leggi il cap. 3 del libro per es. domani."),
+    ("ru", "Мы живём на ул. Ленина рядом с парком."),
+    ("ru", "Он родился в г. Москва в мае."),
+]
+"""Language, and one sentence."""
+
+
+@pytest.mark.parametrize(("language", "text"), ABBREVIATED)
+def test_sentences_go_on_after_abbreviations_of_their_language(language: str, text: str) -> None:
+    pipeline = TextPipeline(TextOptions(language=language))
+    assert [segment.text for segment in pipeline.feed(text) + pipeline.end()] == [text]
+
+
+SENTENCES: list[tuple[str, list[str]]] = [
+    ("de", ["Ich mag Äpfel usw.", "Und du?"]),
+    ("de", ["Das kostet inkl. MwSt.", "Danke."]),
+    ("de", ["Er wohnt in der Hauptstr.", "Sie auch."]),
+    ("de", ["Es dauert 5 min.", "Danach geht es los."]),
+    ("it", ["Ci sono mele ecc.", "Grazie."]),
+    ("de", ["Diese Art.", "Sie ist neu."]),
+    ("de", ["So herrschte Wilhelm II.", "Er war Kaiser."]),
+    ("es", ["Vive en EE. UU.", "Le gusta."]),
+    ("es", ["Hay pan y queso etc.", "Gracias."]),
+    ("pt", ["Temos pão etc.", "Obrigado."]),
+    ("ru", ["Это было в 2020 г.", "Он уехал."]),
+    ("ru", ["Есть чай и т. д.", "Спасибо."]),
+]
+
+
+@pytest.mark.parametrize(("language", "sentences"), SENTENCES)
+def test_sentences_end_after_abbreviations_of_their_language(language: str, sentences: list[str]) -> None:
+    pipeline = TextPipeline(TextOptions(language=language))
+    assert [segment.text for segment in pipeline.feed(" ".join(sentences)) + pipeline.end()] == sentences
 
 
 def test_later_clauses_are_longer() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tts_worker.text.lexicon import Lexicon
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.spoken_words import spoken_words
 from tts_worker.types import Boundary, Segment, Span
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.text.reading import verbalizer, worldwide
 from tts_worker.text.reading.verbalizer import Verbalizer
 from tts_worker.text.spoken_words import spoken_words
@@ -223,6 +224,8 @@ def words(text: str) -> str:
         ("es", "Son 1/2 kg, 2 1/2 kg y 3 dl.", "Son medio kilogramo, dos y medio kilogramos y tres decilitros."),
         ("ja", "1/2kgです。", "二分の一キログラムです。"),
         ("pt", "Tenho 1 irmã e 2 maçãs.", "Tenho uma irmã e duas maçãs."),
+        ("pt", "Vieram 2000 pessoas.", "Vieram duas mil pessoas."),
+        ("pt", "São 202 páginas.", "São duzentas e duas páginas."),
         ("ru", "Не больше 500 ₽ и 11 минут.", "Не больше пятисот рублей и одиннадцать минут."),
     ],
 )

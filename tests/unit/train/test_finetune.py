@@ -17,7 +17,8 @@ from tools.train.networks import trainable_lm
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.errors import ConfigError
-from tts_worker.text.pipeline import TextOptions, TextPipeline
+from tts_worker.text.options import TextOptions
+from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
+from tts_worker.atomic_files import remove_remnants
 from tts_worker.errors import BundleError, IllegalCommand, InvalidRequest, TTSWorkerError, UnknownVoice
 from tts_worker.voices.files import (
     Voice,
     hide_voice,
     load_voice,
-    remove_remnants,
     save_voice,
     stored_hash,
     stored_voices,

@@ -56,7 +56,7 @@ def test_installed_voices_are_found_by_entry_point(site: Path) -> None:
 
 
 def test_only_installed_voice_is_the_default(site: Path) -> None:
-    with pytest.raises(UnknownVoice, match=r"pip install \./packages/tts-worker-voice-nano"):
+    with pytest.raises(UnknownVoice, match=r"^no voice is installed; try: pip install \./packages/tts-worker-voice"):
         installed_voice(None)
     anna = install(site, "anna")
     assert installed_voice(None) == ("anna", anna)

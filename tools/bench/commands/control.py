@@ -56,7 +56,8 @@ async def _measure(args: argparse.Namespace, engine: dict[str, object]) -> dict[
             raise MissingExtra("--transport grpc", "grpc") from None
         async with grpc_server_process(arguments) as address:
             return await measure_control_grpc(address, args.sessions, args.seconds)
-    from tools.bench.control_websocket import measure_control_websocket, server_process
+    from tools.bench.control_websocket import measure_control_websocket
+    from tts_worker.features.bench.server_process import server_process
 
     async with server_process(arguments) as (address, _):
         return await measure_control_websocket(address, args.sessions, args.seconds)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--turns", type=int, default=20, help="conversions, one after another (default 20)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tries", type=int, default=20, help="new calls, idle and in each round (default 20)")
     parser.add_argument("--rounds", type=int, default=1, help="how often the downloads begin (default 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace, settings: Settings) -> dict[str, Figure]:
-    from tools.bench.control_websocket import server_process
+    from tts_worker.features.bench.server_process import server_process
 
     arguments = ["--set", "log_level=warning"]
     if args.config is not None:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_settings_arguments(parser)
+    add_settings_arguments(parser, bundle=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _add_routes(app: Application) -> None:
     from tts_worker.features.batch.settings import BatchSettings
 
-    if app.settings.section(BatchSettings).enabled:
+    if app.settings.section(BatchSettings).parallel:
         from tts_worker.features.batch import routes
 
         routes.add_routes(app)
@@ -39,7 +39,7 @@ def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | 
     from tts_worker.features.batch.settings import BatchSettings
 
     section = settings.section(BatchSettings)
-    if not section.enabled:
+    if not section.parallel:
         return None
     from tts_worker.features.batch.runner import BatchRunner
 

@@ -31,7 +31,7 @@ from tts_worker.errors import InvalidRequest, TTSWorkerError
 STATE = ".tts-worker-batch.json"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_OPTIONS = BatchOptions.__annotations__.keys() - {"response_format"}
+_OPTIONS = BatchOptions.__annotations__.keys() - {"response_format", "lexicon"}  # a line may have a lexicon
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         help='text file with one item per line, or JSON lines such as {"id": "intro", "input": "Welcome."} with voice, '
-        "speed, seed, language and instructions where they differ (-: standard input)",
+        "speed, seed, language, instructions and lexicon where they differ (-: standard input)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the audio files")
     parser.add_argument(
@@ -50,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--voice", help="voice, one of those listed by `tts-worker voices`")
     parser.add_argument("--model", help="engine, if several have the voice")
     parser.add_argument("--speed", type=float, help="0.5 to 2.0 (default 1.0)")
-    parser.add_argument("--seed", type=int, help="random seed; the same seed gives the same audio (default 0)")
-    parser.add_argument("--language", help="language of the texts, such as en")
-    parser.add_argument("--instruct", dest="instructions", help="how to say it, for voices that take instructions")
     parser.add_argument(
         "--format", choices=[each.value for each in AudioFormat], default="wav", help="of the files (default wav)"
     )
@@ -66,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
     texts = parse_texts(_read(args.file))
-    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(args, name, None)) is not None}
     options["response_format"] = args.format
     folder = BatchOutput(args.out, AudioFormat(args.format).extension, texts)
     try:
@@ -235,8 +232,7 @@ async def _run(args: argparse.Namespace, folder: BatchOutput, options: dict[str,
     texts = [asdict(text) for text in folder.texts]
     arguments = hashlib.sha256(json.dumps([texts, options], sort_keys=True).encode()).hexdigest()
     folder.make()
-    url = re.sub("^http", "ws", args.url)
-    async with connect(url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
+    async with connect(args.url, ClientSettings(api_key=os.environ.get("TTS_WORKER_API_KEY"))) as client:
         with Bar(shown=not args.quiet, unit=f"of {len(texts)} items") as bar:
             failures = await _Synthesis(client.batches, folder, arguments, bar).run(options, restart=args.restart)
     for number in sorted(failures):

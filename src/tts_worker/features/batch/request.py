@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.errors import InvalidRequest, TextTooLong
@@ -20,15 +29,32 @@ MAX_ITEMS = 1_000
 MAX_CHARS = 1_000_000
 
 
-class BatchItem(Fields):
+class _WithLexicon(Fields):
+    """Has a lexicon, which is stored only if there is one: workers without that field read the other batches.
+
+    Attributes:
+        lexicon: Word -> spelling or /phonemes/, or the names of stored lexicons.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lexicon: dict[str, Any] | str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.lexicon is None:
+            del fields["lexicon"]
+        return fields
+
+
+class BatchItem(_WithLexicon):
     """A text of a batch. What it leaves out is that of the batch.
 
     Attributes:
         id: Name of the item in the results; its number by default.
         input: The text.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")
     input: Annotated[str, AfterValidator(replace_surrogates)]
@@ -39,7 +65,7 @@ class BatchItem(Fields):
     instructions: str | None = Field(None, max_length=4_096)
 
 
-class BatchRequest(Fields):
+class BatchRequest(_WithLexicon):
     """Many texts; the other fields are the defaults of the items.
 
     Attributes:
@@ -47,8 +73,6 @@ class BatchRequest(Fields):
         response_format: Format of each item's audio.
         sample_rate: 8000 to 48000 Hz; None selects 24000, and 8000 for mulaw and alaw.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     items: tuple[BatchItem, ...] = Field(min_length=1)
     response_format: AudioFormat = AudioFormat.MP3
@@ -102,8 +126,14 @@ class BatchRequest(Fields):
 
     @property
     def text_bytes(self) -> int:
-        """Size of the texts and instructions."""
-        return sum(len(item.input.encode()) + len((item.instructions or "").encode()) for item in self.items)
+        """Size of the texts, instructions and lexicons."""
+        texts = sum(len(item.input.encode()) + len((item.instructions or "").encode()) for item in self.items)
+        return texts + sum(len(json.dumps(lexicon)) for lexicon in self.lexicons)
+
+    @property
+    def lexicons(self) -> list[dict[str, Any] | str]:
+        """The lexicons of the batch and of its items."""
+        return [each.lexicon for each in (self, *self.items) if each.lexicon]
 
     def check(self) -> None:
         """Check what concerns the whole batch.
@@ -127,6 +157,7 @@ class BatchRequest(Fields):
             seed=item.seed if item.seed is not None else self.seed,
             language=item.language if item.language is not None else self.language,
             instruct=item.instructions if item.instructions is not None else self.instructions,
+            lexicon=item.lexicon if item.lexicon is not None else self.lexicon,
             realtime=False,
             raw_chunks=True,
             sample_rate=self.rate_hz,

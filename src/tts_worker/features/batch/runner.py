@@ -167,7 +167,8 @@ class BatchRunner:
             idempotency_key: While the batch with this key is kept, the same request is answered with it.
 
         Raises:
-            InvalidRequest, TextTooLong: The batch exceeds a limit.
+            InvalidRequest, TextTooLong: The batch exceeds a limit, or has an invalid lexicon.
+            UnknownLexicon: It names a lexicon that is not stored.
             IllegalCommand: The batch with this key is another one.
             OverCapacity: Too many batches are running, kept ones fill the storage, or the disk is full.
             Forbidden: The key lacks the scope ``speak``.
@@ -195,6 +196,8 @@ class BatchRunner:
 
     async def _accept(self, request: BatchRequest, caller: Caller, name: str) -> Batch:
         request.check()
+        for lexicon in request.lexicons:
+            await self._hub.lexicons.prepare(lexicon)
         if request.text_bytes + request.break_bytes > self._max_bytes(caller.key):
             raise TextTooLong("the breaks of the batch alone exceed its storage (batch.max_bytes)")
         running = [batch for batch in self.batches.values() if not batch.is_done]
@@ -231,7 +234,7 @@ class BatchRunner:
             batch = None
         if batch is None and is_id(name) and self._directory is not None:
             folder = BatchFolder(self._directory, name)
-            with suppress(UnreadableBatch):  # nobody knows whose it is
+            with suppress(UnreadableBatch):  # its owner is unknown
                 if (content := await asyncio.to_thread(folder.read)) is not None:
                     batch = Batch(content[0], folder, content[1])
         caller = current_caller()

@@ -10,15 +10,12 @@ import random
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-
+from tts_worker.features.bench.listener import first_audible
 from tts_worker.features.bench.stats import Figure, Track, percentile, rounded_ms, untracked
 from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.settings import Settings
 from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 from tts_worker.worker import Worker, running_worker
-
-_AUDIBLE = 104  # of 32768: -50 dBFS
 
 
 @dataclass(slots=True)
@@ -64,10 +61,9 @@ async def _turn(worker: Worker, text: str, seed: int, times: _Times) -> None:
             if item.index == 0:
                 times.first_audio_s.append(now_s - began_s)
                 times.first_chunk_ms.append(item.meta.wall_ms)
-            loud = np.flatnonzero(np.abs(np.frombuffer(item.pcm, "<i2").astype(np.int32)) > _AUDIBLE)
-            if len(loud) and not audible:
+            if not audible and (position := first_audible(item.pcm)) is not None:
                 audible = True
-                times.first_audible_s.append(now_s - began_s + int(loud[0]) / SAMPLE_RATE_HZ)
+                times.first_audible_s.append(now_s - began_s + position / SAMPLE_RATE_HZ)
             times.audio_s += item.samples / SAMPLE_RATE_HZ
             if item.start_sample <= item.meta.start_sample < item.start_sample + item.samples:
                 times.engine_s += item.meta.wall_ms / 1000

@@ -1,4 +1,5 @@
-"""APIs of other vendors, for their unmodified clients: OpenAI, ElevenLabs, Cartesia, CosyVoice."""
+"""APIs of other vendors, for their unmodified clients: OpenAI, ElevenLabs, Cartesia, CosyVoice, Deepgram,
+vLLM-Omni, jambonz."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cartesia-compatible API: ``/tts/websocket``, ``POST /tts/bytes``, ``POST /tts/sse`` and the voices.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+no meaning here (``model_id``, emotion, volume) are accepted and ignored.
 
 A context is one session. A flush ends an utterance and later text starts the next one, so ``flush_done`` follows
 exactly after the audio it refers to.
@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.features.compat import cartesia_dictionaries, cloning, dictionaries, voice_pages
 from tts_worker.features.compat import cartesia_wire as vendor
-from tts_worker.features.compat import cloning, voice_pages
-from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -36,7 +36,7 @@ from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
-"""Queued utterances of one context; flushes beyond that are answered together."""
+"""Queued utterances of one context. A flush beyond that ends none yet: text that follows joins the last one."""
 
 _MAX_CANCELLED = 256
 """Cancelled contexts to remember, so text sent before the client's cancel does not reopen them."""
@@ -61,6 +61,7 @@ class _CartesiaEncoder:
         self._utterances: deque[UtteranceKey] = deque()  # not yet ended
         self._complete: set[UtteranceKey] = set()  # utterances whose text is complete
         self._flushes: dict[UtteranceKey, int] = {}  # number of flushes to answer when the utterance ends
+        self._due: tuple[LocalSession, UtteranceKey] | None = None  # ends as soon as fewer are queued
         self._flush_id = 0
         self._ended_samples = 0  # audio of the utterances that have ended
         self._last: UtteranceKey | None = None
@@ -78,16 +79,18 @@ class _CartesiaEncoder:
         key = self._speak(session, text)
         if text:
             self._last = None  # it may follow an end whose ``done`` was not sent yet
+        if text or end:
+            self._due = None
         if end:
             self._last = key
             self._end(session, key)
         elif flush:
             self._flushes[key] = self._flushes.get(key, 0) + 1
             if len(self._utterances) <= _MAX_UTTERANCES:
-                self._end(session, key)
-                self._speak(session, "")  # starts the next utterance: the idle timeout applies to open utterances
+                self._end_flushed(session, key)
             else:
                 session.flush()
+                self._due = session, key
         elif speak_now:
             session.flush()
 
@@ -96,6 +99,10 @@ class _CartesiaEncoder:
         if key not in self._utterances:
             self._utterances.append(key)
         return key
+
+    def _end_flushed(self, session: LocalSession, key: UtteranceKey) -> None:
+        self._end(session, key)
+        self._speak(session, "")  # starts the next utterance: the idle timeout applies to open utterances
 
     def _end(self, session: LocalSession, key: UtteranceKey) -> None:
         session.end_text()
@@ -111,6 +118,11 @@ class _CartesiaEncoder:
 
     def _ended(self, ended: Ended) -> Iterator[Message]:
         self._utterances.popleft()
+        if self._due is not None:
+            session, key = self._due
+            self._due = None
+            if session.writing == key:  # the idle timeout may have ended it
+                self._end_flushed(session, key)
         self._ended_samples += ended.receipt.samples_sent
         if (error := failure(ended)) is not None:
             self.finished = True
@@ -163,7 +175,7 @@ class _CartesiaEncoder:
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _CartesiaProtocol:
+class _CartesiaProtocol(VendorProtocol):
     """The messages of one socket."""
 
     def __init__(self, socket: ContextSocket, *, checksums: bool) -> None:
@@ -235,8 +247,9 @@ async def _events(
     """
     has_sent = False
     try:
+        options = dictionaries.only_stored(hub, generation.options())
         async with aclosing(
-            synthesize(hub, generation.options(), generation.transcript, headers=headers, accepts_quiet_turn=True)
+            synthesize(hub, options, generation.transcript, headers=headers, accepts_quiet_turn=True)
         ) as items:
             async for item in items:
                 for message in encoder.messages(item):
@@ -272,6 +285,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
 
     _add_speech_routes(routes, hub, limits)
     _add_voice_routes(routes, hub)
+    cartesia_dictionaries.add_routes(routes, hub)
     return routes
 
 
@@ -288,7 +302,8 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
         generation = await read(request)
         encoder = generation.output_format.open_encoder()
         headers: dict[str, str] = {}
-        audio = download(hub, generation.options(), generation.transcript, encoder, headers)
+        options = dictionaries.only_stored(hub, generation.options())
+        audio = download(hub, options, generation.transcript, encoder, headers)
         rate_hz = generation.output_format.sample_rate
         return speech_stream(audio, encoder.content_type, limits, rate_hz=rate_hz, headers=headers)
 
@@ -333,4 +348,4 @@ def _listed_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
     if query.gender is not None:
         voices = [voice for voice in voices if vendor.gender_of(voice) == query.gender]
     page = voice_pages.page(voices, limit=query.limit, after=query.starting_after, before=query.ending_before)
-    return {"data": [vendor.voice_json(voice) for voice in page.voices], "has_more": page.has_more}
+    return {"data": [vendor.voice_json(voice) for voice in page.items], "has_more": page.has_more}

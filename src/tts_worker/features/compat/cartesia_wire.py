@@ -1,23 +1,21 @@
 """Cartesia's request models, raw audio encodings, voices and errors.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume, pronunciation dictionaries) are accepted and ignored.
+no meaning here (``model_id``, emotion, volume) are accepted and ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.audio.encoders import AudioFormat, Encoder, WavData, open_encoder, wav_header
-from tts_worker.audio.g711 import encode_alaw, encode_mulaw
-from tts_worker.audio.pcm import to_float
+from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.audio.resampler import check_rate
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
+from tts_worker.features.compat.samples import SampleEncoder
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import Fields
@@ -54,7 +52,7 @@ class Format(_Model):
         if self.container == "mp3":
             return open_encoder(AudioFormat.MP3, self.sample_rate)
         check_rate(self.sample_rate, "output_format.sample_rate")
-        return _SampleEncoder(self.encoding, self.sample_rate, is_file=self.container == "wav")
+        return SampleEncoder(self.encoding, self.sample_rate, is_file=self.container == "wav")
 
 
 class _GenerationConfig(_Model):
@@ -89,6 +87,7 @@ class GenerationRequest(_TimestampOptions):
     speed: Literal["slow", "normal", "fast"] | None = None
     generation_config: _GenerationConfig | None = None
     max_buffer_delay_ms: int | None = None
+    pronunciation_dict_id: str | None = Field(None, max_length=128)
 
     def options(self) -> SessionOptions:
         """Convert to session options."""
@@ -101,6 +100,7 @@ class GenerationRequest(_TimestampOptions):
             raw_chunks=True,
             sample_rate=self.output_format.sample_rate,
             flush_after_ms=self.max_buffer_delay_ms,
+            lexicon=self.pronunciation_dict_id,
         )
 
 
@@ -135,34 +135,6 @@ class VoiceQuery(Fields):
 _GENDERS = MappingProxyType({"female": "feminine", "male": "masculine", "neutral": "gender_neutral"})
 _CREATED_AT = "1970-01-01T00:00:00Z"
 """Required by the vendor's clients; the worker's voices have no creation time."""
-
-
-_ENCODINGS: Mapping[str, tuple[Callable[[bytes], bytes], WavData]] = MappingProxyType(
-    {
-        "pcm_s16le": (bytes, WavData.PCM_S16LE),
-        "pcm_f32le": (lambda pcm: to_float(pcm).astype("<f4").tobytes(), WavData.PCM_F32LE),
-        "pcm_mulaw": (encode_mulaw, WavData.MULAW),
-        "pcm_alaw": (encode_alaw, WavData.ALAW),
-    }
-)
-
-
-class _SampleEncoder:
-    """Samples at any rate: bare ones (``container: raw``), or a file (``wav``), which begins with a header."""
-
-    def __init__(self, encoding: str, rate_hz: int, *, is_file: bool) -> None:
-        self._encode, data = _ENCODINGS[encoding]
-        self._header = wav_header(rate_hz, data=data) if is_file else b""
-        self.content_type = f"audio/pcm;rate={rate_hz};encoding={encoding};channels=1"
-        if is_file:
-            self.content_type = "audio/wav"
-
-    def encode(self, pcm: bytes) -> bytes:
-        header, self._header = self._header, b""
-        return header + self._encode(pcm)
-
-    def finish(self) -> bytes:
-        return self.encode(b"")
 
 
 def gender_of(voice: VoiceDescription) -> str | None:

@@ -1,15 +1,17 @@
-"""Voice cloning in the shapes of ElevenLabs (``POST /v1/voices/add``) and Cartesia (``POST /voices/clone``).
+"""Voice cloning in the shapes of ElevenLabs, Cartesia, and OpenAI with vLLM-Omni.
 
-Both add a stored voice, as ``POST /v1/voices`` does. The vendors' forms have no transcript and no statement of
-consent: both may be sent as additional fields (``transcript``, ``consent``). Without them the voice speaks in
-cross-lingual mode, and consent is recorded as not stated.
+All add a stored voice, as ``POST /v1/voices`` does. The forms of ElevenLabs (``POST /v1/voices/add``) and Cartesia
+(``POST /voices/clone``) have no transcript and no statement of consent: both may be sent as additional fields
+(``transcript``, ``consent``). Without them the voice speaks in cross-lingual mode, and consent is recorded as not
+stated. That of OpenAI and vLLM-Omni (``POST /v1/audio/voices``) names a consent, which states it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -25,14 +27,18 @@ from tts_worker.server.uploads import Body, read_body
 from tts_worker.server.validation import MULTIPART, PROMPT_AUDIO, Fields, upload_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.voices.description import VoiceDescription
-from tts_worker.voices.upload import NewVoice
+from tts_worker.voices.upload import NewVoice, now_s
 
 ELEVENLABS_PATH = "/v1/voices/add"
 CARTESIA_PATH = "/voices/clone"
-PATHS = frozenset((ELEVENLABS_PATH, f"/elevenlabs{ELEVENLABS_PATH}", CARTESIA_PATH))
+OPENAI_PATH = "/v1/audio/voices"
+PATHS = frozenset((ELEVENLABS_PATH, f"/elevenlabs{ELEVENLABS_PATH}", CARTESIA_PATH, OPENAI_PATH))
 
 _ELEVENLABS_FILES = ("files", "files[]", "file")
 _CARTESIA_FILES = ("clip", "file")
+_OPENAI_FILE = "audio_sample"
+_NAME = re.compile(r"[\w.-]{1,64}")
+"""A name that a voice may have here; others are changed."""
 
 
 class _CloneRequest(Fields):
@@ -53,6 +59,41 @@ class ElevenLabsClone(_CloneRequest):
 
 class CartesiaClone(_CloneRequest):
     """``POST /voices/clone``."""
+
+
+class OpenAIClone(Fields):
+    """``POST /v1/audio/voices``. ``ref_text``, ``speaker_description``: vLLM-Omni's."""
+
+    type: Literal["audio_sample"] = "audio_sample"
+    name: str = Field(min_length=1, max_length=256)
+    consent: str = Field(min_length=1, max_length=256)
+    ref_text: str = ""
+    speaker_description: str = Field("", max_length=500)
+
+
+def add_openai_routes(routes: Routes, hub: SessionHub) -> None:
+    """Add the routes of OpenAI and vLLM-Omni to clone and delete a voice. Responses have the fields of both."""
+    extra = partial(upload_body, OpenAIClone, (MULTIPART,), {_OPENAI_FILE: PROMPT_AUDIO})
+
+    @routes.post(OPENAI_PATH, summary="Add a voice for clients of OpenAI and vLLM-Omni", openapi_extra=extra)
+    async def create(request: Request) -> Response:
+        body = await read_body(request)
+        fields = validate(OpenAIClone, body.fields)
+        name = fields.name if _NAME.fullmatch(fields.name) else hub.library.unused_name(fields.name)
+        metadata = {"name": name, "title": fields.name, "description": fields.speaker_description, "consent": True}
+        new = NewVoice.parse({**metadata, "transcript": fields.ref_text})
+        with audited("add_voice", name, ApiScope.ENROLL):
+            await hub.library.add(new, body.recording(_OPENAI_FILE))
+        voice = {"id": name, "name": fields.name, "created_at": int(now_s())}
+        return SafeJSONResponse(
+            {**voice, "object": "audio.voice", "type": fields.type, "success": True, "voice": {**voice, "name": name}}
+        )
+
+    @routes.delete(f"{OPENAI_PATH}/{{voice}}", summary="Delete a voice for clients of OpenAI and vLLM-Omni")
+    async def delete(voice: str) -> Response:
+        with audited("delete_voice", voice, ApiScope.ENROLL):
+            await hub.library.delete(voice)
+        return SafeJSONResponse({"id": voice, "object": "audio.voice.deleted", "deleted": True, "success": True})
 
 
 def add_elevenlabs_routes(routes: Routes, hub: SessionHub) -> None:

@@ -1,8 +1,8 @@
 """Many contexts multiplexed on one WebSocket: the part that the compatibility APIs share.
 
 A context is a client-chosen name with its own session. A cancel takes effect on arrival, even while the client does not
-read. The vendor's messages are encoded and decoded by ``cartesia`` and ``elevenlabs``. An error that names a context is
-the last message of that context.
+read. The vendor's messages are encoded and decoded by ``cartesia`` and ``elevenlabs``, and by ``turns`` for protocols
+with one context per connection. An error that names a context is the last message of that context.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,8 +22,10 @@ from tts_worker.errors import (
     SendTimeout,
     TextTooLong,
     TTSWorkerError,
+    as_exception,
     error_info,
 )
+from tts_worker.features.compat.dictionaries import only_stored
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.protocol.reply_queue import ReplyQueue
 from tts_worker.server.limits import ApiLimits
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 _MAX_NAME_CHARS = 128
 
 Message = dict[str, Any]
+WireMessage = Message | bytes
+"""Bytes are a binary message: audio, in some protocols."""
 
 
 class ContextEncoder(Protocol):
@@ -47,16 +51,20 @@ class ContextEncoder(Protocol):
         """Whether the last message of the context was returned."""
         ...
 
-    def messages(self, item: Output) -> Iterable[Message]:
-        """Encode one output of the session."""
+    def messages(self, item: Output) -> Iterable[WireMessage]:
+        """Encode one output of the session. A TTSWorkerError it raises ends the context, and is sent to the client."""
         ...
 
 
 class VendorProtocol(Protocol):
     """A vendor's protocol on one connection."""
 
-    def handle_message(self, data: Message) -> None:
-        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``."""
+    def handle_message(self, data: Message) -> Awaitable[None] | None:
+        """Handle a message. A TTSWorkerError it raises is sent to the client as ``error``.
+
+        Returns:
+            What has to end before the next message is handled, if anything.
+        """
         ...
 
     def context_of(self, data: Message) -> str | None:
@@ -67,15 +75,28 @@ class VendorProtocol(Protocol):
         """Encode an error."""
         ...
 
+    def is_fatal(self, error: ErrorInfo) -> bool:
+        """Whether an error ends the connection, with the close code of the error."""
+        return False
+
 
 class SpeechContext:
-    """A context of a connection. Commands are queued until its session is admitted: its model may have to load."""
+    """A context of a connection. Commands are queued until its session is admitted: its model may have to load.
+
+    Attributes:
+        name: Its name.
+        encoder: Encodes what its session returns.
+        session: Its session, once it is admitted.
+        closed: Nothing more of it is sent.
+        ended: Set when its last message was sent.
+    """
 
     def __init__(self, name: str, encoder: ContextEncoder) -> None:
         self.name = name
         self.encoder = encoder
         self.session: LocalSession | None = None
         self.closed = False
+        self.ended = asyncio.Event()
         self._queued_commands: list[Callable[[LocalSession], None]] = []
 
     def run_command(self, command: Callable[[LocalSession], None]) -> None:
@@ -128,6 +149,8 @@ class ContextSocket:
         self._reply_queued = asyncio.Event()
         self.finishing = False
         self._finished = asyncio.Event()
+        self._last_message: Callable[[], Message] | None = None
+        self._failure: TTSWorkerError | None = None
         self._protocol = make_protocol(self)
 
     # -- for the vendor's protocol ------------------------------------------------------------------------------------
@@ -135,7 +158,7 @@ class ContextSocket:
     def open(self, name: str, options: SessionOptions, encoder: ContextEncoder) -> SpeechContext:
         """Open a context. If its session is rejected, the context ends with that error."""
         # The vendors' clients read audio as fast as it comes and play it from their own buffer: calls, not downloads.
-        options = replace(options, buffered=True)
+        options = replace(only_stored(self._hub, options), buffered=True)
         context = SpeechContext(name, encoder)
         self.contexts[name] = context
         self._socket.spawn(self._serve(context, options), f"context-{name[:32]}")
@@ -158,14 +181,23 @@ class ContextSocket:
         self._reply_queued.set()
 
     def fail(self, error: ErrorInfo, name: str | None) -> None:
-        """Send an error and end the context that it names, if any."""
+        """Send an error and end the context that it names, if any; a fatal one ends the connection."""
         self.reply(self._protocol.error(error, name))
         if name is not None:
             self.drop(name, "failed")
+        if self._protocol.is_fatal(error):
+            self.finishing = True
+            self._failure = as_exception(error)
+            self._finished.set()
 
-    def finish(self) -> None:
-        """Close the connection once all contexts have ended."""
+    def finish(self, last_message: Callable[[], Message] | None = None) -> None:
+        """Close the connection once all contexts have ended.
+
+        Args:
+            last_message: Returns what is sent then; None sends nothing.
+        """
         self.finishing = True
+        self._last_message = last_message
         self._end_if_done()
 
     def check_text(self, text: str) -> None:
@@ -198,8 +230,12 @@ class ContextSocket:
 
     async def _wait_until_finished(self) -> None:
         await self._finished.wait()
+        if self._failure is None and self._last_message is not None:
+            self.reply(self._last_message())
         async with self._write_lock:
             await self._send_all_replies()
+        if self._failure is not None:
+            raise self._failure
 
     def _end_if_done(self) -> None:
         if self.finishing and not self.contexts:
@@ -214,7 +250,8 @@ class ContextSocket:
                     raise InvalidRequest("binary messages are not supported: send JSON text")
                 data = parse_object(raw, "message")
                 name = _valid_name(self._protocol.context_of(data))
-                self._protocol.handle_message(data)
+                if (rest := self._protocol.handle_message(data)) is not None:
+                    await rest
             except SendTimeout:
                 raise
             except TTSWorkerError as error:
@@ -241,11 +278,12 @@ class ContextSocket:
             if self.contexts.get(context.name) is context:
                 del self.contexts[context.name]
                 self._end_if_done()
+            context.ended.set()
 
     def _report_failure(self, context: SpeechContext, error: ErrorInfo) -> None:
         if not context.closed:
             with contextlib.suppress(SendTimeout):
-                self.reply(self._protocol.error(error, context.name))
+                self.fail(error, context.name)
 
     async def _stream(self, context: SpeechContext, session: LocalSession) -> None:
         while not context.encoder.finished:
@@ -254,7 +292,7 @@ class ContextSocket:
                 item = None if context.closed else session.poll()
                 if item is not None:
                     for message in context.encoder.messages(item):
-                        await self._socket.send(dumps(message))
+                        await self._socket.send(message if isinstance(message, bytes) else dumps(message))
             if context.closed or (item is None and session.state is State.CLOSED):
                 return
             if item is None:

@@ -1,7 +1,7 @@
 """ElevenLabs-compatible API: ``multi-stream-input``, ``stream-input``, HTTP routes, voices and models.
 
 Message formats follow the vendor's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
+no meaning here (``model_id``, stability, chunk schedules, SSML) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from starlette.websockets import WebSocket
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
 from tts_worker.audio.encoders import Encoder, wav_file
 from tts_worker.errors import ErrorInfo, InvalidRequest, TextTooLong, TTSWorkerError
-from tts_worker.features.compat import cloning, voice_pages
+from tts_worker.features.compat import cloning, dictionaries, voice_pages
 from tts_worker.features.compat import elevenlabs_wire as vendor
 from tts_worker.features.compat.character_times import CharacterClock, CharacterTimes
-from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext
+from tts_worker.features.compat.context_socket import ContextSocket, Message, SpeechContext, VendorProtocol
 from tts_worker.protocol.json_codec import dumps, parse_object
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
 from tts_worker.server.limits import ApiLimits
@@ -46,8 +46,9 @@ _SPEECH_PATH = "/v1/text-to-speech/{voice}"
 CONVERSION_PATHS = ("/v1/voice-changer/", "/v1/speech-to-speech/")
 """Beginnings of the paths of voice conversion: the name of newer clients first."""
 
-UPLOAD_PATHS = frozenset((*CONVERSION_PATHS, *(f"{PREFIX}{path}" for path in CONVERSION_PATHS)))
-"""Beginnings of paths whose requests contain a recording."""
+_UPLOADS = (*CONVERSION_PATHS, dictionaries.FILE_PATH)
+UPLOAD_PATHS = frozenset((*_UPLOADS, *(f"{PREFIX}{path}" for path in _UPLOADS)))
+"""Paths, and beginnings of paths, whose requests contain a file."""
 
 _SENTENCE_END = re.compile(r"""[.!?…]["')\]”’]*$""")
 _SENTENCE_START = re.compile(r"""(?:["']|[^\w\s"'.,;:!?…%)\]}”’»]\s*)*\w""")
@@ -144,7 +145,7 @@ class _ElevenLabsEncoder:
 # -- one connection ---------------------------------------------------------------------------------------------------
 
 
-class _ElevenLabsProtocol:
+class _ElevenLabsProtocol(VendorProtocol):
     """The messages of one socket. ``single``: ``stream-input``, a connection with one unnamed context."""
 
     def __init__(
@@ -207,7 +208,8 @@ class _ElevenLabsProtocol:
         encoder = _ElevenLabsEncoder(
             name, self._query.open_encoder(), clock, by_sentence=self._query.auto_mode, checksums=self._checksums
         )
-        return self._socket.open(name, self._query.options(self._voice, message.voice_settings), encoder)
+        options = self._query.options(self._voice, message.voice_settings, message.pronunciation_dictionary_locators)
+        return self._socket.open(name, options, encoder)
 
     def _close_context(self, name: str) -> None:
         """Handle ``close_context``, which means either the end of the text or an interruption.
@@ -357,6 +359,7 @@ def _add_own_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
     _add_sockets(routes, hub, limits)
     _add_voice_search(routes, hub)
     cloning.add_elevenlabs_routes(routes, hub)
+    dictionaries.add_routes(routes, hub)
     _add_speech(routes, hub, limits)
     _add_conversion(routes, hub, limits)
 
@@ -372,7 +375,8 @@ def _add_speech(routes: Routes, hub: SessionHub, limits: ApiLimits) -> None:
         if len(body.text) > limits.max_input_chars:
             raise TextTooLong(f"text may have at most {limits.max_input_chars} characters")
         query = query.model_copy(update=body.model_dump(include={"language_code", "seed"}, exclude_none=True))
-        return query.options(voice, body.voice_settings), body.text, query.open_encoder()
+        options = query.options(voice, body.voice_settings, body.pronunciation_dictionary_locators)
+        return dictionaries.only_stored(hub, options), body.text, query.open_encoder()
 
     @routes.post(
         _SPEECH_PATH, summary="Text to speech for ElevenLabs clients, streamed", openapi_extra=_describe_speech
@@ -477,8 +481,8 @@ def _matching_voices(hub: SessionHub, query: vendor.VoiceQuery) -> Message:
         voices.reverse()
     page = voice_pages.page(voices, limit=query.page_size, after=query.next_page_token)
     return {
-        "voices": [vendor.voice_json(voice) for voice in page.voices],
+        "voices": [vendor.voice_json(voice) for voice in page.items],
         "has_more": page.has_more,
         "total_count": len(voices),
-        "next_page_token": page.voices[-1].name if page.has_more else None,
+        "next_page_token": page.items[-1].name if page.has_more else None,
     }

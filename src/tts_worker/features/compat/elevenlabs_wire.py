@@ -1,7 +1,7 @@
 """ElevenLabs' request models, output formats, voices, models and errors.
 
 Message formats follow the vendor's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, stability, chunk schedules, dictionaries, SSML) are accepted and ignored.
+no meaning here (``model_id``, stability, chunk schedules, SSML) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.audio.encoders import AudioFormat, Encoder, open_encoder
 from tts_worker.errors import HTTP_STATUS, ErrorInfo, InvalidRequest
 from tts_worker.features.compat.character_times import CharacterTimes
+from tts_worker.features.compat.dictionaries import Locator, references_of
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import Fields, validate
@@ -70,7 +71,9 @@ class Query(Fields):
             )
         return AudioFormat(_AUDIO_FORMATS.get(parts[1], parts[1])), int(parts[2])
 
-    def options(self, voice: str, settings: VoiceSettings | None) -> SessionOptions:
+    def options(
+        self, voice: str, settings: VoiceSettings | None, locators: Iterable[Locator] | None = None
+    ) -> SessionOptions:
         """Convert to session options."""
         speed = settings.speed if settings is not None else None
         return SessionOptions(
@@ -82,6 +85,7 @@ class Query(Fields):
             realtime=False,
             raw_chunks=True,
             sample_rate=self.sample_rate_hz,
+            lexicon=references_of(locators),
         )
 
 
@@ -112,6 +116,7 @@ class Input(_Model):
     context_id: str | None = Field(None, max_length=128)
     camel_id: str | None = Field(None, max_length=128, alias="contextId")
     voice_settings: VoiceSettings | None = None
+    pronunciation_dictionary_locators: list[Locator] | None = None
     flush: bool | None = None
     close_context: bool | None = None
     close_socket: bool | None = None
@@ -126,6 +131,7 @@ class Body(_Model):
 
     text: str
     voice_settings: VoiceSettings | None = None
+    pronunciation_dictionary_locators: list[Locator] | None = None
     language_code: str | None = Field(None, max_length=35)
     seed: int | None = None
 

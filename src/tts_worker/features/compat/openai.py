@@ -12,7 +12,6 @@ import base64
 import json
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -25,8 +24,9 @@ from tts_worker.errors import (
     InvalidRequest,
     TextTooLong,
     TTSWorkerError,
-    UnknownVoice,
 )
+from tts_worker.features.compat import cloning
+from tts_worker.features.compat.voice_names import own_voice
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -82,7 +82,7 @@ class SpeechRequest(Fields):
     stream_format: Literal["audio", "sse"] = "audio"
     seed: int = 0
     language: str | None = Field(None, max_length=35)
-    lexicon: dict[str, Any] | None = None
+    lexicon: dict[str, Any] | str | None = None
     sample_rate: int | None = Field(None, ge=8_000, le=48_000)
     ref_audio: str | None = None
     ref_text: str = ""
@@ -95,6 +95,7 @@ class SpeechRequest(Fields):
 def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     """Return OpenAI's routes."""
     routes = Routes(tag="OpenAI")
+    cloning.add_openai_routes(routes, hub)
 
     @routes.post(
         SPEECH_PATH,
@@ -103,14 +104,13 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = _resolve_voice(await _enroll(validate(SpeechRequest, data), hub), hub)
+        speech_request = await enroll_recording(validate(SpeechRequest, data), hub)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         checksums = wants_checksums(request.query_params)
-        options = _options(speech_request, rate_hz, _engine(speech_request.model, hub))
-        options = within_speeds(hub, replace(options, instruct=instruct))
+        options = session_options(speech_request, hub, rate_hz, instruct)
         headers = {} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"}
         encoder = open_encoder(speech_request.response_format, rate_hz)
         if speech_request.stream:
@@ -129,7 +129,7 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     return routes
 
 
-async def _enroll(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
+async def enroll_recording(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
     """Replace the voice by that of the recording in the request, if there is one. Raises as ``SessionHub.enroll``."""
     if request.ref_audio is None:
         if request.ref_text:
@@ -137,17 +137,6 @@ async def _enroll(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
         return request
     voice = await hub.enroll(Body({"ref_audio": request.ref_audio}).recording("ref_audio"), request.ref_text)
     return request.model_copy(update={"voice": voice})
-
-
-def _resolve_voice(request: SpeechRequest, hub: SessionHub) -> SpeechRequest:
-    """Replace one of ``OPENAI_VOICES`` by the default voice if no voice or alias has the name."""
-    if request.voice_name not in OPENAI_VOICES:
-        return request
-    try:
-        hub.voices.get(request.voice_name)
-    except UnknownVoice:
-        return request.model_copy(update={"voice": None})
-    return request
 
 
 def _engine(name: str, hub: SessionHub) -> str | None:
@@ -164,10 +153,12 @@ def _engine(name: str, hub: SessionHub) -> str | None:
     return name
 
 
-def _options(request: SpeechRequest, rate_hz: int, engine: str | None) -> SessionOptions:
-    return SessionOptions(
-        voice=request.voice_name,
-        model=engine,
+def session_options(request: SpeechRequest, hub: SessionHub, rate_hz: int, instruct: str | None) -> SessionOptions:
+    """Convert to session options, the speed within the range of the voice. Raises UnknownModel."""
+    options = SessionOptions(
+        voice=own_voice(hub, request.voice_name, OPENAI_VOICES.__contains__),
+        model=_engine(request.model, hub),
+        instruct=instruct,
         speed=request.speed,
         seed=request.seed,
         language=request.language,
@@ -176,6 +167,7 @@ def _options(request: SpeechRequest, rate_hz: int, engine: str | None) -> Sessio
         raw_chunks=True,
         sample_rate=rate_hz,
     )
+    return within_speeds(hub, options)
 
 
 async def _as_events(

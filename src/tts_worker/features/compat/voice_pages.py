@@ -1,19 +1,30 @@
-"""Search and cursor pagination of the listed voices. A cursor is the name of a voice."""
+"""Search of voices, and cursor pagination of lists. A cursor is the name of a voice or a lexicon."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.voices.description import VoiceDescription
 
 
-@dataclass(frozen=True, slots=True)
-class VoicePage:
-    """One page. ``has_more``: further voices follow in the direction of the paging."""
+class Named(Protocol):
+    """Has a name, which no other one of its list has."""
 
-    voices: Sequence[VoiceDescription]
+    @property
+    def name(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=Named)
+
+
+@dataclass(frozen=True)
+class Page(Generic[Item]):
+    """One page. ``has_more``: further items follow in the direction of the paging."""
+
+    items: Sequence[Item]
     has_more: bool
 
 
@@ -23,24 +34,22 @@ def search(voices: Iterable[VoiceDescription], text: str | None) -> list[VoiceDe
     return [voice for voice in voices if needle in f"{voice.name}\n{voice.description}".casefold()]
 
 
-def page(
-    voices: Sequence[VoiceDescription], *, limit: int, after: str | None = None, before: str | None = None
-) -> VoicePage:
-    """Return at most ``limit`` voices: the first ones after ``after``, or the last ones before ``before``.
+def page(items: Sequence[Item], *, limit: int, after: str | None = None, before: str | None = None) -> Page[Item]:
+    """Return at most ``limit`` items: the first ones after ``after``, or the last ones before ``before``.
 
     Raises:
-        InvalidRequest: A cursor names no voice of the list.
+        InvalidRequest: A cursor names nothing in the list.
     """
-    start = _index(voices, after) + 1 if after is not None else 0
-    stop = _index(voices, before) if before is not None else len(voices)
-    matches = voices[start:stop]
+    start = _index(items, after) + 1 if after is not None else 0
+    stop = _index(items, before) if before is not None else len(items)
+    matches = items[start:stop]
     if before is not None and after is None:
-        return VoicePage(matches[-limit:], len(matches) > limit)
-    return VoicePage(matches[:limit], len(matches) > limit)
+        return Page(matches[-limit:], len(matches) > limit)
+    return Page(matches[:limit], len(matches) > limit)
 
 
-def _index(voices: Sequence[VoiceDescription], cursor: str) -> int:
-    for index, voice in enumerate(voices):
-        if voice.name == cursor:
+def _index(items: Sequence[Named], cursor: str) -> int:
+    for index, item in enumerate(items):
+        if item.name == cursor:
             return index
-    raise InvalidRequest("the cursor names no voice of this list")
+    raise InvalidRequest("the cursor names nothing in this list")

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -107,11 +108,20 @@ def plan(args: argparse.Namespace) -> list[Member]:
     number = per_device * len(devices)
     if not 1 <= number <= 64 or not 0 <= args.port <= 65_535 - number:
         raise InvalidRequest("--workers must be 1 to 64, --port 0 to 65535")
+    for port in range(args.port, args.port + number if args.port else 0):
+        _check_free(port)
     settings = {"engine.memory_share": f"{1 / per_device:.4f}"} if args.gpus is not None and per_device > 1 else {}
     return [
         Member(f"worker-{index + 1}", args.port + index if args.port else 0, device, environment, settings)
         for index, (device, environment) in enumerate(each for each in devices for _ in range(per_device))
     ]
+
+
+def _check_free(port: int) -> None:
+    """Refuse a port on which something listens. Raises InvalidRequest."""
+    with socket.socket() as probe, contextlib.suppress(ConnectionError):
+        probe.connect(("127.0.0.1", port))
+        raise InvalidRequest(f"port {port} is taken: choose others with --port, or free ones with --port 0")
 
 
 async def _up(args: argparse.Namespace, members: list[Member]) -> int:

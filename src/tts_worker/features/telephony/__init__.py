@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def _add_routes(app: Application) -> None:
     from tts_worker.features.telephony.settings import TelephonySettings
 
-    if app.settings.section(TelephonySettings).enabled:
+    if app.settings.section(TelephonySettings).max_calls:
         from tts_worker.features.telephony import routes
 
         routes.add_routes(app)

@@ -17,15 +17,14 @@ class TelephonySettings(FeatureSection):
         public_url: What stands before the path in the address that Twilio connects to (wss://voice.example.com), since
             it signs that address; None takes the host of the request.
         lead_ms: Playout lead. The call has a jitter buffer of this size; a STOP clears it.
-        max_calls: Media streams that may be connected.
+        max_calls: Media streams that may be connected; 0 accepts no calls.
     """
 
-    enabled: bool = True
     twilio_auth_token: SecretStr | None = Field(None, min_length=8)
     telnyx_auth_token: SecretStr | None = Field(None, min_length=8)
     public_url: str | None = Field(None, pattern=r"^wss?://[^/?#@\s]+(/[^?#\s]*)?$")
     lead_ms: Milliseconds = 200.0
-    max_calls: int = Field(256, ge=1, le=100_000)
+    max_calls: int = Field(256, ge=0, le=100_000)
 
 
 SECTIONS = {"telephony": TelephonySettings}

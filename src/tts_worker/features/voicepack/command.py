@@ -20,14 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pulling = actions.add_parser("pull", help="download a published model; resumes a partial download")
     pulling.add_argument("name", help=f"one of: {names}")
     pulling.add_argument("--out", type=Path, metavar="DIR", help="target folder (default: the name of the model)")
-    pulling.add_argument("--source", choices=SOURCES, default=SOURCES[0], help=f"(default {SOURCES[0]})")
-    pulling.add_argument("--base-url", metavar="URL", help="mirror with the same paths, instead of the source")
+    sources = f"{', '.join(SOURCES)}, or the URL of a mirror with the same paths (default {SOURCES[0]})"
+    pulling.add_argument("--source", default=SOURCES[0], help=sources)
     pulling.add_argument("--rl", action="store_true", help="also the reinforcement-tuned language model (CosyVoice3)")
 
     initializing = actions.add_parser("init", help="create a voice pack, a folder FAMILY/NAME, to be filled")
     initializing.add_argument("folder", type=Path, metavar="DIR", help="such as voicepacks/cosyvoice/anna")
-    initializing.add_argument("--language", default="en", help="BCP-47 tag (default en)")
-    initializing.add_argument("--license", default="", help="terms of use of the recordings")
 
     packing = actions.add_parser("pack", help="check a voice pack and write it to a zip file")
     packing.add_argument("folder", type=Path, metavar="DIR")
@@ -67,7 +65,7 @@ def _pull(args: argparse.Namespace) -> int:
             out,
             args.source,
             rl=args.rl,
-            base_url=args.base_url,
+            base_url=args.source if "://" in args.source else None,
             progress=lambda p: bar.update(p.file, p.done_bytes, p.size_bytes),
         )
     print(report)
@@ -75,7 +73,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    print(init_voicepack(args.folder, args.language, args.license))
+    print(init_voicepack(args.folder))
     return 0
 
 

@@ -17,7 +17,7 @@ from tts_worker.voices.details import NEUTRAL
 from tts_worker.voices.packs import METADATA, PROMPTS, PackPrompt, VoicePack, read_voicepack
 
 
-def init_voicepack(folder: Path, language: str, license_name: str) -> Path:
+def init_voicepack(folder: Path, language: str = "en", license_name: str = "") -> Path:
     """Create a voice pack ``<family>/<name>`` to be filled with recordings. Returns its ``metadata.yaml``.
 
     Raises:

@@ -66,7 +66,7 @@ def parse_start_options(options: Mapping[str, str], defaults: StreamFormat) -> S
         frame_ms=stream_format.frame_ms,
         raw_chunks=not stream_format.packetize,
         sample_rate=stream_format.sample_rate_hz,
-        lexicon=None if lexicon is None else parse_object(lexicon, "option lexicon"),
+        lexicon=parse_object(lexicon, "option lexicon") if lexicon and lexicon.lstrip().startswith("{") else lexicon,
         pause_timeout_s=_seconds(own.pause_timeout_ms, start.pause_timeout_s),
         text_idle_timeout_s=_seconds(own.text_idle_timeout_ms, start.text_idle_timeout_s),
     )

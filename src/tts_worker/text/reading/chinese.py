@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable
 
 from tts_worker.text.reading import roman
+from tts_worker.text.reading.folding import WIDE, Fold
 from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -371,32 +372,17 @@ def read_vulgar_fraction(match: re.Match[str]) -> str:
     return f"{mixed}{_number(lower or '1')}分之{_number(upper)}"
 
 
-def read_by_digit(match: re.Match[str]) -> str:
-    return _by_digit(match[0])
-
-
-def read_nth(match: re.Match[str]) -> str:
-    return "第" + _number(match[1])
-
-
-def read_section(match: re.Match[str]) -> str:
-    return f"第{_number(match[1])}节"
-
-
-def read_numbered(match: re.Match[str]) -> str:
-    return _number(match[1]) + "号"
-
-
-def read_comparison(match: re.Match[str]) -> str:
-    return _TABLES["COMPARISONS"][match[0]]
-
-
-def read_subscript(match: re.Match[str]) -> str:
-    return _number(unicodedata.normalize("NFKC", match[0]))
-
-
 def read_bracket(match: re.Match[str]) -> str:
     return " " if _joins(match) else ""
+
+
+_FORMS: dict[str, Callable[[str], str]] = {
+    "number": lambda written: _number(unicodedata.normalize("NFKC", written)),
+    "digits": _by_digit,
+    "comparison": _TABLES["COMPARISONS"].__getitem__,
+}
+"""What the words of a rule may have of a group: ``{1:number}``."""
+_SLOT = re.compile(r"\{(\d):(\w+)\}")
 
 
 def _reading(spoken: str) -> Callable[[re.Match[str]], str | None]:
@@ -404,7 +390,7 @@ def _reading(spoken: str) -> Callable[[re.Match[str]], str | None]:
     if spoken.startswith("@"):
         read: Callable[[re.Match[str]], str | None] = globals()[f"read_{spoken[1:]}"]
         return read
-    return lambda match: match.expand(spoken)
+    return lambda match: _SLOT.sub(lambda slot: _FORMS[slot[2]](match[int(slot[1])]), match.expand(spoken))
 
 
 _RULES = [(compiled(pattern, _NAMED), _reading(spoken)) for pattern, spoken in _TABLES["RULES"].items()]
@@ -422,19 +408,10 @@ _START = re.compile(
 """Where a token begins that is not read as it is written."""
 
 
-class _Fold(dict[int, str]):
-    """Maps wide signs and the digits of other scripts to ASCII, one character to one."""
-
-    def __missing__(self, code: int) -> str:
-        char = chr(code)
-        digit = unicodedata.decimal(char, None)
-        return char if digit is None else str(digit)
-
-
-_FOLD = _Fold(
+_FOLD = Fold(
     {
-        **{0xFEE0 + ord(sign): sign for sign in "#$%&*+-./<=>@\\^_`|~"},
-        **{ord(char): "-" for char in "−﹣‐‑"},
+        **{code: sign for code, sign in WIDE.items() if sign in "#$%&*+-./<=>@\\^_`|~"},
+        **dict.fromkeys(map(ord, "−﹣‐‑"), "-"),
         **{ord("〜"): "~", ord("¥"): "￥", ord("￡"): "£"},
     }
 )

@@ -11,7 +11,8 @@ _LAST_WORD = re.compile(r"([а-яё]+)[ \xa0]\Z", re.IGNORECASE)
 _NOMINATIVE_DATE = frozenset(("сегодня", "завтра", "вчера", "послезавтра", "на", "по", "за", "это"))
 
 
-def _word_before(before: str) -> str:
+def word_before(before: str) -> str:
+    """Return the word at the end of a text, before a space, in small letters."""
     found = _LAST_WORD.search(before)
     return found[1].lower() if found else ""
 
@@ -24,7 +25,7 @@ def case_of_number(number: int, before: str, noun: str = "") -> str:
         before: The text before it, with a preposition at its end or none.
         noun: The word after it.
     """
-    word = _word_before(before)
+    word = word_before(before)
     is_one = number % 10 == 1 and number % 100 != 11
     if noun.endswith(("ами", "ями", "ьми")) or (word in ("с", "со") and is_one and noun.endswith(("ом", "ем"))):
         return "i"
@@ -45,7 +46,7 @@ def gender_of_noun(noun: str, case: str) -> str:
 
 def case_of_date(before: str, after: str) -> str:
     """Return the case of a day: "сегодня пятое мая", "к пятому мая", else "пятого мая"."""
-    word = _word_before(before)
+    word = word_before(before)
     if word in _NOMINATIVE_DATE or re.match(r" ?[—–] ", after):
         return "n"
     return "d" if word in ("к", "ко") else "g"

@@ -13,6 +13,7 @@ from functools import cache
 
 from tts_worker.text.language import LanguageDetector, contains_chinese, primary_tag
 from tts_worker.text.reading import chinese, english
+from tts_worker.text.reading.tables import WORLDWIDE
 from tts_worker.text.span_rewriting import Rewrite, is_plain, rewrite_plain
 from tts_worker.types import Segment
 
@@ -25,9 +26,6 @@ _CONTEXT_CHARS = 60
 _READERS: dict[str, Rewrites] = {"en": english.rewrites, "yue": chinese.rewrites, "zh": chinese.rewrites}
 """What reads a language, by primary tag. Loaded at once, as English takes a quarter of a second."""
 
-_WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
-"""Languages of the module ``worldwide``."""
-
 _SPELLED_DASH = re.compile(r"[-–]\d")
 """Text between two characters that a tag spells: no range."""
 
@@ -35,7 +33,7 @@ _SPELLED_DASH = re.compile(r"[-–]\d")
 @cache
 def rewrites_of(language: str | None) -> Rewrites | None:
     """Return what reads a language (a primary tag); None if nothing does."""
-    if language in _WORLDWIDE:
+    if language in WORLDWIDE:
         from tts_worker.text.reading.worldwide import rewrites_in
 
         return rewrites_in(language)
@@ -101,7 +99,7 @@ class Verbalizer:
             span if span.phonemes is not None or is_plain(span) else span._replace(text=_rewritten(span.text, rewrites))
             for span in segment.spans
         ]
-        return rewrite_plain(replace(segment, spans=tuple(spans)), find)
+        return replace(segment, spans=rewrite_plain(spans, find))
 
 
 def _rewritten(text: str, rewrites: Rewrites) -> str:

@@ -16,15 +16,14 @@ from functools import cache
 from importlib.util import find_spec
 
 from tts_worker.text.reading import roman, russian
+from tts_worker.text.reading.folding import WIDE, Fold
 from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
 _COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
-_NARROW = str.maketrans(
-    {**{chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}, "\u3000": " ", "￥": "¥", "￦": "₩"}
-)
+_FOLD = Fold({**WIDE, ord("\u3000"): " ", ord("￥"): "¥", ord("￦"): "₩"})
 _AFTER_ABBREVIATION = {
     "ABBREVIATIONS": r"(?!\w)",
     "ENDINGS": r"(?!\w)",
@@ -43,9 +42,6 @@ _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
 _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
 _GERMAN_LIST = re.compile(r"(?:\d{1,2}\. ?(?:und|oder|bis|,) )+\Z")  # am 1. und 2.
-_GERMAN_YEAR = re.compile(
-    r"\b(?:Jahr(?:e|es)?|seit|anno|Jahrgang|Sommer|Winter|Herbst|Ende|Anfang|Mitte) \Z", re.IGNORECASE
-)
 _SIMPLE_FRACTIONS = {"1/2": "½", "1/3": "⅓", "2/3": "⅔", "1/4": "¼", "3/4": "¾"}
 
 
@@ -124,7 +120,7 @@ class Reader:
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""
         found: list[Rewrite] = []
-        text = text.translate(_NARROW)
+        text = text if text.isascii() else text.translate(_FOLD)
         place = first
         while start := self._start.search(text, place):
             place = start.start()
@@ -324,9 +320,9 @@ class Reader:
         return self._words.cardinal(match["n"]) + "er"
 
     def read_german_year(self, match: re.Match[str]) -> str | None:
-        if _GERMAN_YEAR.search(match.string, max(0, match.start() - 12), match.start()):
-            return self._words.library(int(match[0]), "year")
-        return None
+        before = match.string[max(0, match.start() - 40) : match.start()]
+        is_year = re.search(rf"\b{self._patterns['before year']} \Z", before, re.IGNORECASE)
+        return self._words.library(int(match[0]), "year") if is_year else None
 
     def read_russian_day(self, match: re.Match[str]) -> str:
         case = russian.case_of_date(match.string[: match.start()], match.string[match.end() :])
@@ -336,14 +332,8 @@ class Reader:
         name = match["name"]
         at_end = "." * (name == "г." and match.end() == len(match.string))
         if name.rstrip(".") == "г":
-            before = match.string[max(0, match.start() - 4) : match.start()].split(" ")
-            name = (
-                "году"
-                if before[-2:-1] in (["в"], ["В"])
-                else "года"
-                if before[-2:-1] in (["с"], ["до"], ["от"])
-                else "год"
-            )
+            before = russian.word_before(match.string[: match.start()])
+            name = self._words.tables["YEAR_AFTER"].get(before, "год")
         case = self._words.tables["YEARS"].get(name)
         number = int(match["y"]) if match["y"].isdecimal() else roman.value(match["y"])
         return f"{self._words.library(number, 'ordinal', case=case)} {name}{at_end}" if case and number else None

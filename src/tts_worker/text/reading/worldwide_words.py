@@ -10,6 +10,7 @@ import re
 from decimal import Decimal
 
 from tts_worker.text.reading import russian
+from tts_worker.text.reading.digit_groups import groups_of
 from tts_worker.text.reading.tables import load
 
 _COMMON = load("worldwide")
@@ -86,8 +87,7 @@ class Words:
         """Return digits one by one; other characters and every three or four digits make a pause."""
         groups = []
         for group in re.findall(r"\d+|[^\W\d_]+", digits):
-            size = {8: 4, 10: 5}.get(len(group), len(group) if len(group) < 6 else 3)
-            parts = re.findall(f".{{{size}}}(?:.$)?|.+", group) if group.isdecimal() else [group]
+            parts = groups_of(group) if group.isdecimal() else [group]
             groups += [self.gap.join(map(self._digit, part)) for part in parts]
         return ("、" if self.language == "ja" else ", ").join(groups)
 
@@ -114,18 +114,14 @@ class Words:
         if not noun or noun.lower() in _COMMON["NO_NOUN"] or _LABEL.search(before):
             return words
         feminine = self.is_feminine(noun)
-        if self.language == "es" and feminine:
-            words = re.sub(r"(?<=ient)os\b", "as", re.sub("uno$", "una", words))
+        if feminine and "FEMININE" in self.tables:
+            for form, of_noun in self.tables["FEMININE"].items():
+                words = re.sub(form, of_noun, words)
         elif self.language == "es" and (number == 1 or noun[-1] == "s"):
             words = re.sub(r"\b(?:veinti)?uno$", lambda one: _ES_ONE[one[0]], words)
-        elif self.language == "pt" and feminine:
-            words = re.sub(r"(?<=ent)os\b", "as", words.replace("dois", "duas") if number % 10 == 2 else words)
-            words = re.sub(r"\bum$", "uma", words)
         elif self.language == "it" and number == 1:
             one = "un'" if re.match("[aeiou]", noun) else "una"
             words = one if feminine else "uno" if re.match("[sS][^aeiouhAEIOUH]|[zZ]", noun) else "un"
-        elif self.language == "fr" and feminine:
-            words = re.sub(r"\bun$", "une", words)
         elif self.language == "de" and number == 1 and noun[0].isupper():
             endings = ("er", "em") if _DATIVE.search(before) and noun not in _NO_DATIVE else ("e", "")
             words = "ein" + endings[not feminine]

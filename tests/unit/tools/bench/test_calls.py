@@ -13,8 +13,8 @@ from websockets.http11 import Request
 from tests.conftest import serving, until
 from tools.bench.calls import AlwaysSpeaking, Calls, SpeakingCall
 from tools.bench.telephone import TelephoneCall
-from tools.bench.timed_websocket import TimedWebSocket
-from tts_worker.errors import EngineFault
+from tts_worker.errors import EngineFault, UnknownVoice
+from tts_worker.features.bench.timed_connection import TimedWebSocket
 
 
 async def test_connection_is_open_when_the_server_has_answered() -> None:
@@ -44,12 +44,24 @@ async def test_connection_is_open_when_the_server_has_answered() -> None:
     assert received == [{"text": "Hello"}]
 
 
-async def test_refused_connection_is_an_error_with_the_status() -> None:
+async def test_refused_connection_is_the_error_of_the_server() -> None:
     async with serving() as address:
         socket = TimedWebSocket(address, lambda at_s, message: None, "/v1/stream?voice=unknown")
+        with pytest.raises(UnknownVoice):
+            await socket.open()
+
+        socket.close()
+
+
+async def test_refusal_of_another_server_is_an_error_with_the_status() -> None:
+    async def never_called(_: ServerConnection) -> None:
+        raise AssertionError
+
+    async with serve(never_called, "127.0.0.1", 0, process_request=lambda it, _: it.respond(404, "no")) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        socket = TimedWebSocket(f"127.0.0.1:{port}", lambda at_s, message: None)
         with pytest.raises(EngineFault, match=r"refused.*404"):
             await socket.open()
-        socket.close()
 
 
 async def test_connection_that_the_server_closes_tells_its_reason() -> None:

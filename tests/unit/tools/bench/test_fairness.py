@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tools.bench import fairness
-from tools.bench.control_websocket import server_process
 from tools.bench.fairness import jain_index, measure_fairness
+from tts_worker.features.bench.server_process import server_process
 
 
 def test_share_index_is_one_for_equal_shares() -> None:

@@ -65,7 +65,7 @@ def onednn_product() -> Product | None:
     It is the operator that Inductor puts into its programs for linear layers. PyTorch does not document it, so it is
     tried first. Where PyTorch is told to use no AVX, MKL's products are the same on all processors.
     """
-    if not _is_amd() or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+    if not is_amd() or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return None
     try:
         product = cast(Product, torch.ops.mkldnn._linear_pointwise.default)
@@ -84,7 +84,7 @@ def products_library() -> str:
     return "MKL" if onednn_product() is None else "oneDNN"
 
 
-def _is_amd() -> bool:
+def is_amd() -> bool:
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:  # not Linux

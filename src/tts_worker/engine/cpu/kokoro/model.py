@@ -103,7 +103,7 @@ def read_model() -> bytes:
         EngineFault: The model does not have the expected hash.
     """
     if any(importlib.util.find_spec(name) is None for name in REQUIRED):
-        raise MissingExtra("the Kokoro voices", "voices")
+        raise MissingExtra("the engine kokoro", "voices")
     parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))
     model = b"".join(part.read_bytes() for part in parts)
     if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
@@ -115,5 +115,5 @@ def _folder(package: str) -> Path:
     """Return the folder of a package without importing it."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("the Kokoro voices", "voices")
+        raise MissingExtra("the engine kokoro", "voices")
     return Path(spec.submodule_search_locations[0])

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment
 
@@ -243,7 +244,8 @@ class Phonemizer:
                     tokens[-1].whitespace = " "
             follows_word = run.is_word
             if run.phonemes is not None:
-                phonemes = run.phonemes if run.is_word else phonemes_of_ipa(run.phonemes)
+                given = run.phonemes
+                phonemes = given if run.is_word else phonemes_of_arpabet(given) or phonemes_of_ipa(given)
                 token = self.make_token(run.text, "NN", "", phonemes=phonemes, rating=5)
                 new_tokens = [token]
                 ranges = [(run.start, run.start + len(run.text))]

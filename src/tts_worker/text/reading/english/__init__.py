@@ -28,6 +28,7 @@ from tts_worker.text.reading.english import (
     version,
 )
 from tts_worker.text.reading.english.tables import TABLES
+from tts_worker.text.reading.folding import WIDE, Fold
 from tts_worker.text.reading.rules import Grammar, RuleSet
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -85,8 +86,7 @@ _TRIGGERS = frozenset(
 )
 """Words that a rule may apply to though the text has no digit or sign."""
 _SWISS_MARK = re.compile(r"(?<=\d)['’](?=\d{3}(?!\d))")  # 1'200
-_OHM, _OMEGA = 0x2126, 0x3A9
-_PLAIN = {**{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}, _OHM: _OMEGA}
+_FOLD = Fold({**WIDE, ord("\u2126"): "\u03a9"})  # ohm, omega
 
 
 def rewrites(text: str, first: int) -> list[Rewrite]:
@@ -94,16 +94,9 @@ def rewrites(text: str, first: int) -> list[Rewrite]:
     if not _SIGNS.search(text, first) and not _has_trigger(text):
         return []
     text = _SWISS_MARK.sub(",", text)
-    return RULES.find_rewrites(text if text.isascii() else _plain(text), first)
+    return RULES.find_rewrites(text if text.isascii() else text.translate(_FOLD), first)
 
 
 def _has_trigger(text: str) -> bool:
     words = set(_WORD.findall(text))
     return not words.isdisjoint(_TRIGGERS) or not (words.isdisjoint(_NUMERALS) or words.isdisjoint(_NUMBERED))
-
-
-def _plain(text: str) -> str:
-    """Return ``text`` with wide characters and digits of other scripts in ASCII, ohms as omega; no place changes."""
-    return "".join(
-        str(int(char)) if char.isdecimal() and not char.isascii() else char for char in text.translate(_PLAIN)
-    )

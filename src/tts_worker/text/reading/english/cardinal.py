@@ -13,14 +13,6 @@ from tts_worker.text.span_rewriting import Rewrite
 _SUFFIXES = {"1": "st", "2": "nd", "3": "rd"}
 
 
-def read_number(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), number(match.group())
-
-
-def read_grouped(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), cardinal(match.group().replace(" ", ""))
-
-
 def read_ordinal(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "21st" and "1,000th"; a suffix that does not fit stays: "1th"."""
     digits = match["digits"].replace(",", "")
@@ -46,3 +38,5 @@ def read_any(match: re.Match[str]) -> Iterator[Rewrite]:
 
 
 read_letters = reads_part(word)
+read_number = reads_part(number)
+read_grouped = reads_part(lambda written: cardinal(written.replace(" ", "")))

@@ -7,24 +7,9 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english.tables import TABLES
 from tts_worker.text.reading.english.words import spell, year
+from tts_worker.text.reading.rules import reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
-_MARK_NAMES = {
-    **{"/": "slash", ".": "dot", "-": "dash", "_": "underscore", "@": "at", "+": "plus", ":": "colon", "#": "hash"},
-    **{
-        "?": "question mark",
-        "=": "equals",
-        "&": "and",
-        "%": "percent",
-        "~": "tilde",
-        "\\": "backslash",
-        "jpg": "jpeg",
-        "JPG": "jpeg",
-    },
-}
-_SAID_DOMAINS = frozenset(
-    ["com", "org", "net", "gov", "biz", "app", "dev", "co", "me", "tv", "in", "to", "edu", "info"]
-)
 _SPELLED = re.compile(
     "(?:us|it|es|a[iou]l|aws|api|ibm|irs|upc"
     "|(?!(?:ad|am|an|as|at|be|by|co|do|go|ha|he|hi|if|in|is|me|mr|ms|my|no|of|oh|ok|on|or|ox|pi|py|so|to|tv|up|we)$)[a-z]{2}"
@@ -43,8 +28,8 @@ def word(part: str) -> str:
     """Return how a part is read: what is no word by the names of its letters."""
     if part.isdecimal():
         return year(part) if re.fullmatch(r"(?:19|20)\d\d", part) else spell(part)
-    if part in _MARK_NAMES:
-        return _MARK_NAMES[part]
+    if part in TABLES["PARTS"]:
+        return TABLES["PARTS"][part]
     if not _SPELLED.fullmatch(part):
         return part
     letters = part.upper()
@@ -55,9 +40,8 @@ def read_address(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "joe@acme.io" as "joe at acme dot io"; the scheme and the query of a URL are not read."""
     groups = match.groupdict("")
     host, dot, domain = (groups.get("email") or groups["host"]).rpartition(".")
-    known = domain.lower() in _SAID_DOMAINS or len(domain) > 3
+    known = domain.lower() in TABLES["SAID_DOMAINS"] or len(domain) > 3
     yield *match.span(), _words(host + dot + (domain if known else domain.upper()) + groups["path"].rstrip("/"))
 
 
-def read_file(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), _words(match.group())
+read_file = reads_part(_words)

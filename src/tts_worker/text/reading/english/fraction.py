@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, ordinal
-from tts_worker.text.reading.rules import part_span
+from tts_worker.text.reading.rules import part_span, reads_part
 from tts_worker.text.span_rewriting import Rewrite
 
 _NAMED = {2: "half", 4: "quarter"}
@@ -47,11 +47,10 @@ def read_mixed(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span("part"), f" and {words}"
 
 
-def read_sign(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), _vulgar(match.group())
-
-
 def read_spoon(match: re.Match[str]) -> Iterator[Rewrite]:
     name = TABLES["SPOONS"][match["name"].lower()]
     is_one = re.fullmatch(r"1|[½⅓⅔¼¾⅛⅜⅝⅞]|\d/\d|(?:of )?an?", match["amount"].lower())
     yield *part_span(match), name if is_one else plural(name)
+
+
+read_sign = reads_part(_vulgar)

@@ -46,8 +46,5 @@ def read_exponent(match: re.Match[str]) -> Iterator[Rewrite]:
     yield *match.span("part"), f" times ten to the {words}"
 
 
-def read_greek(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), TABLES["GREEK"][match.group()]
-
-
 read_formula = reads_part(_formula)
+read_greek = reads_part(TABLES["GREEK"].__getitem__)

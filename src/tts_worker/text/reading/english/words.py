@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tts_worker.text.markup import letter_name
+from tts_worker.text.reading.digit_groups import groups_of
 
 ONES = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -114,8 +115,7 @@ def _spelled(char: str) -> str:
 
 def digit_groups(digits: str) -> str:
     """Return a code in groups that are easy to remember: 6 digits as 3 and 3, 7 as 3 and 4, 8 as 4 and 4."""
-    size = {8: 4, 10: 5, 12: 4}.get(len(digits), len(digits) if len(digits) < 6 else 3)
-    return ", ".join(map(spell, re.findall(f".{{{size}}}(?:.$)?|.+", digits)))
+    return ", ".join(map(spell, groups_of(digits)))
 
 
 def mixed(text: str) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
+"""Languages of the module ``worldwide``, each with a file."""
+
 _NAME = re.compile("(?<!P)<([A-Z_]+)>")
 _HEADING = re.compile(r"\[([A-Z_]+)\]")
 
