@@ -72,7 +72,7 @@ class VoiceModel:
 
 
 class HibariModel:
-    """The loaded networks of all voices; one per process. Loading takes a third of a second and 20 MB for each.
+    """The loaded networks of all voices; one per process. Loading takes a third of a second and 22 MB for each.
 
     Args:
         model_path: The model of the voice ``heart``; None selects the installed one.
