@@ -13,8 +13,8 @@ import json
 from statistics import median
 from time import perf_counter
 
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,

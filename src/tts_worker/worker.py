@@ -42,8 +42,9 @@ from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
 from tts_worker.text.options import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.enrollment import Enrollment
+from tts_worker.voices.installed import cpu_voices
 from tts_worker.voices.library import VoiceLibrary
-from tts_worker.voices.packs import InstalledPack, read_voicepacks
+from tts_worker.voices.packs import InstalledPack, read_voicepack, read_voicepacks
 from tts_worker.voices.store import VoiceStore
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,9 @@ class Worker:
         if voices.directory is not None:
             check_directory("voices.directory", voices.directory, must_exist=True)
         directory = voices.directory or packaged("voicepacks")
-        self.packs: tuple[InstalledPack, ...] = read_voicepacks(directory) if directory is not None else ()
+        packaged_packs = read_voicepacks(directory) if directory is not None else ()
+        of_voices = (read_voicepack(folder) for folder in cpu_voices().values())
+        self.packs: tuple[InstalledPack, ...] = (*of_voices, *packaged_packs)  # the later one of a name applies
         packs = [installed.pack for installed in self.packs]
         stores = {name: self.store_of(engine) for name, engine in settings.engines.items()}
         library = VoiceLibrary(

@@ -11,8 +11,8 @@ import pytest
 from tests.quality.judge import Judge, missing_reason
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.settings import load_settings
 from tts_worker.types import (
     Audio,

@@ -14,6 +14,7 @@ from tools.train import boundaries
 from tools.train.config import Config
 from tools.train.curves import draw, read_curves
 from tools.train.evaluate import STAGES, evaluate
+from tools.train.fast import command as fast
 from tools.train.finetune import METHODS, FineTuning, fine_tune
 from tools.train.pack import PRECISIONS
 from tools.train.runner import Training
@@ -63,7 +64,9 @@ def _add_boundaries(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.train", description="Train a CosyVoice bundle.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.train", description="Train a CosyVoice bundle, or a voice of the CPU engine."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
@@ -95,9 +98,10 @@ def main() -> int:
     _add_finetune(commands)
     _add_evaluate(commands)
     _add_boundaries(commands)
+    fast.add_arguments(commands)
 
     args = parser.parse_args()
-    if args.command in ("run", "stage"):
+    if args.command in ("run", "stage", "fast"):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: STOP.set())
     torch.set_num_threads(args.threads)
@@ -144,6 +148,8 @@ def _run(args: argparse.Namespace) -> int:
         return _boundaries(args)
     if args.command == "finetune":
         return _fine_tune(args)
+    if args.command == "fast":
+        return fast.run(args)
     if args.command == "plot":
         for curve in sorted(args.run.glob("*.jsonl")):
             curve.with_suffix(".svg").write_text(draw(read_curves(curve), curve.stem), "utf-8")

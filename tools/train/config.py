@@ -14,6 +14,9 @@ from tts_worker.errors import ConfigError
 
 T = TypeVar("T")
 
+NO_END = 1 << 60
+"""Step that no training reaches."""
+
 
 @dataclass(frozen=True)
 class TextConfig:
@@ -101,7 +104,7 @@ class StageConfig:
     lr: float = 1e-3
     warmup_steps: int = 200
     hold_steps: int = 4000
-    end_step: int = 1 << 60
+    end_step: int = NO_END
     decay_steps: int = 1000
     weight_decay: float = 0.01
     betas: tuple[float, ...] = (0.9, 0.98)
@@ -158,14 +161,23 @@ class Config:
         Raises:
             ConfigError: An unknown key or a value of the wrong type; names the key.
         """
-        try:
-            values = yaml.safe_load(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: cannot be read as YAML ({error})") from None
-        return build(cls, values, str(path))
+        return load_yaml(cls, path)
 
     def stage(self, name: str) -> StageConfig:
         return self.stages.get(name, StageConfig())
+
+
+def load_yaml(kind: type[T], path: Path) -> T:
+    """Build ``kind``, a dataclass, from a YAML file.
+
+    Raises:
+        ConfigError: An unknown key or a value of the wrong type; names the key.
+    """
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML ({error})") from None
+    return build(kind, values, str(path))
 
 
 def build(kind: type[T], value: Any, where: str) -> T:

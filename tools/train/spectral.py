@@ -13,6 +13,10 @@ _PHASE_RESOLUTIONS = RESOLUTIONS[1:4]
 _MELS = ((1920, 480, 80), (512, 120, 64))  # window, hop, bins
 _FLOOR = 1e-4
 _MEL_FLOOR = 1e-5
+_AUDIBLE_SIZES = (512, 1024, 2048)  # windows of the audible distance
+_AUDIBLE_MEL = (1024, 100)  # window, bins
+_AUDIBLE_FLOOR = 1e-2
+_AUDIBLE_MEL_FLOOR = 1e-4
 _SMALLEST = 1e-3  # of what divides
 
 Spectra = list[tuple[str, Tensor]]
@@ -80,6 +84,33 @@ def _distances(ours: Spectra, theirs: Spectra, scale: Spectra) -> dict[str, Tens
 def _frame_norm(parts: Tensor) -> Tensor:
     """Mean over the frames of the norm of ``parts [B, bins, T, 2]``: ``[B]``."""
     return (parts.square().sum((1, 3)) + 1e-8).sqrt().mean(1)
+
+
+class AudibleDistance:
+    """Distance of one draw from its reference, of what is loud enough to be heard: ``stft`` and ``mel``.
+
+    It needs half the work of the energy distance. Noise is learned a little too quiet, and levels near silence hardly.
+    """
+
+    def __init__(self, rate_hz: int) -> None:
+        self._filters = slaney_filters(rate_hz, _AUDIBLE_MEL[0], _AUDIBLE_MEL[1], 0.0, None)
+
+    def __call__(self, audio: Tensor, reference: Tensor) -> dict[str, Tensor]:
+        """Compare waveforms ``[B, samples]``."""
+        found: dict[str, Tensor] = {}
+        distances = []
+        for size in _AUDIBLE_SIZES:
+            ours, theirs = (magnitude(spectrum(each, size, size // 4)) for each in (audio, reference))
+            error = (ours - theirs).norm() / theirs.norm().clamp(min=_SMALLEST)
+            distances.append(error + _log_distance(ours, theirs, _AUDIBLE_FLOOR))
+            if size == _AUDIBLE_MEL[0]:
+                filters = self._filters.to(audio.device)
+                found["mel"] = _log_distance(filters @ ours, filters @ theirs, _AUDIBLE_MEL_FLOOR)
+        return {"stft": torch.stack(distances).mean(), **found}
+
+
+def _log_distance(ours: Tensor, theirs: Tensor, floor: float) -> Tensor:
+    return ((ours + floor).log() - (theirs + floor).log()).abs().mean()
 
 
 class Discriminator(nn.Module):

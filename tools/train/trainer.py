@@ -153,6 +153,7 @@ def train(
     *,
     minutes: float = math.inf,
     until_step: int = 1 << 60,
+    save_every_s: float = SAVE_EVERY_S,
     report: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
@@ -165,7 +166,7 @@ def train(
         if len(logged) == LOG_STEPS:
             _log(stage, run, _means(logged), report)
             logged.clear()
-        if clock() - saved > SAVE_EVERY_S:
+        if clock() - saved > save_every_s:
             save(stage, run)
             saved = clock()
     save(stage, run)

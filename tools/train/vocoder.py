@@ -9,14 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tools.train.adversary import Adversary
 from tools.train.config import StageConfig
-from tools.train.spectral import (
-    Discriminator,
-    SpectralDistance,
-    adversarial_loss,
-    discriminator_loss,
-    feature_loss,
-)
+from tools.train.spectral import SpectralDistance
 from tools.train.trainer import Stage
 from tts_worker.engine.cosyvoice.networks.hift import Hift
 
@@ -115,10 +110,7 @@ class VocoderStage(Stage):
         self.frames = int(settings.option("frames", 25))
         self.distance = SpectralDistance(net.dims.sample_rate_hz)
         self._discriminator_from = int(settings.option("discriminator_from", 1 << 60))
-        torch.manual_seed(seed)
-        self.discriminator = Discriminator(int(settings.option("channels", 24))).to(self.device)
-        self._judges = list(self.discriminator.parameters())
-        self._judge_optimizer = self.make_optimizer(self._judges)
+        self._adversary = Adversary(self)
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         count = self.settings.batch
@@ -135,7 +127,7 @@ class VocoderStage(Stage):
         loss = loss + _PITCH_WEIGHT * pitch_error
         metrics = {"loss": loss, **parts, "pitch_hz": pitch_error}
         if self.step >= self._discriminator_from:
-            loss = loss + self._play(draws[:count], reference, metrics)
+            loss = loss + self._adversary.play(draws[:count], reference, metrics)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     @torch.no_grad()
@@ -147,13 +139,11 @@ class VocoderStage(Stage):
         return {**{name: float(value) for name, value in parts.items()}, "pitch_hz": float(pitch_error)}
 
     def state(self) -> dict[str, Any]:
-        judge = {"net": self.discriminator.state_dict(), "optimizer": self._judge_optimizer.state_dict()}
-        return {**super().state(), "discriminator": judge}
+        return {**super().state(), "discriminator": self._adversary.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self.discriminator.load_state_dict(state["discriminator"]["net"])
-        self._judge_optimizer.load_state_dict(state["discriminator"]["optimizer"])
+        self._adversary.load_state(state["discriminator"])
 
     def _resynthesize(
         self, starts: Tensor, flow_count: int, generator: torch.Generator
@@ -179,21 +169,6 @@ class VocoderStage(Stage):
         noise = torch.randn(shape, generator=generator, device=self.device)
         source = self.hift.m_source(pitch.repeat(2, 1), phase.repeat(2, 1), noise)
         return self.hift.decode(mel.repeat(2, 1, 1), source), reference, error
-
-    def _play(self, audio: Tensor, reference: Tensor, metrics: dict[str, Tensor]) -> Tensor:
-        """Train the discriminator, and return what it adds to the loss."""
-        real = self.discriminator(reference)
-        loss = discriminator_loss(real, self.discriminator(audio.detach()))
-        self.apply(self._judge_optimizer, loss, self._judges)
-        self.discriminator.requires_grad_(False)
-        with torch.no_grad():
-            real = self.discriminator(reference)
-        fake = self.discriminator(audio)
-        self.discriminator.requires_grad_(True)
-        adversarial, features = adversarial_loss(fake), feature_loss(real, fake)
-        metrics.update(discriminator=loss, adversarial=adversarial, features=features)
-        weights = self.settings.option("adversarial", 0.3), self.settings.option("features", 1.0)
-        return weights[0] * adversarial + weights[1] * features
 
 
 def draw_starts(starts: Tensor, count: int, generator: torch.Generator) -> Tensor:

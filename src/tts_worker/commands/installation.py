@@ -13,6 +13,9 @@ NAME = "tts-worker"
 CLIENT = "tts-worker-client"
 """The distribution that NAME depends on in the same version. It is in the folder ``packages`` of the clone."""
 
+_PACKAGES = {"livekit": "livekit-plugins-tts-worker", "cpu-voices": "tts-worker-voices"}
+"""Distributions in the folder ``packages`` that extras bring."""
+
 
 def install_command(extra: str = "") -> str:
     """Return the pip command that installs the package and its client again, with ``extra`` if given.
@@ -49,7 +52,7 @@ def _sources(editable: str, clone: str, extra: str) -> str:
 
 def _packages(extra: str) -> list[str]:
     """Return the distributions of the folder ``packages`` that an installation with ``extra`` needs."""
-    return [CLIENT, "livekit-plugins-tts-worker"] if extra == "livekit" else [CLIENT]
+    return [CLIENT, _PACKAGES[extra]] if extra in _PACKAGES else [CLIENT]
 
 
 def _brackets(extra: str) -> str:

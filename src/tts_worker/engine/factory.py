@@ -20,6 +20,8 @@ from tts_worker.settings import (
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
+from tts_worker.voices.installed import CPU_MODEL
+from tts_worker.voices.packs import read_voicepack
 
 _SAMPLED_BYTES = 65_536
 
@@ -67,9 +69,10 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     voices: tuple[str, ...] = ()
     languages: tuple[str, ...]
     if isinstance(settings, HibariEngineSettings):
-        from tts_worker.engine.cpu.hibari.engine import LANGUAGE, VOICE
+        from tts_worker.engine.cpu.hibari.engine import LANGUAGE
+        from tts_worker.engine.cpu.hibari.model import VOICE
 
-        voices = (VOICE,)
+        voices = (VOICE, *settings.installed_packs())
         languages = (LANGUAGE,)
     elif isinstance(settings, KokoroEngineSettings):
         from tts_worker.engine.cpu.kokoro.model import LANGUAGES
@@ -120,9 +123,14 @@ def stored_voices_dir(settings: EngineSettings) -> Path | None:
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
     from tts_worker.engine.cpu.hibari.engine import HibariEngine
-    from tts_worker.engine.cpu.hibari.model import HibariModel
+    from tts_worker.engine.cpu.hibari.model import HibariModel, VoiceModel
 
-    return HibariEngine(HibariModel(threads=settings.threads), max_utterances=settings.max_utterances)
+    voices = {
+        name: VoiceModel(name, folder / CPU_MODEL, read_voicepack(folder).pack.model_sha256 or "")
+        for name, folder in settings.installed_packs().items()
+    }
+    model = HibariModel(threads=settings.threads, voices=voices.values())
+    return HibariEngine(model, max_utterances=settings.max_utterances)
 
 
 def _kokoro(settings: KokoroEngineSettings) -> Engine:

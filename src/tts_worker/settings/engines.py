@@ -9,13 +9,33 @@ from pydantic import Field, field_validator
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.section import Section
-from tts_worker.voices.installed import installed_voice, installed_voices
+from tts_worker.voices.installed import cpu_voices, installed_voice, installed_voices
 
 
 class HibariEngineSettings(Section):
+    """Settings of the CPU engine.
+
+    Attributes:
+        voices: Installed voices to load besides ``heart``; None loads all. Each takes memory for its model.
+    """
+
     kind: Literal["hibari"] = "hibari"
     max_utterances: int = Field(64, ge=1)
     threads: int = Field(1, ge=1, le=64)
+    voices: tuple[str, ...] | None = None
+
+    @field_validator("voices")
+    @classmethod
+    def _check_voices(cls, voices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        installed = cpu_voices()
+        for name in voices or ():
+            if name not in installed:
+                raise ValueError(f"no voice {name!r} is installed; installed: {', '.join(installed) or 'none'}")
+        return voices
+
+    def installed_packs(self) -> dict[str, Path]:
+        """Return the voice packs of the further voices, by name. Raises BundleError."""
+        return {name: pack for name, pack in cpu_voices().items() if self.voices is None or name in self.voices}
 
 
 class ToneEngineSettings(Section):

@@ -40,7 +40,7 @@ class VoiceCatalog:
     Args:
         packs: Voice packs, for descriptions and lexicons.
         default: Voice of requests without one; None selects the first voice.
-        aliases: Alternative name -> voice.
+        aliases: Alternative name -> voice; those of voice packs come after them.
         on_demand: List the voices of engines that are not loaded.
 
     Voices of an engine that is not loaded (``add_unloaded``, ``mark_unloaded``) are known, and listed if ``on_demand``:
@@ -194,6 +194,7 @@ class VoiceCatalog:
             license=about.license or pack.license,
             loudness_lufs=pack.loudness_lufs if about.loudness_lufs is None else about.loudness_lufs,
             capabilities=_capabilities(name, known.info, about, pack),
+            aliases=pack.aliases,
             stored=details,
         )
 
@@ -263,7 +264,8 @@ class VoiceCatalog:
         for voices in (self._voices, self._enrolled, self._unloaded, self._styles):
             if name in voices:
                 return voices[name]
-        return None
+        named = (*self._voices.values(), *self._unloaded.values())
+        return next((voice for voice in named if name in voice.aliases), None)
 
     def is_taken(self, name: str) -> bool:
         """Whether a voice or an alias has the name."""

@@ -19,6 +19,7 @@ class VoiceDescription:
     Attributes:
         capabilities: Those of the engine that the voice has, and what its voice pack declares.
         styles: Styles of the voice; each is addressed as ``NAME@STYLE``, the neutral one as ``NAME``.
+        aliases: Further names of the voice.
         stored: Details of a stored voice; None for a voice that belongs to its engine.
     """
 
@@ -34,6 +35,7 @@ class VoiceDescription:
     styles: tuple[str, ...] = ()
     license: str | None = None
     capabilities: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     stored: VoiceDetails | None = None
 
     @property

@@ -1,7 +1,8 @@
-"""Voices that are installed as packages: model directories announced by the entry point group ``tts_worker.voices``.
+"""Voices that are installed as packages and announced by entry points.
 
-The name of an entry point is the name of the voice, its value a package, which has the model directory in its folder
-``voicepacks/NAME``. The package is not imported.
+The name of an entry point is the name of the voice, its value a package, which is not imported. In the group
+``tts_worker.voices`` the package has a model directory of CosyVoice in its folder ``voicepacks/NAME``; in the group
+``tts_worker.cpu_voices`` it has a voice pack with the model of a voice of the CPU engine in ``voicepacks/hibari/NAME``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from pathlib import Path
 from tts_worker.errors import BundleError, UnknownVoice
 
 GROUP = "tts_worker.voices"
+CPU_GROUP = "tts_worker.cpu_voices"
 FOLDER = "voicepacks"
+CPU_FAMILY = "hibari"
+CPU_MODEL = "model.onnx"
+"""The model of a voice of the CPU engine, in its voice pack."""
 
 
 def installed_voices() -> dict[str, Path]:
@@ -22,7 +27,17 @@ def installed_voices() -> dict[str, Path]:
     Raises:
         BundleError: A package announces a voice that it does not contain.
     """
-    return {point.name: _folder(point.name, point.value) for point in sorted(entry_points(group=GROUP))}
+    return {point.name: _folder(point.name, point.value, FOLDER) for point in sorted(entry_points(group=GROUP))}
+
+
+def cpu_voices() -> dict[str, Path]:
+    """Voice packs of the CPU engine's further voices, by name, sorted.
+
+    Raises:
+        BundleError: A package announces a voice that it does not contain.
+    """
+    points = sorted(entry_points(group=CPU_GROUP))
+    return {point.name: _folder(point.name, point.value, f"{FOLDER}/{CPU_FAMILY}") for point in points}
 
 
 def installed_voice(name: str | None) -> tuple[str, Path]:
@@ -45,12 +60,12 @@ def installed_voice(name: str | None) -> tuple[str, Path]:
     return name, voices[name]
 
 
-def _folder(voice: str, module: str) -> Path:
+def _folder(voice: str, module: str, within: str) -> Path:
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
         spec = None
-    folders = [Path(place) / FOLDER / voice for place in (spec.submodule_search_locations or () if spec else ())]
+    folders = [Path(place) / within / voice for place in (spec.submodule_search_locations or () if spec else ())]
     for folder in folders:
         if folder.is_dir():
             return folder

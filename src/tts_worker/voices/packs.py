@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
@@ -31,6 +31,7 @@ MAX_METADATA_BYTES = 1 << 20
 MAX_TRANSCRIPT_BYTES = 16 << 10
 PROMPTS = "prompts"
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".webm")
+VoiceName = Annotated[str, StringConstraints(pattern=r"^[^\W_][\w.-]{0,63}$")]  # letters and digits of any script
 _STYLE = r"^\w[\w-]{0,31}$"
 
 
@@ -53,19 +54,23 @@ class VoicePack(VoiceMetadata):
         styles: Recordings by style; a list names those with the default files.
         loudness_lufs: Integrated loudness of its speech; None has it measured when the voice is first used.
         lexicon: Word -> spelling or /phonemes/.
+        aliases: Further names of the voice; a voice with such a name goes first.
+        model_sha256: Hash of the voice's model, for a pack with one.
         model_id: Of the older schema, like all attributes after it; only ``audio.sample_rate`` and
             ``reference_audio.default_reference`` are used.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[^\W_][\w.-]{0,63}$")  # letters and digits of any script
+    name: VoiceName
     family: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")
     capabilities: tuple[Tag, ...] = Field((), max_length=32)
     sample_rate: int | None = Field(None, ge=8_000, le=192_000)
     styles: dict[str, PackStyle] = Field(default_factory=dict, max_length=32)
     loudness_lufs: float | None = Field(None, ge=-60, le=0)
     lexicon: dict[str, Any] = Field(default_factory=dict)
+    aliases: tuple[VoiceName, ...] = Field((), max_length=8)
+    model_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     model_id: str | None = None
     version: str | None = None
     author: str | None = None

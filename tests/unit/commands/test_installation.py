@@ -66,6 +66,7 @@ def test_command_without_installation_is_for_the_clone(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     assert install_command("grpc") == 'pip install "./packages/tts-worker-client" ".[grpc]" in the clone of tts-worker'
     assert '"./packages/livekit-plugins-tts-worker" ".[livekit]"' in install_command("livekit")
+    assert '"./packages/tts-worker-voices" ".[cpu-voices]"' in install_command("cpu-voices")
 
 
 def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_doctor_accepts_the_pythons_of_the_packages() -> None:
     minors = range(oldest[1], newest[1] + 1)
     root = Path(__file__).parents[3]
     projects = [root / "pyproject.toml", *root.glob("packages/*/pyproject.toml")]
-    assert len(projects) == 4
+    assert len(projects) == 5
     for project in projects:
         text = project.read_text("utf-8")
         assert f'requires-python = ">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"' in text, project

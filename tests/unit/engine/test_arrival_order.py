@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.engine_contract import PLENTY_SAMPLES, EngineCase, EngineDriver, segments
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.engine.tone import ToneEngine
 from tts_worker.types import Audio, Boundary, Done, SynthesisParams, UtteranceKey
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, VOICE, HibariModel, Spectra, VoiceModel, default_model_path
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
@@ -379,6 +379,7 @@ class FaultyModel:
 
     def __init__(self, model: HibariModel, error: Exception | None = None, after_calls: int = 0) -> None:
         self._model = model
+        self.voices = model.voices
         self._error = error
         self._good_calls = after_calls
 
@@ -386,8 +387,8 @@ class FaultyModel:
     def phonemizer(self) -> Phonemizer:
         return self._model.phonemizer
 
-    def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
-        spectra = self._model.predict(ids, speed)
+    def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
+        spectra = self._model.predict(ids, speed, voice)
         if self._good_calls:
             self._good_calls -= 1
             return spectra
@@ -430,3 +431,78 @@ def test_open_without_text_has_no_work(hibari_model: HibariModel) -> None:
     assert not driver.engine.has_work
     driver.send(Text(KEY, segments(("Hello.", Boundary.END))[0]))
     assert driver.engine.has_work
+
+
+# -- further voices ---------------------------------------------------------------------------------------------------
+
+HIGHER_HZ = 40.0
+
+
+@pytest.fixture(scope="module")
+def higher_voice(tmp_path_factory: pytest.TempPathFactory) -> VoiceModel:
+    """A voice that differs from ``heart`` in its pitch only: by a constant in the weights."""
+    onnx = pytest.importorskip("onnx", reason="writes a model")
+    model = onnx.load(str(default_model_path()))
+    bias = next(tensor for tensor in model.graph.initializer if tensor.name == "pn.pro_out.bias")
+    values = onnx.numpy_helper.to_array(bias) + np.array([HIGHER_HZ, HIGHER_HZ, 0, 0], np.float32) / 100
+    bias.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), bias.name))
+    path = tmp_path_factory.mktemp("voice") / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return VoiceModel("higher", path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture(scope="module")
+def two_voices(higher_voice: VoiceModel) -> HibariModel:
+    return HibariModel(voices=[higher_voice])
+
+
+def test_each_voice_has_its_weights(two_voices: HibariModel, hibari_model: HibariModel) -> None:
+    assert two_voices.voices == HibariEngine(two_voices).info.voices == ("heart", "higher")
+    ids = next(phrase for phrase in hibari_model.phonemizer.phonemize(Segment.whole("Good morning.")) if phrase).ids
+    alone, heart, higher = (
+        hibari_model.predict(ids, 1.0),
+        two_voices.predict(ids, 1.0),
+        two_voices.predict(ids, 1.0, "higher"),
+    )
+    assert np.array_equal(heart.parts, alone.parts)
+    assert np.array_equal(heart.f0_hz, alone.f0_hz)
+    voiced = heart.f0_hz > 60
+    assert np.allclose((higher.f0_hz - heart.f0_hz)[voiced], HIGHER_HZ, atol=0.1)
+
+
+def test_utterances_of_two_voices_sound_as_alone(two_voices: HibariModel, hibari_model: HibariModel) -> None:
+    text = ("One engine speaks with both voices. They take turns.", Boundary.SENTENCE)
+    driver = make_driver(two_voices)
+    outputs = {name: driver.outputs.setdefault(UtteranceKey(name, 1), EngineOutput()) for name in two_voices.voices}
+    for name in outputs:
+        driver.send(Open(UtteranceKey(name, 1), replace(PARAMS, voice=name), 10 * SAMPLE_RATE_HZ))
+        driver.send_text(UtteranceKey(name, 1), segments(text))
+    driver.drain()
+    assert outputs["heart"].pcm == speak(hibari_model, text).pcm
+    assert outputs["higher"].pcm == speak(two_voices, text, params=replace(PARAMS, voice="higher")).pcm
+    assert outputs["higher"].pcm != outputs["heart"].pcm
+
+
+def test_unknown_voice_fails_the_utterance(two_voices: HibariModel) -> None:
+    output = speak(two_voices, ("Hello.", Boundary.SENTENCE), params=replace(PARAMS, voice="lower"))
+    assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [ErrorCode.UNKNOWN_VOICE]
+
+
+def test_warm_up_covers_all_voices(two_voices: HibariModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = set()
+    predict = HibariModel.predict
+
+    def record(model: HibariModel, ids: object, speed: float, voice: str = VOICE) -> Spectra:
+        used.add(voice)
+        return predict(model, ids, speed, voice)
+
+    monkeypatch.setattr(HibariModel, "predict", record)
+    HibariEngine(two_voices).warm_up()
+    assert used == {"heart", "higher"}
+
+
+def test_further_model_with_another_hash_is_rejected(higher_voice: VoiceModel) -> None:
+    with pytest.raises(EngineFault, match=r"voice higher does not match .*install the package"):
+        HibariModel(voices=[replace(higher_voice, sha256="0" * 64)])
+    with pytest.raises(EngineFault, match=r"voice higher cannot be read"):
+        HibariModel(voices=[replace(higher_voice, path=Path("missing.onnx"))])

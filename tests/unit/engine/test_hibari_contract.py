@@ -6,8 +6,8 @@ import pytest
 
 from tests.contract.engine_contract import CONTRACT, ContractCheck, EngineCase, segments
 from tts_worker.engine.base import Engine
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.types import Boundary, SynthesisParams
 
 

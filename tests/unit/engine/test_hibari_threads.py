@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tts_worker.engine.cpu.hibari.engine import VOICE, HibariEngine
-from tts_worker.engine.cpu.hibari.model import HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.engine import HibariEngine
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.phrases.sequence import PhrasePhase
 from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.engine.scheduler import Need
@@ -42,6 +42,7 @@ class GatedModel:
 
     def __init__(self, model: HibariModel) -> None:
         self._model = model
+        self.voices = model.voices
         self.gate = threading.Event()
         self.threads: list[str] = []
         self.error: Exception | None = None
@@ -51,13 +52,13 @@ class GatedModel:
     def phonemizer(self) -> Phonemizer:
         return self._model.phonemizer
 
-    def predict(self, ids: tuple[int, ...], speed: float) -> Spectra:
+    def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         self.threads.append(threading.current_thread().name)
         assert self.gate.wait(LIMIT_S)
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        spectra = self._model.predict(ids, speed)
+        spectra = self._model.predict(ids, speed, voice)
         self.runs_ended.release()
         return spectra
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.train.spectral import SpectralDistance
+from tools.train.spectral import AudibleDistance, SpectralDistance
 
 RATE_HZ = 24_000
 SAMPLES = 6_000
@@ -44,3 +44,20 @@ def test_what_is_certain_has_no_distance() -> None:
     distances = SpectralDistance(RATE_HZ).energy(tone.repeat(2, 1), tone)
     assert set(distances) == {"magnitude", "log", "mel", "complex"}
     assert all(float(value) < 1e-3 for value in distances.values())
+
+
+@given(seed=st.integers(0, 1000), gain=st.sampled_from([0.3, 0.7, 1.5]))
+@settings(max_examples=6, deadline=None)
+def test_audible_distance_grows_with_the_difference(seed: int, gain: float) -> None:
+    distance = AudibleDistance(RATE_HZ)
+    reference = noise(seed, 2, 0.1)
+    assert all(float(value) == 0 for value in distance(reference, reference).values())
+    near, far = distance(gain * reference, reference), distance(gain**2 * reference, reference)
+    assert all(0 < float(near[name]) < float(far[name]) for name in ("stft", "mel"))
+
+
+def test_audible_distance_hardly_counts_what_nobody_hears() -> None:
+    distance = AudibleDistance(RATE_HZ)
+    speech = noise(1, 2, 0.1)
+    silence, quiet = torch.zeros(2, SAMPLES), noise(2, 2, 3e-6)
+    assert float(distance(quiet, silence)["mel"]) < 0.1 * float(distance(0.7 * speech, speech)["mel"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tts_worker.cli import main
+from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, default_model_path
+from tts_worker.engine.factory import info_before_loading
 from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
-from tts_worker.settings import load_settings
+from tts_worker.settings import HibariEngineSettings, Settings, load_settings
 from tts_worker.voices import installed
-from tts_worker.voices.installed import installed_voice, installed_voices
+from tts_worker.voices.installed import CPU_GROUP, CPU_MODEL, cpu_voices, installed_voice, installed_voices
+from tts_worker.worker import Worker
 
 
 @pytest.fixture
@@ -27,18 +32,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(site: Path, voice: str, *, complete: bool = True) -> Path:
-    """Lay out a package as pip would; returns its model directory."""
+def install(
+    site: Path, voice: str, *, complete: bool = True, group: str = "tts_worker.voices", within: str = "voicepacks"
+) -> Path:
+    """Lay out a package as pip would; returns its model directory or voice pack."""
     info = site / f"{voice}_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {voice}-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[tts_worker.voices]\n{voice} = {voice}_package\n")
-    folder = site / f"{voice}_package" / "voicepacks" / voice
+    (info / "entry_points.txt").write_text(f"[{group}]\n{voice} = {voice}_package\n")
+    package = site / f"{voice}_package"
+    folder = package / within / voice
     if complete:
         folder.mkdir(parents=True)
-        (folder.parents[1] / "__init__.py").write_text(
-            "raise RuntimeError('finding a voice runs no code of its package')"
-        )
+        (package / "__init__.py").write_text("raise RuntimeError('finding a voice runs no code of its package')")
     return folder
 
 
@@ -94,3 +100,48 @@ def test_settings_file_names_an_installed_voice(site: Path) -> None:
 def test_say_without_a_voice_tells_what_to_install(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "--engine", "cosyvoice", "--voice", "nano", "Hello."]) != 0
     assert "pip install ./packages/tts-worker-voice-nano" in capsys.readouterr().err
+
+
+def install_cpu_voice(site: Path, voice: str) -> Path:
+    return install(site, voice, group=CPU_GROUP, within="voicepacks/hibari")
+
+
+def test_voices_of_the_cpu_engine_are_found_apart(site: Path) -> None:
+    bella, anna = install_cpu_voice(site, "bella"), install(site, "anna")
+    assert cpu_voices() == {"bella": bella}
+    assert installed_voices() == {"anna": anna}
+
+
+def test_cpu_engine_has_the_chosen_voices(site: Path) -> None:
+    bella, anna = install_cpu_voice(site, "bella"), install_cpu_voice(site, "anna")
+
+    def engine(**values: object) -> HibariEngineSettings:
+        settings = load_settings(None, {"engines": {"c": {"kind": "hibari", **values}}}, replaced=("engines",))
+        return cast(HibariEngineSettings, settings.engines["c"])
+
+    assert engine().installed_packs() == {"anna": anna, "bella": bella}
+    assert engine(voices=["bella"]).installed_packs() == {"bella": bella}
+    assert engine(voices=[]).installed_packs() == {}
+    assert info_before_loading("c", engine()).voices == ("heart", "anna", "bella")
+    with pytest.raises(TTSWorkerError, match="no voice 'carla' is installed; installed: anna, bella"):
+        engine(voices=["carla"])
+
+
+async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
+    """Its weights are those of ``heart``, under another name."""
+    pack = install_cpu_voice(site, "hannah_p")
+    shutil.copy(default_model_path(), pack / CPU_MODEL)
+    (pack / "metadata.yaml").write_text(
+        f"aliases: [hannah]\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n", "utf-8"
+    )
+    worker = Worker(Settings())
+    await worker.start()
+    try:
+        voices = worker.hub.voices
+        assert [voice.name for voice in voices] == ["heart", "hannah_p"]
+        assert voices.default == "heart"
+        assert voices.get("hannah") == voices.get("hannah_p")
+        assert voices.get("hannah").loudness_lufs == -25.9
+        assert voices.is_taken("hannah")
+    finally:
+        await worker.stop()

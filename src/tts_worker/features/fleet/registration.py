@@ -45,7 +45,10 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
                 cpu_ok=any(voice.info.device == "cpu" for voice in voices),
                 languages=sorted({tag for voice in voices for tag in voice.languages}),
                 max_concurrent_sessions=hub.max_sessions,
-                voices=[*(voice.name for voice in voices), *settings.voices.aliases],
+                voices=[
+                    *(name for voice in voices for name in (voice.name, *voice.aliases)),
+                    *settings.voices.aliases,
+                ],
                 sample_rates=list(SAMPLE_RATES_HZ),
                 protocol_version=PROTOCOL_VERSION,
             ),

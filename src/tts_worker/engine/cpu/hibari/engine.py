@@ -1,4 +1,4 @@
-"""The CPU voice: hibari-tts behind the ``Engine`` protocol."""
+"""The voices of the CPU engine: hibari-tts behind the ``Engine`` protocol."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tts_worker.engine.cpu.hibari.model import HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
 from tts_worker.engine.cpu.phrases.network import PhraseNetwork
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
 
-VOICE = "heart"
 LANGUAGE = "en"
 SPEED_RANGE = (0.5, 2.0)
 
@@ -29,7 +28,7 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
         return self._model.phonemizer.phonemize(segment, round(MAX_PHONEMES * min(1.0, params.speed)))
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
-        return self._model.predict(phrase.ids, params.speed)
+        return self._model.predict(phrase.ids, params.speed, params.voice)
 
     def synthesis(
         self, phrase: Phrase, prediction: Spectra, params: SynthesisParams, noise: np.random.Generator
@@ -40,11 +39,11 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
 class HibariEngine(PhraseEngine[Spectra]):
     """Synthesizes English speech on the CPU.
 
-    ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: the voice
-    has one style.
+    ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: a voice
+    has one style. Utterances of all voices share the two threads, and cost the same.
 
     Args:
-        model: The network.
+        model: The network, with one set of weights for each voice.
         max_utterances: Utterances served at a time.
     """
 
@@ -52,7 +51,7 @@ class HibariEngine(PhraseEngine[Spectra]):
         super().__init__(
             EngineInfo(
                 name="hibari",
-                voices=(VOICE,),
+                voices=model.voices,
                 languages=(LANGUAGE,),
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
@@ -61,9 +60,12 @@ class HibariEngine(PhraseEngine[Spectra]):
             ),
             _HibariNetwork(model),
         )
+        self._further_voices = model.voices[1:]
 
     def warm_up(self) -> None:
         """Synthesize once through every path: both speed limits, short and long text, an unknown word, given phonemes.
+
+        Further voices say a word each.
 
         Raises:
             EngineFault: Synthesis fails or its output is silent.
@@ -78,3 +80,5 @@ class HibariEngine(PhraseEngine[Spectra]):
                 (1.0, Segment.whole(long_text)),
             ],
         )
+        for voice in self._further_voices:
+            self.warm_up_with(voice, [(1.0, Segment.whole("Hello"))])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
 
+VOICE = "heart"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
 
@@ -54,28 +56,43 @@ class Spectra:
         return len(self.f0_hz)
 
 
-class HibariModel:
-    """The loaded network; one per process. Loading takes a third of a second.
+@dataclass(frozen=True, slots=True)
+class VoiceModel:
+    """Weights of a further voice.
 
-    Args:
-        model_path: The model; None selects the one of the installed voice.
-        threads: Threads of the network; one is fastest for a model this small.
-
-    Raises:
-        EngineFault: The voice is not installed, or the model is missing or does not have the expected hash.
+    Attributes:
+        name: Name of the voice.
+        path: A model with the inputs and outputs of hibari.onnx.
+        sha256: Its hash.
     """
 
-    def __init__(self, model_path: Path | None = None, threads: int = 1) -> None:
-        assets = _assets()
-        path = model_path or assets / "hibari.onnx"
-        try:
-            model = path.read_bytes()
-        except OSError as error:
-            raise EngineFault(f"the voice model cannot be read ({error.strerror}); {REPAIR}") from None
-        if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
-            raise EngineFault(f"the voice model {path.name} does not match the version this release requires; {REPAIR}")
-        self._assets = assets
-        self._session = open_session(model, OUTPUTS, threads)
+    name: str
+    path: Path
+    sha256: str
+
+
+class HibariModel:
+    """The loaded networks of all voices; one per process. Loading takes a third of a second and 22 MB for each.
+
+    Args:
+        model_path: The model of the voice ``heart``; None selects the installed one.
+        threads: Threads of the network; one is fastest for a model this small.
+        voices: Further voices.
+
+    Attributes:
+        voices: Names of the voices, ``heart`` first.
+
+    Raises:
+        EngineFault: The voice is not installed, or a model is missing or does not have the expected hash.
+    """
+
+    def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
+        self._assets = _assets()
+        heart = VoiceModel(VOICE, model_path or default_model_path(), MODEL_SHA256)
+        self._sessions = {VOICE: _open(heart, threads, REPAIR)}
+        for voice in voices:
+            self._sessions[voice.name] = _open(voice, threads, "install the package of the voice again")
+        self.voices = tuple(self._sessions)
         self._phonemizer: Phonemizer | None = None
 
     @property
@@ -86,20 +103,39 @@ class HibariModel:
             self._phonemizer = Phonemizer(EnglishG2P.load(), vocabulary)
         return self._phonemizer
 
-    def predict(self, ids: Sequence[int], speed: float) -> Spectra:
+    def predict(self, ids: Sequence[int], speed: float, voice: str = VOICE) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.
 
         Args:
             ids: Phoneme ids including both pads.
             speed: 1.0 is the normal speed.
+            voice: One of ``voices``.
         """
         inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
-        head, f0_hz, durations = self._session.run(OUTPUTS, inputs)
+        head, f0_hz, durations = self._sessions[voice].run(OUTPUTS, inputs)
         return Spectra(
             parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
             f0_hz=f0_hz[0],
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
+
+
+def _open(voice: VoiceModel, threads: int, repair: str) -> Any:
+    try:
+        model = voice.path.read_bytes()
+    except OSError as error:
+        raise EngineFault(f"the model of the voice {voice.name} cannot be read ({error.strerror}); {repair}") from None
+    if hashlib.sha256(model).hexdigest() != voice.sha256:
+        raise EngineFault(
+            f"the model {voice.path.name} of the voice {voice.name} does not match the version this release requires; "
+            f"{repair}"
+        )
+    return open_session(model, OUTPUTS, threads)
+
+
+def default_model_path() -> Path:
+    """Return the model of the installed voice. Raises EngineFault."""
+    return _assets() / "hibari.onnx"
 
 
 def _assets() -> Path:

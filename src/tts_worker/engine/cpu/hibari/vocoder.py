@@ -17,13 +17,13 @@ from tts_worker.engine.cpu.hibari.model import FREE, FREE_PHASE, HARMONIC, HARMO
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.types import SAMPLE_RATE_HZ
 
-_OVERLAP = 4  # frames that contribute to each sample
-_WINDOW_SAMPLES = _OVERLAP * FRAME_SAMPLES
-_BINS = _WINDOW_SAMPLES // 2 + 1
+OVERLAP = 4  # frames that contribute to each sample
+WINDOW_SAMPLES = OVERLAP * FRAME_SAMPLES
+BINS = WINDOW_SAMPLES // 2 + 1
 
 _MIN_PITCH_HZ = np.float32(40.0)
 _MAX_HARMONIC_HZ = np.float32(11_000.0)
-_MAX_LOG_MAGNITUDE = np.float32(7.0)
+MAX_LOG_MAGNITUDE = np.float32(7.0)
 _PI = np.float32(np.pi)
 
 _NOISE_VALUES = 1 << 16
@@ -45,18 +45,18 @@ class Vocoder:
         self._spectra: Spectra | None = spectra
         self._frames = spectra.frames
         # Drawing the noise itself takes as long as all other work on a block.
-        self._noise_starts = noise.integers(0, _NOISE_VALUES - _BINS, spectra.frames)
+        self._noise_starts = noise.integers(0, _NOISE_VALUES - BINS, spectra.frames)
         self._frame = first_frame
-        self._tail = np.zeros((_OVERLAP - 1, FRAME_SAMPLES), np.float32)
+        self._tail = np.zeros((OVERLAP - 1, FRAME_SAMPLES), np.float32)
         # Output before the first sample, or incomplete because earlier frames are skipped, is dropped.
-        self._drop_frames = 2 if first_frame == 0 else _OVERLAP - 1
+        self._drop_frames = 2 if first_frame == 0 else OVERLAP - 1
         self.position_samples = (first_frame + self._drop_frames - 2) * FRAME_SAMPLES
         # Sum of the squared window over the overlap: constant except at the ends, which are silent.
         self._scale = np.float32(1 / np.sum(dsp.WIN[::FRAME_SAMPLES] ** 2))
-        pulses = np.pad(pulse_train(spectra.f0_hz), _WINDOW_SAMPLES // 2, mode="reflect")
-        self._windows: Floats = sliding_window_view(pulses, _WINDOW_SAMPLES)[::FRAME_SAMPLES]
+        pulses = np.pad(pulse_train(spectra.f0_hz), WINDOW_SAMPLES // 2, mode="reflect")
+        self._windows: Floats = sliding_window_view(pulses, WINDOW_SAMPLES)[::FRAME_SAMPLES]
         has_pulses = pulses.reshape(-1, FRAME_SAMPLES).any(axis=1)
-        self._is_voiced: NDArray[np.bool_] = np.any(sliding_window_view(has_pulses, _OVERLAP), axis=1)
+        self._is_voiced: NDArray[np.bool_] = np.any(sliding_window_view(has_pulses, OVERLAP), axis=1)
 
     @property
     def finished(self) -> bool:
@@ -90,9 +90,9 @@ class Vocoder:
         self._frame = last
         waves = self._inverse(self._mix(self._spectra, first, last))
         rows = last - first
-        out = np.zeros((rows + _OVERLAP - 1, FRAME_SAMPLES), np.float32)
-        out[: _OVERLAP - 1] = self._tail
-        for shift in range(_OVERLAP):
+        out = np.zeros((rows + OVERLAP - 1, FRAME_SAMPLES), np.float32)
+        out[: OVERLAP - 1] = self._tail
+        for shift in range(OVERLAP):
             out[shift : shift + rows] += waves[:, shift]
         self._tail = out[rows:]
         drop = min(self._drop_frames, rows)
@@ -111,11 +111,11 @@ class Vocoder:
         # The harmonic filter has an effect only on frames whose window contains pulses.
         voiced = np.flatnonzero(self._is_voiced[first:last])
         count = len(voiced)
-        shape = (count + last - first, _BINS)  # the harmonic branch of voiced frames, then the free one of all
+        shape = (count + last - first, BINS)  # the harmonic branch of voiced frames, then the free one of all
         magnitudes: Floats = np.empty(shape, np.float32)
         magnitudes[:count] = parts[voiced, HARMONIC]
         magnitudes[count:] = parts[:, FREE]
-        np.minimum(magnitudes, _MAX_LOG_MAGNITUDE, out=magnitudes)
+        np.minimum(magnitudes, MAX_LOG_MAGNITUDE, out=magnitudes)
         np.exp(magnitudes, out=magnitudes)
         angles: Floats = np.empty(shape, np.float32)
         np.tanh(parts[voiced, HARMONIC_PHASE], out=angles[:count])
@@ -125,11 +125,11 @@ class Vocoder:
         filters.real = np.cos(angles) * magnitudes
         filters.imag = np.sin(angles) * magnitudes
 
-        mixed: NDArray[np.complex64] = np.zeros((last - first, _BINS), np.complex64)
+        mixed: NDArray[np.complex64] = np.zeros((last - first, BINS), np.complex64)
         if count:
             mixed[voiced] = self._dsp.rfft(self._windows[first + voiced] * self._dsp.WIN_SRC, 1) * filters[:count]
         noise = self._noise(first, last)
-        noise *= np.exp(np.minimum(parts[:, NOISE], _MAX_LOG_MAGNITUDE))
+        noise *= np.exp(np.minimum(parts[:, NOISE], MAX_LOG_MAGNITUDE))
         mixed += noise
         mixed += filters[count:]
         return mixed
@@ -139,13 +139,13 @@ class Vocoder:
 
         Every frame takes neighboring values from a random place. Frames that overlap take them from different tables.
         """
-        return noise_windows()[np.arange(first, last) % _OVERLAP, self._noise_starts[first:last]]
+        return noise_windows()[np.arange(first, last) % OVERLAP, self._noise_starts[first:last]]
 
     def _inverse(self, mixed: NDArray[np.complex64]) -> Floats:
         """Return each frame's windowed waveform, divided into the four frames that it overlaps: ``[F, 4, 300]``."""
-        waves: Floats = self._dsp.irfft(mixed, _WINDOW_SAMPLES, 1)
+        waves: Floats = self._dsp.irfft(mixed, WINDOW_SAMPLES, 1)
         waves *= self._dsp.WIN
-        return waves.reshape(len(waves), _OVERLAP, FRAME_SAMPLES)
+        return waves.reshape(len(waves), OVERLAP, FRAME_SAMPLES)
 
 
 def pulse_train(f0_hz: Floats) -> Floats:
@@ -195,5 +195,5 @@ def noise_windows() -> NDArray[np.complex64]:
 
     The noise is white and complex: real and imaginary part have the variance 1.
     """
-    values = np.random.default_rng(0).standard_normal((_OVERLAP, 2 * _NOISE_VALUES), dtype=np.float32)
-    return sliding_window_view(values.view(np.complex64), _BINS, axis=1)
+    values = np.random.default_rng(0).standard_normal((OVERLAP, 2 * _NOISE_VALUES), dtype=np.float32)
+    return sliding_window_view(values.view(np.complex64), BINS, axis=1)

