@@ -396,7 +396,7 @@ async def test_api_key_is_sent_and_not_in_repr() -> None:
     "url",
     [
         "",
-        "http://x",
+        "ftp://x",
         "ws:",
         "ws://",
         "ws://:80",

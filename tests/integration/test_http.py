@@ -120,6 +120,8 @@ FILES_OF_FORMS = {
     "/v1/voices": {"audio"},
     "/v1/audio/voices": {"audio_sample"},
     "/v1/voices/add": {"files"},
+    "/v1/lexicons": {"file"},
+    "/v1/pronunciation-dictionaries/add-from-file": {"file"},
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},
     "/v1/voice-changer/{voice}": {"audio"},
@@ -187,6 +189,8 @@ async def test_api_describes_the_fields_of_every_form() -> None:
     assert set(cosyvoice.PATHS) <= set(forms)
     for path, form in forms.items():
         assert set(form.get("required", ())) <= set(form["properties"])
+        if path == "/v1/lexicons":
+            continue  # a file in a form, entries in JSON
         recorded = [content for kind, content in bodies[path].items() if kind != LIVE_TYPE]
         for content in recorded:  # the recordings are base64 where a body has no files
             assert set(content["schema"]["properties"]) == set(form["properties"])

@@ -23,14 +23,14 @@ class Adversary:
         self._stage = stage
         torch.manual_seed(stage.seed)
         self.discriminator = Discriminator(int(stage.settings.option("channels", 24))).to(stage.device)
-        self._parameters = list(self.discriminator.parameters())
-        self._optimizer = stage.make_optimizer(self._parameters)
+        self._weights = list(self.discriminator.parameters())
+        self._optimizer = stage.make_optimizer(self._weights)
 
     def play(self, audio: Tensor, reference: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Train the discriminator on ``[B, samples]`` of both, and return what it adds to the stage's loss."""
         real = self.discriminator(reference)
         loss = discriminator_loss(real, self.discriminator(audio.detach()))
-        self._stage.apply(self._optimizer, loss, self._parameters)
+        self._stage.apply(self._optimizer, loss, self._weights)
         self.discriminator.requires_grad_(False)
         with torch.no_grad():
             real = self.discriminator(reference)

@@ -261,7 +261,7 @@ def _say(job: tuple[str, Array]) -> Array:
     sentence = _teacher.read(text)
     assert sentence is not None, text
     wave = _teacher.say(sentence, len(text), pitch_hz)
-    return _quantized(wave)
+    return _as_int16(wave)
 
 
 def _say_part(text: str) -> tuple[Array, Array]:
@@ -269,10 +269,10 @@ def _say_part(text: str) -> tuple[Array, Array]:
     sentence = _teacher.read(text)
     assert sentence is not None, text
     parts = _teacher.say_parts(sentence, len(text))
-    return _quantized(parts.noise), parts.harmonics.astype(np.float16)
+    return _as_int16(parts.noise), parts.harmonics.astype(np.float16)
 
 
-def _quantized(wave: Array) -> Array:
+def _as_int16(wave: Array) -> Array:
     return (wave * 32767).clip(-32768, 32767).astype(np.int16)
 
 

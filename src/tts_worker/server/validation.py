@@ -110,6 +110,7 @@ def upload_body(
     *,
     optional: Collection[str] = (),
     live: bool = False,
+    formats: str = "WAV, FLAC, Ogg, MP3, M4A or WebM",
 ) -> dict[str, Any]:
     """Describe a body with recordings for OpenAPI: files of a multipart form, base64 text in other bodies.
 
@@ -119,6 +120,7 @@ def upload_body(
         recordings: Description of each recording by its field.
         optional: Those of them that may be missing.
         live: Whether the body may also be live audio, with the other fields in the URL.
+        formats: Formats of the files.
     """
     required = [name for name in recordings if name not in optional]
     described = request_body(kind, *media_types)
@@ -126,7 +128,7 @@ def upload_body(
         encoding = {"format": "binary"} if media_type == MULTIPART else {"contentEncoding": "base64"}
         schema = dict(content["schema"])
         files = {
-            name: {"type": "string", **encoding, "description": f"{text} as WAV, FLAC, Ogg, MP3, M4A or WebM"}
+            name: {"type": "string", **encoding, "description": f"{text} as {formats}"}
             for name, text in recordings.items()
         }
         schema["properties"] = {**files, **schema["properties"]}

@@ -106,7 +106,7 @@ def test_unsafe_or_missing_recording_is_refused(folder: Path, styles: str, messa
 
 def test_commands_create_check_and_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "cosyvoice" / "ben"
-    assert main(["voicepack", "init", str(folder), "--language", "en", "--license", "CC0"]) == 0
+    assert main(["voicepack", "init", str(folder)]) == 0
     assert main(["voicepack", "check", str(folder)]) == 1
     add_prompt(folder, "neutral")
     add_prompt(folder, "sad")

@@ -161,7 +161,7 @@ def _chat_model(args: argparse.Namespace) -> ChatModel:
 
 def _check_remote(args: argparse.Namespace) -> None:
     """Reject flags that do not apply to ``--url``. Raises InvalidRequest."""
-    if args.config is not None or args.engine is not None or args.bundle is not None or args.set:
+    if args.config is not None or args.engine is not None or args.set:
         raise InvalidRequest("settings (--engine and the like) configure a worker in this process, not one at --url")
     if args.host is not None and not is_loopback(args.host):
         raise InvalidRequest("with --url the page is served on loopback only; run the agent in the worker for others")

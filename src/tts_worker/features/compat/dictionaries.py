@@ -123,7 +123,7 @@ def add_routes(routes: Routes, hub: SessionHub) -> None:
     @routes.post(
         FILE_PATH,
         summary="Create a pronunciation dictionary from a PLS file",
-        openapi_extra=partial(upload_body, DictionaryFields, (MULTIPART,), {}),
+        openapi_extra=partial(upload_body, DictionaryFields, (MULTIPART,), {"file": "The words"}, formats="PLS"),
     )
     async def from_file(request: Request) -> Response:
         body = await read_body(request, max_file_bytes=_MAX_FILE_BYTES)
