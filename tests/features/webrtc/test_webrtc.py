@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ from tests.integration.test_websocket import metric, until_live_sessions
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
+    from aiortc import RTCCertificate
+
     from tests.features.webrtc.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
     from tts_worker.features.webrtc import peer
     from tts_worker.features.webrtc.peer import Peer
@@ -278,6 +281,23 @@ async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: py
         answers = await asyncio.gather(*(post_offer(address, sdp) for _ in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
     assert negotiating == [1] * 8
+
+
+async def test_key_of_a_peer_is_made_on_a_thread(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elliptic curves take their time, and the loop has the audio of all calls to send."""
+    generate = RTCCertificate.generateCertificate
+    threads = []
+
+    def generate_certificate() -> RTCCertificate:
+        threads.append(threading.current_thread())
+        return generate()
+
+    async with unconnected_client() as client:
+        sdp = await client.offer()
+        monkeypatch.setattr(RTCCertificate, "generateCertificate", generate_certificate)
+        assert (await post_offer(address, sdp)).status_code == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 async def test_offer_that_is_given_up_while_it_waits_leaves_nothing() -> None:

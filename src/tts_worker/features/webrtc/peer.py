@@ -100,9 +100,8 @@ class Peer:
             RTCIceServer(list(s.urls), s.username, None if s.credential is None else s.credential.get_secret_value())
             for s in settings.ice_servers
         ]
-        self._connection = RTCPeerConnection(RTCConfiguration(iceServers=servers))
-        self._connection.on("datachannel", self._on_channel)
-        self._connection.on("connectionstatechange", self._on_state)
+        self._configuration = RTCConfiguration(iceServers=servers)
+        self._connection: RTCPeerConnection | None = None
         self._connected = asyncio.Event()
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -134,7 +133,10 @@ class Peer:
             raise InvalidRequest("the SDP needs a DTLS fingerprint and ICE credentials")
         if "m=audio" not in sdp or "m=application" not in sdp:
             raise InvalidRequest(_INCOMPLETE)
-        connection = self._connection
+        connection = await asyncio.to_thread(RTCPeerConnection, self._configuration)  # makes a key and a certificate
+        self._connection = connection
+        connection.on("datachannel", self._on_channel)
+        connection.on("connectionstatechange", self._on_state)
         audio = connection.addTransceiver(self._track, direction="sendonly")
         opus = [codec for codec in RTCRtpSender.getCapabilities("audio").codecs if codec.mimeType == "audio/opus"]
         audio.setCodecPreferences(opus)
@@ -188,6 +190,7 @@ class Peer:
 
     async def _last_report(self) -> object:
         """Return the time of the last RTCP receiver report. A peer sends one about every second, a closed tab none."""
+        assert self._connection is not None
         for sender in self._connection.getSenders():
             for stats in (await sender.getStats()).values():
                 if isinstance(stats, RTCRemoteInboundRtpStreamStats):
@@ -202,13 +205,15 @@ class Peer:
         self._track.stop()
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5.0):
-                await self._connection.close()
+                if self._connection is not None:
+                    await self._connection.close()
         except Exception as error:  # aiortc's, if it has refused the offer half way
             log.warning("session %s: closing the peer failed (%s)", self._dialogue.session.id, type(error).__name__)
         finally:
             self._on_end(self)
 
     def _on_state(self) -> None:
+        assert self._connection is not None
         state = self._connection.connectionState
         if state == "connected":
             self._connected.set()
