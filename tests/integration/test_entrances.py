@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import secrets
+import sys
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,25 @@ async def test_grpc_port_full_of_silent_clients_serves_one_with_a_key(
             assert await stub.GetCapabilities(request, metadata=WITH_KEY, timeout=30, wait_for_ready=True)
         assert await server.stub.GetCapabilities(request, metadata=WITH_KEY, timeout=30)
         assert scraped(metrics.render(), "tts_grpc_connections", state="active") >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a second address of loopback")
+async def test_one_address_holds_an_eighth_of_a_grpc_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another address stay, although they are younger and the port has room for all."""
+    monkeypatch.setattr("tts_worker.grpc_serving.server.PortConfig", partial(PortConfig, idle_s=600.0))
+    limits = {"max_connections": 64, "api_keys": [KEY]}
+    async with running_grpc_worker(server=limits) as server, AsyncExitStack() as stack:
+        metrics = server.worker.metrics
+        for _ in range(12):
+            client = await stack.enter_async_context(open_tcp(server.member.address))
+            await client.send(HTTP2_PREFACE)
+        host, _, port = server.member.address.rpartition(":")
+        other = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+        stack.callback(other[1].close)
+        other[1].write(HTTP2_PREFACE)
+        await until(lambda: scraped(metrics.render(), "tts_connections_closed_total", reason="evicted") == 4)
+        await until(lambda: scraped(metrics.render(), "tts_grpc_connections", state="waiting") == 9)
+        assert not other[0].at_eof()
 
 
 async def test_health_checks_take_no_calls_of_others() -> None:
