@@ -15,6 +15,7 @@ import anyio
 import numpy as np
 import pytest
 
+from tests.behavior.control import check_stops
 from tests.conftest import serving, tone_settings, until
 from tests.integration.test_websocket import metric, until_live_sessions
 
@@ -118,6 +119,22 @@ async def test_pause_is_acknowledged_with_full_playout(address: str) -> None:
             assert (await client.until_message("paused", count))["applied"]
             client.send(type="resume")
             assert (await client.until_message("resumed", count))["applied"]
+
+
+async def test_stop_is_answered_within_50_ms(address: str) -> None:
+    async with connected_client(address) as client:
+
+        async def begin() -> int:
+            before = len(client.frames)
+            client.send(type="text", text=LONG, end=True)
+            await client.until(lambda: sum(client.audible[before:]) > 5)
+            return len(client.messages("stopped")) + 1
+
+        async def stop(count: int) -> None:
+            client.send(type="stop")
+            await client.until_message("stopped", count)
+
+        await check_stops(begin, stop)
 
 
 async def test_stop_leaves_only_the_jitter_buffer(address: str) -> None:
