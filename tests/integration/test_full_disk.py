@@ -102,6 +102,7 @@ WRITERS = [
     Writer("voicepack init cosyvoice/anna"),
     Writer("voicepack pack cosyvoice/anna --out anna.zip", a_voice_pack),
     Writer("voicepack convert cosyvoice3 --out converted", a_model),
+    Writer("export onnx cosyvoice3 --out graphs --part hift", a_model),
     Writer("voice add anna --bundle cosyvoice3 --audio a.wav", a_model),
 ]
 
@@ -246,6 +247,18 @@ def test_voices_and_lexicons_are_deleted_on_a_full_disk(served: Served) -> None:
         assert served.client.delete("/v1/lexicons/doomed").status_code == 200
         assert served.client.delete("/v1/voices/doomed").status_code == 200
         assert served.speak("doomed").status_code == 404
+
+
+def test_batch_command_names_the_full_disk_and_goes_on_with_room(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("One.\nTwo.\n")
+    words = ["batch", "texts.txt", "--voice", "anna", "--out", "out", "--url", str(served.client.base_url), "--quiet"]
+    done = run(tmp_path, *words, limit=FEW_BYTES)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "File too large" in done.stderr
+    assert files_of(tmp_path).keys() == {"texts.txt"}
+    done = run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert len([name for name in files_of(tmp_path) if name.endswith(".wav")]) == 2
 
 
 def test_worker_with_a_full_disk_drains(served: Served) -> None:

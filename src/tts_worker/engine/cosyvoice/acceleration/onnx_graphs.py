@@ -529,6 +529,8 @@ def write_graph(spec: GraphSpec, path: Path, weights: str) -> Path:
         partial.replace(path)
     except onnx.checker.ValidationError as problem:
         raise BundleError(f"{path.name}: the exported graph is not valid: {problem!s:.200}") from None
+    except OSError as problem:
+        raise BundleError(f"{path} cannot be written: {problem.strerror}") from None
     finally:
         partial.unlink(missing_ok=True)
     return path
