@@ -25,7 +25,8 @@ class Kind:
 
     Attributes:
         end: Pattern of what ends it; NAME stands for what is known from its opening. What matches the group "open" is
-            one more opening within, "stop" ends all of them, and "cut" does so only where the text ends.
+            one more opening within, "stop" ends all of them, and "cut" does so only where the text ends. The groups
+            "channel", "role" and "message" are those of the harmony format.
         cut: Pattern of what may be the beginning of an end where the text has arrived so far.
         marks: See ``Block``, as ``is_paragraph`` and ``ends_with_text``.
         limit: Characters after which it ends in any case.

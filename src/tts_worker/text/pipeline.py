@@ -82,11 +82,6 @@ class TextPipeline:
             self._parts = ["".join(self._parts)]
         return "".join([*self._parts, self._unread])
 
-    @property
-    def has_speech(self) -> bool:
-        """Whether a segment has been emitted."""
-        return self._segmenter.count > 0
-
     def feed(self, delta: str | bytes) -> list[Segment]:
         """Take more text, ``str`` or UTF-8 split anywhere; return the segments it completes.
 

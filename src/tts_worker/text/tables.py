@@ -1,6 +1,6 @@
 """Word lists that are data: ``data/NAME.tsv``, read at first use.
 
-A line has fields between tabs; one that begins with ``#`` is a comment. A new word needs a new word in a file and no
+A line has fields between tabs; one that begins with ``"# "`` is a comment. A new word needs a new word in a file and no
 code.
 """
 

@@ -171,6 +171,8 @@ def test_formula_is_one_word_of_the_source() -> None:
         (r"also $3 \times \text{drei}$ hier", "also 3 × drei hier"),
         (r"also x \geq 2 hier", "also x ≥ 2 hier"),
         (r"also \sqrt{2} \foo{x} hier", "also √2 x hier"),
+        (r"also $4 \lt 5$ und $5 \gt 4$ hier", "also 4 < 5 und 5 > 4 hier"),
+        (r"also $5 \bmod 3 = \ell$ hier", "also 5 mod 3 = l hier"),
     ],
 )
 def test_other_languages_read_the_symbols(text: str, expected: str) -> None:
