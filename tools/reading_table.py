@@ -1,4 +1,4 @@
-"""Print the table of docs/text.md that shows how each class of written English is spoken, from the cases of the tests.
+"""Print the table of docs/text.md that shows how each class of written English is spoken: the first cases of the tests.
 
 python -m tools.reading_table
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 CASES = Path(__file__).parents[1] / "tests" / "data" / "reading" / "english_classes.tsv"
+EXAMPLES = 6
+"""The largest number of cases of a class in the table."""
 
 
 def class_cases() -> list[tuple[str, str, str]]:
@@ -17,14 +19,13 @@ def class_cases() -> list[tuple[str, str, str]]:
 
 
 def table() -> str:
-    """Return the Markdown table."""
-    lines = ["| class | written | spoken |", "|---|---|---|"]
-    last = ""
+    """Return the Markdown table, a row for each class."""
+    examples: dict[str, list[str]] = {}
     for name, written, spoken in class_cases():
         escaped = written.replace("|", r"\|")
-        lines.append(f"| {name if name != last else ''} | `{escaped}` | {spoken} |")
-        last = name
-    return "\n".join(lines)
+        examples.setdefault(name, []).append(f"`{escaped}` {spoken}")
+    rows = [f"| {name} | {'; '.join(cases[:EXAMPLES])} |" for name, cases in examples.items()]
+    return "\n".join(["| class | written and spoken |", "|---|---|", *rows])
 
 
 if __name__ == "__main__":

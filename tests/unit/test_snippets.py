@@ -1,4 +1,4 @@
-"""Code blocks in README and docs: Python compiles and imports, shell parses, commands and flags exist."""
+"""README and docs: Python compiles and imports, shell parses; commands, flags, extras and settings exist."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import yaml
 
 from tools.bench.__main__ import COMMANDS as BENCHMARKS
 from tts_worker.cli import all_commands
+from tts_worker.commands.doctor import all_extras
 from tts_worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,20 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
                 check_command(words[1:])
             if words[:2] == ["python", "-m"] and words[2] in TOOLS:
                 check_tool(words[2], words[3:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_named_extras_exist(page: Path) -> None:
+    named = re.findall(r"\bextras? `([a-z-]+)`", page.read_text("utf-8"))
+    assert {*named} - {*all_extras(), "quality"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_named_settings_exist(page: Path) -> None:
+    fields = {name: getattr(field.annotation, "model_fields", None) for name, field in Settings.model_fields.items()}
+    named = re.findall(r"`([a-z]+)\.([a-z]+_[a-z_]+)[`:]", page.read_text("utf-8"))
+    unknown = {(section, name) for section, name in named if fields.get(section) and name not in fields[section]}
+    assert unknown <= {("session", "sample_rate_hz")}  # an attribute in the Python client
 
 
 def check_command(words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the doctor says about kernels, TensorRT and FlashInfer, with metadata of made-up installations."""
+"""What the doctor says about kernels and TensorRT, with metadata of made-up installations."""
 
 from __future__ import annotations
 

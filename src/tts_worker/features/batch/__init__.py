@@ -47,7 +47,7 @@ def _runner(hub: SessionHub, settings: Settings, keys: KeyRing) -> WorkerPart | 
 
 
 FEATURE = Feature(
-    docs="routes.md",
+    docs="deployment.md",
     http=_add_routes,
     part=_runner,
     file_checks=_file_checks,
