@@ -265,7 +265,7 @@ def _prepare(
 
 def _engine_options(settings: CosyVoiceEngineSettings) -> dict[str, Any]:
     """Return the options of an engine with one slot; it runs on the CPU unless a device is set."""
-    own = {"kind", "bundle", "voices", "graphs", "max_utterances", "cached_voices", "decode_batch", "render_batch"}
+    own = {"kind", "bundle", "voices", "max_utterances"}
     options = settings.model_dump(exclude=own)
     return options if "device" in settings.model_fields_set else {**options, "device": "cpu"}
 
