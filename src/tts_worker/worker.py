@@ -37,12 +37,18 @@ from tts_worker.session.quotas import Quotas
 from tts_worker.session.record import UtteranceExporter
 from tts_worker.session.session import LocalSession
 from tts_worker.session.timers import SessionTimeouts
-from tts_worker.settings import EngineSettings, Settings, check_directory, packaged, read_lexicon
+from tts_worker.settings import (
+    EngineSettings,
+    HibariEngineSettings,
+    Settings,
+    check_directory,
+    packaged,
+    read_lexicon,
+)
 from tts_worker.settings.keys import KeyFile, plain_keys, read_key_file
 from tts_worker.text.options import TextOptions
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.enrollment import Enrollment
-from tts_worker.voices.installed import cpu_voices
 from tts_worker.voices.library import VoiceLibrary
 from tts_worker.voices.packs import InstalledPack, read_voicepack, read_voicepacks
 from tts_worker.voices.store import VoiceStore
@@ -82,7 +88,12 @@ class Worker:
             check_directory("voices.directory", voices.directory, must_exist=True)
         directory = voices.directory or packaged("voicepacks")
         packaged_packs = read_voicepacks(directory) if directory is not None else ()
-        of_voices = (read_voicepack(folder) for folder in cpu_voices().values())
+        of_voices = (
+            read_voicepack(folder)
+            for engine in settings.engines.values()
+            if isinstance(engine, HibariEngineSettings)
+            for folder in engine.installed_packs().values()
+        )
         self.packs: tuple[InstalledPack, ...] = (*of_voices, *packaged_packs)  # the later one of a name applies
         packs = [installed.pack for installed in self.packs]
         stores = {name: self.store_of(engine) for name, engine in settings.engines.items()}

@@ -472,6 +472,13 @@ def test_async_program_ends_cleanly_without_close(
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
+def test_async_program_with_the_cpu_voice_ends_cleanly_without_close() -> None:
+    """The network computes ahead of what the program reads."""
+    words = [sys.executable, "-c", LEFT_EARLY.replace("URL", "'local:'")]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
 def test_program_ends_while_a_text_is_awaited(config: str) -> None:
     program = f"""
 import queue, tts_worker

@@ -6,6 +6,7 @@ leaves the engine, which is closed and freed before the observer hears of it.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -33,6 +34,11 @@ _CLOSE: Final = None
 """Inbox entry that ends the thread."""
 
 _NO_REPORT: Final = EngineReport()
+
+_EXIT_LIMIT_S = 2.0
+"""A program that ends without stopping its engines waits for the calls in progress at most this long."""
+
+_running: set[EngineThread] = set()
 
 
 class EngineObserver(Protocol):
@@ -102,9 +108,10 @@ class EngineThread:
         self._name = name
         self._clock = clock
         self._inbox: queue.SimpleQueue[Command | _WakeUp | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"tts-{name}", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name=f"tts-{self._name}", daemon=True).start()
+        self._thread.start()
 
     def post(self, command: Command) -> None:
         """Queue a command; never blocks."""
@@ -114,12 +121,17 @@ class EngineThread:
         """Let the thread close its engine and end, after the call in progress."""
         self._inbox.put(_CLOSE)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the thread has ended, at most ``timeout_s``."""
+        self._thread.join(timeout_s)
+
     def busy_s(self) -> float:
         """Return for how long the call in progress, or the start, has run."""
         since_s = self.busy_since_s
         return 0.0 if since_s is None else self._clock() - since_s
 
     def _run(self) -> None:
+        _running.add(self)
         engine: Engine | None = None
         fault: BaseException | None = None
         try:
@@ -141,6 +153,7 @@ class EngineThread:
                 engine = None
             if fault is not None:
                 _keep_text_only(fault)
+        _running.discard(self)
         self._observer.on_end(fault)
 
     def _serve(self, engine: Engine) -> None:
@@ -172,3 +185,14 @@ class EngineThread:
             self.busy_since_s = None
             elapsed_s = self._clock() - start_s
             self._observer.on_step(events, elapsed_s, _NO_REPORT if reporting is None else reporting.report())
+
+
+@atexit.register
+def _close_running() -> None:
+    """Close the engines that still run: the interpreter aborts if a daemon thread returns from native code later."""
+    threads = tuple(_running)
+    for thread in threads:
+        thread.close()
+    until_s = time.monotonic() + _EXIT_LIMIT_S
+    for thread in threads:
+        thread.wait(max(0.0, until_s - time.monotonic()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tts_worker.engine.base import Engine
 from tts_worker.engine.cosyvoice.voices.enrolled import EnrolledVoices
-from tts_worker.errors import MissingExtra, OutOfMemory
+from tts_worker.errors import BundleError, MissingExtra, OutOfMemory
 from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
@@ -21,7 +21,7 @@ from tts_worker.types import Alignment, EngineInfo
 from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
 from tts_worker.voices.installed import CPU_MODEL
-from tts_worker.voices.packs import read_voicepack
+from tts_worker.voices.packs import METADATA, read_voicepack
 
 _SAMPLED_BYTES = 65_536
 
@@ -125,11 +125,13 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
     from tts_worker.engine.cpu.hibari.engine import HibariEngine
     from tts_worker.engine.cpu.hibari.model import HibariModel, VoiceModel
 
-    voices = {
-        name: VoiceModel(name, folder / CPU_MODEL, read_voicepack(folder).pack.model_sha256 or "")
-        for name, folder in settings.installed_packs().items()
-    }
-    model = HibariModel(threads=settings.threads, voices=voices.values())
+    voices = []
+    for name, folder in settings.installed_packs().items():
+        sha256 = read_voicepack(folder).pack.model_sha256
+        if sha256 is None:
+            raise BundleError(f"{folder / METADATA}: model_sha256 is missing")
+        voices.append(VoiceModel(name, folder / CPU_MODEL, sha256))
+    model = HibariModel(threads=settings.threads, voices=voices)
     return HibariEngine(model, max_utterances=settings.max_utterances)
 
 

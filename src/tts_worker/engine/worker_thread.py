@@ -80,7 +80,7 @@ class WorkerThread:
         # The thread holds no reference to this object, so this object can be collected; the finalizer ends the thread.
         self.thread = threading.Thread(target=_serve, args=(self._inbox,), name=name, daemon=True)
         self.thread.start()
-        weakref.finalize(self, self._inbox.put, None)
+        weakref.finalize(self, self._inbox.put, None).atexit = False  # its owner may still wait for work then
 
     def submit(self, work: Callable[[], T]) -> StreamFuture[T]:
         """Queue ``work`` and return at once. It must not share mutable state with other threads."""

@@ -27,15 +27,14 @@ class HibariEngineSettings(Section):
     @field_validator("voices")
     @classmethod
     def _check_voices(cls, voices: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        installed = cpu_voices()
         for name in voices or ():
-            if name not in installed:
-                raise ValueError(f"no voice {name!r} is installed; installed: {', '.join(installed) or 'none'}")
+            if name not in cpu_voices(voices):
+                raise ValueError(f"no voice {name!r} is installed; installed: {', '.join(cpu_voices()) or 'none'}")
         return voices
 
     def installed_packs(self) -> dict[str, Path]:
         """Return the voice packs of the further voices, by name. Raises BundleError."""
-        return {name: pack for name, pack in cpu_voices().items() if self.voices is None or name in self.voices}
+        return cpu_voices(self.voices)
 
 
 class ToneEngineSettings(Section):

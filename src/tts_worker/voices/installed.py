@@ -7,8 +7,10 @@ The name of an entry point is the name of the voice, its value a package, which 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from tts_worker.errors import BundleError, UnknownVoice
@@ -25,19 +27,18 @@ def installed_voices() -> dict[str, Path]:
     """Model directories by the name of their voice, sorted by name.
 
     Raises:
-        BundleError: A package announces a voice that it does not contain.
+        BundleError: A package announces a voice that it does not contain, or two packages one voice.
     """
-    return {point.name: _folder(point.name, point.value, FOLDER) for point in sorted(entry_points(group=GROUP))}
+    return _folders(GROUP, FOLDER, None)
 
 
-def cpu_voices() -> dict[str, Path]:
-    """Voice packs of the CPU engine's further voices, by name, sorted.
+def cpu_voices(chosen: Collection[str] | None = None) -> dict[str, Path]:
+    """Voice packs of the CPU engine's further voices, by name, sorted. Raises BundleError as ``installed_voices``.
 
-    Raises:
-        BundleError: A package announces a voice that it does not contain.
+    Args:
+        chosen: The voices to find; None finds all. A damaged package of another voice is no error.
     """
-    points = sorted(entry_points(group=CPU_GROUP))
-    return {point.name: _folder(point.name, point.value, f"{FOLDER}/{CPU_FAMILY}") for point in points}
+    return _folders(CPU_GROUP, f"{FOLDER}/{CPU_FAMILY}", chosen)
 
 
 def installed_voice(name: str | None) -> tuple[str, Path]:
@@ -58,6 +59,16 @@ def installed_voice(name: str | None) -> tuple[str, Path]:
         problem = "choose a voice" if name is None else f"no voice {name!r} is installed"
         raise UnknownVoice(f"{problem}; installed: {', '.join(voices)}")
     return name, voices[name]
+
+
+def _folders(group: str, within: str, chosen: Collection[str] | None) -> dict[str, Path]:
+    points = sorted(point for point in entry_points(group=group) if chosen is None or point.name in chosen)
+    for one, other in pairwise(points):
+        if one.name == other.name and one.value != other.value:
+            raise BundleError(
+                f"the packages {one.value} and {other.value} both have a voice {one.name!r}: uninstall one of them"
+            )
+    return {point.name: _folder(point.name, point.value, within) for point in points}
 
 
 def _folder(voice: str, module: str, within: str) -> Path:

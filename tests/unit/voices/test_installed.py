@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from hashlib import sha256
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import cast
@@ -12,10 +13,10 @@ import pytest
 from tts_worker.cli import main
 from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, default_model_path
 from tts_worker.engine.factory import info_before_loading
-from tts_worker.errors import BundleError, TTSWorkerError, UnknownVoice
+from tts_worker.errors import BundleError, EngineFault, TTSWorkerError, UnknownVoice
 from tts_worker.settings import HibariEngineSettings, Settings, load_settings
 from tts_worker.voices import installed
-from tts_worker.voices.installed import CPU_GROUP, CPU_MODEL, cpu_voices, installed_voice, installed_voices
+from tts_worker.voices.installed import CPU_GROUP, CPU_MODEL, GROUP, cpu_voices, installed_voice, installed_voices
 from tts_worker.worker import Worker
 
 
@@ -69,6 +70,18 @@ def test_damaged_voice_package_is_reported(site: Path) -> None:
     install(site, "anna", complete=False)
     with pytest.raises(BundleError, match="'anna' has no model directory: install it again"):
         installed_voices()
+
+
+@pytest.mark.parametrize("group", [GROUP, CPU_GROUP])
+def test_voice_of_two_packages_is_refused(site: Path, group: str) -> None:
+    for package in ("one", "two"):
+        folder = install(site, package, group=group)
+        folder.rename(folder.with_name("anna"))
+        (site / f"{package}_package-1.0.dist-info" / "entry_points.txt").write_text(
+            f"[{group}]\nanna = {package}_package\n"
+        )
+    with pytest.raises(BundleError, match="one_package and two_package both have a voice 'anna'"):
+        installed_voices() if group == GROUP else cpu_voices()
 
 
 def test_settings_name_an_installed_voice(site: Path) -> None:
@@ -145,3 +158,36 @@ async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
         assert voices.is_taken("hannah")
     finally:
         await worker.stop()
+
+
+async def test_damaged_voice_that_is_not_used_is_no_error(site: Path) -> None:
+    install_cpu_voice(site, "anna").parents[2].rename(site / "lost")
+    with pytest.raises(BundleError, match="'anna' has no model directory"):
+        Worker(Settings())
+    for engine in ({"kind": "hibari", "voices": []}, {"kind": "tone"}):
+        Worker(load_settings(None, {"engines": {"c": engine}}, replaced=("engines",)))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ("", "metadata.yaml: model_sha256 is missing"),
+        (f"model_sha256: {'a' * 64}\n", "the model model.onnx of the voice anna does not match its expected hash"),
+        (f"model_sha256: {sha256(b'no model').hexdigest()}\n", "the voice anna is not one of this engine"),
+    ],
+    ids=["no hash", "other hash", "no model"],
+)
+async def test_voice_with_a_wrong_model_is_named(site: Path, metadata: str, problem: str) -> None:
+    pack = install_cpu_voice(site, "anna")
+    (pack / CPU_MODEL).write_bytes(b"no model")
+    (pack / "metadata.yaml").write_text(f"languages: [en]\n{metadata}", "utf-8")
+    with pytest.raises(TTSWorkerError, match=problem):
+        await Worker(Settings()).start()
+
+
+async def test_no_package_replaces_the_built_in_voice(site: Path) -> None:
+    pack = install_cpu_voice(site, "heart")
+    shutil.copy(default_model_path(), pack / CPU_MODEL)
+    (pack / "metadata.yaml").write_text(f"languages: [en]\nmodel_sha256: {MODEL_SHA256}\n", "utf-8")
+    with pytest.raises(EngineFault, match="an installed package has another voice heart; uninstall it"):
+        await Worker(Settings()).start()

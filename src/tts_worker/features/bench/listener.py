@@ -12,7 +12,7 @@ AUDIBLE = 104
 """Samples above it, of 32768, are audible: -50 dBFS."""
 
 UNDERRUN_S = 0.005
-"""Audio that is later than this is an underrun; every output of a machine holds more."""
+"""Audio that is later than this in all is an underrun; every output of a machine holds more."""
 
 
 def first_audible(pcm: bytes) -> int | None:
@@ -53,6 +53,8 @@ class Listener:
         if self.first_audible_s is not None:
             if at_s > self.ends_s + UNDERRUN_S:
                 self.underruns_s.append(at_s - self.ends_s)
+            else:
+                begins_s = self.ends_s  # the output bridges it, and holds so much less for the next parts
         elif (position := first_audible(pcm)) is not None:
             self.first_audible_s = begins_s + position / SAMPLE_RATE_HZ - self._due_s
         seconds = len(pcm) / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ

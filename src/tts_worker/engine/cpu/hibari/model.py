@@ -83,7 +83,8 @@ class HibariModel:
         voices: Names of the voices, ``heart`` first.
 
     Raises:
-        EngineFault: The voice is not installed, or a model is missing or does not have the expected hash.
+        EngineFault: The voice is not installed, a model is missing, not one of this engine or does not have the
+            expected hash, or two voices have one name.
     """
 
     def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
@@ -91,6 +92,8 @@ class HibariModel:
         heart = VoiceModel(VOICE, model_path or default_model_path(), MODEL_SHA256)
         self._sessions = {VOICE: _open(heart, threads, REPAIR)}
         for voice in voices:
+            if voice.name in self._sessions:
+                raise EngineFault(f"an installed package has another voice {voice.name}; uninstall it")
             self._sessions[voice.name] = _open(voice, threads, "install the package of the voice again")
         self.voices = tuple(self._sessions)
         self._phonemizer: Phonemizer | None = None
@@ -127,10 +130,14 @@ def _open(voice: VoiceModel, threads: int, repair: str) -> Any:
         raise EngineFault(f"the model of the voice {voice.name} cannot be read ({error.strerror}); {repair}") from None
     if hashlib.sha256(model).hexdigest() != voice.sha256:
         raise EngineFault(
-            f"the model {voice.path.name} of the voice {voice.name} does not match the version this release requires; "
-            f"{repair}"
+            f"the model {voice.path.name} of the voice {voice.name} does not match its expected hash; {repair}"
         )
-    return open_session(model, OUTPUTS, threads)
+    try:
+        return open_session(model, OUTPUTS, threads)
+    except Exception as error:  # ONNX Runtime has a class for each of its codes
+        raise EngineFault(
+            f"the model {voice.path.name} of the voice {voice.name} is not one of this engine: {str(error)[:300]}"
+        ) from None
 
 
 def default_model_path() -> Path:
