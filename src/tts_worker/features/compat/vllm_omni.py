@@ -117,6 +117,7 @@ class _OmniProtocol(TurnProtocol):
 
     def started(self, turn: Turn) -> Iterator[Message]:
         self._chunks = self._sent_bytes = 0
+        self._unsent.clear()  # of a turn that failed
         if self.config.stream_audio:
             yield self._start(turn)
 
@@ -138,7 +139,8 @@ class _OmniProtocol(TurnProtocol):
             ]
             yield self._chunk(turn, b"", times)
         if not self.config.stream_audio:
-            data, self._unsent = b"".join(self._unsent), []
+            data = b"".join(self._unsent)
+            self._unsent.clear()
             yield self._start(turn)
             yield wav_file(data, self.rate_hz) if self.config.response_format is AudioFormat.WAV else data
         yield {"type": "audio.done", **self._place, "total_bytes": self._sent_bytes, "error": False}
