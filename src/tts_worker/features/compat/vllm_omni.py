@@ -94,17 +94,17 @@ class _OmniProtocol(TurnProtocol):
 
     async def _configure(self, config: SessionConfig) -> None:
         config.check()
+        rate_hz = config.sample_rate or config.response_format.default_rate_hz
+        is_wav = config.response_format is AudioFormat.WAV
+        encoded = AudioFormat.PCM if is_wav else config.response_format  # the header states the length
+        open_encoder(encoded, rate_hz)
         enrolled = await openai.enroll_recording(config, self._hub)
         assert isinstance(enrolled, SessionConfig)
         voice = enrolled.voice_name
-        rate_hz = config.sample_rate or config.response_format.default_rate_hz
         options = openai.session_options(enrolled, self._hub, rate_hz, config.instructions)
         if options.voice is not None:
             await self._hub.library.look_up(voice)
             self._hub.voices.get(options.voice)
-        is_wav = config.response_format is AudioFormat.WAV
-        encoded = AudioFormat.PCM if is_wav else config.response_format  # the header states the length
-        open_encoder(encoded, rate_hz)
         await self.until_ended()
         self.open_encoder = lambda: open_encoder(encoded, rate_hz)
         self.options = options
