@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,29 @@ async def test_token_ends_with_its_time_and_with_its_key(tmp_path: Path) -> None
     ring.replace(keys)
     now_s = 1_060.0
     assert await ring.authenticate(token, "http") is None
+
+
+async def test_token_of_a_replaced_key_is_refused(tmp_path: Path) -> None:
+    """Also if the new key has the same name: the old one may have leaked."""
+    keys = read_key_file(key_file(tmp_path)).keys
+    ring = KeyRing(keys, tokens=TokenSigner(clock=lambda: 1_000.0))
+    token = ring.tokens.sign(Grant("id", "app", frozenset({ApiScope.SPEAK}), 1_060.0))
+    assert await ring.authenticate(token, "http") is not None
+    ring.replace(
+        key.model_copy(update={"key": SecretStr("another-long-key")}) if key.name == "app" else key for key in keys
+    )
+    assert await ring.authenticate(token, "http") is None
+    ring.replace(keys)
+    assert await ring.authenticate(token, "http") is not None
+
+
+def test_token_of_a_newer_worker_is_refused() -> None:
+    class NewerScope(str, Enum):
+        SING = "sing"
+
+    signer = TokenSigner()
+    token = signer.sign(Grant("id", "app", frozenset({NewerScope.SING}), 9e9))  # type: ignore[arg-type]
+    assert signer.read(token) is None
 
 
 async def test_workers_with_one_key_file_accept_each_others_tokens(tmp_path: Path) -> None:

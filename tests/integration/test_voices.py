@@ -388,6 +388,13 @@ def test_openai_sdk_adds_and_deletes_voices(served: Served) -> None:
             client.audio.voices.create(name="mine", prompt="A calm voice.", type="prompt")
 
 
+def test_voice_of_vllm_omni_may_begin_with_a_dash(served: Served) -> None:
+    files = {"audio_sample": ("a.wav", GOOD)}
+    added = served.http.post("/v1/audio/voices", data={"name": "-mine", "consent": "c"}, files=files)
+    assert added.status_code == 200, added.text
+    assert served.http.delete(f"/v1/audio/voices/{added.json()['id']}").status_code == 200
+
+
 def test_voice_of_vllm_omni_has_its_transcript_and_a_usable_name(served: Served) -> None:
     files = {"audio_sample": ("a.wav", GOOD)}
     fields = {"consent": "c", "ref_text": "Hello there.", "speaker_description": "warm"}

@@ -20,7 +20,7 @@ from tests.conftest import until
 from tests.fakes.clock import measure_stalls
 from tests.fakes.livekit_agent import run_agent
 from tests.fakes.proxy import run_proxy
-from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin
+from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin, stream_text
 from tts_worker.client import Client, ClientSettings, SessionOptions
 from tts_worker.client.websocket import WebSocketConnector
 from tts_worker.local import LocalConnector
@@ -136,6 +136,66 @@ async def test_receipt_of_an_attached_agent_tells_what_was_played() -> None:
         assert len(heard.text_spoken.split()) <= sum(start_s <= played / 24_000 for start_s in starts_s)
         assert heard.text_spoken + heard.text_remaining == REPLY
         assert whole.text_spoken == "Yes?"
+
+
+class DiscardsFirstReply(Agent):
+    """Drops the audio of its first reply before the speaker has any."""
+
+    def __init__(self) -> None:
+        super().__init__(instructions="Answer.")
+        self._replies = 0
+
+    async def tts_node(self, text: Any, model_settings: Any) -> Any:
+        self._replies += 1
+        is_discarded = self._replies == 1
+        async for frame in Agent.default.tts_node(self, text, model_settings):
+            if not is_discarded:
+                yield frame
+
+
+async def test_receipt_of_an_unplayed_reply_says_so() -> None:
+    async with (
+        serve_plugin() as (voice, recorded),
+        run_agent(voice, [REPLY, "Yes?"], agent=DiscardsFirstReply()) as harness,
+    ):
+        voice.attach(harness.session)
+        await harness.session.generate_reply(user_input="Count!")
+        await until(lambda: recorded.receipts)
+        await harness.session.generate_reply(user_input="And?")
+        await until(lambda: len(recorded.receipts) == 2)
+        unplayed, whole = recorded.receipts
+        assert (unplayed.samples_played, unplayed.text_spoken, unplayed.text_remaining) == (0, "", REPLY)
+        assert whole.text_spoken == "Yes?"
+
+
+async def test_receipt_of_a_stream_outside_the_agent_is_not_held() -> None:
+    async with serve_plugin() as (voice, recorded), run_agent(voice, [REPLY]) as harness:
+        voice.attach(harness.session)
+        await stream_text(voice, "A clip.")
+        assert [receipt.text_spoken for receipt in recorded.receipts] == ["A clip."]
+        await harness.session.generate_reply(user_input="Count!")
+        await until(lambda: len(recorded.receipts) == 2)
+        assert recorded.receipts[1].text_spoken == REPLY
+
+
+async def test_agents_that_share_a_voice_have_their_own_receipts() -> None:
+    async with (
+        serve_plugin() as (voice, recorded),
+        run_agent(voice, [LONG]) as one,
+        run_agent(voice, ["Yes?"]) as other,
+    ):
+        voice.attach(one.session)
+        voice.attach(other.session)
+        reply = one.session.generate_reply(user_input="Count!")
+        await one.speaker.wait_position(0.3)
+        await other.session.generate_reply(user_input="Are you there?")
+        await until(lambda: recorded.receipts)
+        assert recorded.receipts[0].text_spoken == "Yes?"
+        reply.interrupt()
+        await reply
+        await until(lambda: len(recorded.receipts) == 2)
+        played = len(one.speaker.played[0]) // 2
+        assert recorded.receipts[1].samples_played == pytest.approx(played, abs=1)
 
 
 async def test_pause_that_becomes_an_interruption() -> None:

@@ -90,7 +90,8 @@ def _assigned(node: ast.ClassDef) -> Iterator[str]:
             is_setting = function.name == "__init__" and not isinstance(statement.value, ast.Constant)
             if is_boolean(statement.value) and not is_setting:
                 for target in targets:
-                    if isinstance(target, ast.Attribute):
+                    # An attribute of what a call returned configures another library's object: weakref.finalize().atexit.
+                    if isinstance(target, ast.Attribute) and not isinstance(target.value, ast.Call):
                         yield ast.unparse(target).removeprefix("self.")
 
 
@@ -157,6 +158,7 @@ def test_engines_have_no_mutable_booleans() -> None:
         ("def f(self):\n  self.x: bool = bool(self.n)", "C.x"),
         ("def __init__(self, paced):\n  self.is_call = paced and not self.n", ""),
         ("def f(self):\n  self.name = self.name or 'none'", ""),
+        ("def f(self):\n  finalize(self, print).atexit = False", ""),
         ("done: bool = False", ""),
     ],
 )

@@ -85,6 +85,7 @@ class KeyRing:
         tokens: TokenSigner | None = None,
     ) -> None:
         self.tokens = tokens or TokenSigner()
+        self.tokens.digest_of = self._digest_of
         self._valid = _ValidKeys()
         self._required = required
         self._on_failure = on_failure
@@ -156,6 +157,10 @@ class KeyRing:
             return None if self.required else Caller(transport=transport)
         key = self._named(name)
         return None if key is None else self._caller(key, transport)
+
+    def _digest_of(self, name: str) -> bytes:
+        key = self._named(name)
+        return b"" if key is None else key.digest
 
     def _named(self, name: str) -> ApiKey | None:
         valid = self._valid

@@ -3,7 +3,7 @@
 A token is accepted wherever its key is, with at most the rights of the key: a page that has one can be read by anyone
 without the key becoming known. It is a signed statement, so that nothing is stored: workers that share a key file with
 ``token_secret`` accept each other's tokens, other workers only their own, until they restart. A token ends with its
-time, or when its key is removed.
+time, or when its key is removed or replaced.
 """
 
 from __future__ import annotations
@@ -68,9 +68,13 @@ class TokenSigner:
     Args:
         secret: Shared by workers that accept each other's tokens; None chooses one for this process.
         clock: Unix time, in seconds.
+
+    Attributes:
+        digest_of: Returns what changes if another key gets a name. The key ring sets it.
     """
 
     def __init__(self, secret: SecretStr | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.digest_of: Callable[[str], bytes] = lambda name: b""
         self._own_secret = secrets.token_bytes(32)
         self._clock = clock
         self.set_secret(secret)
@@ -94,23 +98,29 @@ class TokenSigner:
             "e": grant.expires_at_s,
             "n": grant.sessions,
             "o": grant.origin,
+            "d": self._mark_of(grant.key),
         }
         statement = json.dumps(fields, separators=(",", ":")).encode()
         return f"{PREFIX}{_encode(statement)}.{_encode(self._signature(statement))}"
 
     def read(self, token: str) -> Grant | None:
-        """Return what a valid token says; None if it is none, was signed elsewhere, or has expired."""
+        """Return what a valid token says; None if it is none, was signed elsewhere, or has ended."""
         statement, _, signature = token.removeprefix(PREFIX).partition(".")
         try:
             body = _decode(statement)
             if not hmac.compare_digest(_decode(signature), self._signature(body)):
                 return None
             said = json.loads(body)
+            scopes = frozenset(map(ApiScope, said["s"]))
         except (ValueError, binascii.Error):
             return None
-        if said["e"] <= self._clock():
+        if said["e"] <= self._clock() or said["d"] != self._mark_of(said["k"]):
             return None
-        return Grant(said["i"], said["k"], frozenset(map(ApiScope, said["s"])), said["e"], said["n"], said["o"])
+        return Grant(said["i"], said["k"], scopes, said["e"], said["n"], said["o"])
+
+    def _mark_of(self, key: str) -> str:
+        """Return what tells a key from others of its name, but nothing about it."""
+        return hmac.new(self._secret, b"key:" + self.digest_of(key), "sha256").hexdigest()[:16]
 
     def _signature(self, statement: bytes) -> bytes:
         return hmac.digest(self._secret, statement, "sha256")

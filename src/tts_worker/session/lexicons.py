@@ -106,12 +106,19 @@ class LexiconLibrary(Protocol):
         """
         ...
 
+    async def edit(self, name: str, change: Callable[[Mapping[str, Any]], LexiconContent]) -> StoredLexicon:
+        """Store what ``change`` makes of the newest entries, as ``update`` does; a concurrent change is not lost.
+
+        ``change`` may be called on any thread, and again if another worker stores a version meanwhile.
+        """
+        ...
+
     async def delete(self, name: str) -> None:
         """Delete all versions of a lexicon; sessions that use it keep it. Raises as ``update`` does."""
         ...
 
     def read_file(self, data: bytes) -> Mapping[str, Any]:
-        """Return the entries in a file: PLS, YAML or JSON. Blocks. Raises InvalidRequest."""
+        """Return the entries in a PLS or JSON file. Blocks. Raises InvalidRequest."""
         ...
 
     def unused_name(self, title: str) -> str:

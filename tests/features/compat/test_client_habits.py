@@ -188,6 +188,16 @@ async def test_recording_in_a_request_gives_its_voice() -> None:
             assert (answer.status_code, word in answer.text) == (400, True), answer.text
 
 
+async def test_request_that_is_refused_enrolls_no_recording() -> None:
+    recording = base64.b64encode(wav(speech(4, 16_000))).decode()
+    worker = EnrollingWorker()
+    async with serving_worker(worker) as address, http(address) as client:
+        for fields in ({"input": "a" * 500_000}, {"response_format": "opus", "sample_rate": 22_050}):
+            answer = await client.post(SPEECH, json={**PCM, "ref_audio": recording, **fields})
+            assert answer.status_code == 400, answer.text
+    assert worker.enroller.enrolled == []
+
+
 async def test_recording_without_an_engine_that_enrolls_is_refused() -> None:
     async with serving() as address, http(address) as client:
         recording = base64.b64encode(wav(speech(4, 16_000))).decode()

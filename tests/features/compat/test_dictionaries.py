@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -104,6 +105,21 @@ async def test_elevenlabs_socket_uses_dictionaries_in_order(tmp_path: Path, path
             unknown = [{"pronunciation_dictionary_id": "nothing"}]
             await socket.send(json.dumps({**begin, "pronunciation_dictionary_locators": unknown}))
             assert json.loads(await socket.recv())["code"] == "unknown_lexicon"
+
+
+async def test_rules_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
+    """Also those that clients of two workers add."""
+    words = [f"word{number}" for number in range(8)]
+    async with worker(tmp_path) as (_, one), worker(tmp_path) as (_, two):
+        await one.post("/v1/lexicons", json={"name": "x", "entries": {}})
+
+        async def add(http: httpx.AsyncClient, word: str) -> None:
+            rule = {**ALIAS, "string_to_replace": word}
+            answer = await http.post("/v1/pronunciation-dictionaries/x/add-rules", json={"rules": [rule]})
+            assert answer.status_code == 200, answer.text
+
+        await asyncio.gather(*(add((one, two)[number % 2], word) for number, word in enumerate(words)))
+        assert {*(await two.get("/v1/lexicons/x")).json()["entries"]} == {*words}
 
 
 async def test_elevenlabs_errors_have_its_shape(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def grapheme(text: str) -> str:
         (pls(lexeme(grapheme("Zoë"), "<alias>b</alias>")).decode()[len(HEAD) :].encode("utf-16"), {"Zoë": "b"}),
         (pls(lexeme(grapheme("a"), "<alias>b</alias>"), attributes=""), {"a": "b"}),
     ],
-)  # fmt: skip
+)
 def test_lexemes_become_entries(file: bytes, entries: dict[str, Any]) -> None:
     assert read_pls(file) == entries
     Lexicon.from_mapping(entries)
@@ -98,7 +98,7 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
         (b'<?xml version="1.0" encoding="shift_jis"?><lexicon/>', "(encoding|not valid XML)"),
         (b"<lexicon " + b" ".join(b'a%d=""' % n for n in range(100_000)) + b"/><x", "not valid XML"),
     ],
-)  # fmt: skip
+)
 def test_hostile_file_is_refused(file: bytes, complaint: str) -> None:
     started_s = time.thread_time()
     with pytest.raises(InvalidRequest, match=complaint.replace("(undefined entity)", r"\(undefined entity\)")):

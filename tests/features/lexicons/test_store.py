@@ -48,6 +48,23 @@ def test_versions_round_trip(
         assert store.details("x", number) == details[number - 1]
 
 
+def test_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+    store = LexiconStore(tmp_path)
+    store.create("\U00020000" * 63, DETAILS, ENTRIES)
+    for use in (store.versions, lambda name: store.create(name, DETAILS, ENTRIES)):
+        with pytest.raises(InvalidRequest, match="255 bytes"):
+            use("\U00020000" * 64)
+
+
+def test_unreadable_directory_is_a_typed_error(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    store = LexiconStore(loop)
+    for use in (store.names, lambda: store.versions("x")):
+        with pytest.raises(BundleError, match="cannot be read"):
+            use()
+
+
 def test_name_is_taken_once(tmp_path: Path) -> None:
     store = LexiconStore(tmp_path)
     store.create("x", DETAILS, ENTRIES)
@@ -97,7 +114,7 @@ def test_processes_number_their_versions_apart(tmp_path: Path) -> None:
 
 
 def test_version_of_a_deleted_lexicon_does_not_bring_it_back(tmp_path: Path) -> None:
-    """Whoever is first, there is a whole lexicon or none."""
+    """Whichever is first, there is a whole lexicon or none."""
     for _ in range(30):
         store = LexiconStore(tmp_path)
         store.create("x", DETAILS, ENTRIES)

@@ -110,9 +110,9 @@ def add_routes(routes: Routes, hub: SessionHub) -> None:
 
     async def update(request: Request, name: str) -> Response:
         change = validate(DictionaryUpdate, parse_object(await request.body(), "body"))
-        _, entries = await lexicons.stored.get(name)
-        content = LexiconContent(entries if change.items is None else change.entries, change.name)
-        await lexicons.stored.update(name, content)
+        await lexicons.stored.edit(
+            name, lambda known: LexiconContent(known if change.items is None else change.entries, change.name)
+        )
         return SafeJSONResponse(await _dictionary(lexicons.stored, name))
 
     routes.add(

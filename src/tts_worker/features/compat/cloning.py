@@ -37,7 +37,7 @@ PATHS = frozenset((ELEVENLABS_PATH, f"/elevenlabs{ELEVENLABS_PATH}", CARTESIA_PA
 _ELEVENLABS_FILES = ("files", "files[]", "file")
 _CARTESIA_FILES = ("clip", "file")
 _OPENAI_FILE = "audio_sample"
-_NAME = re.compile(r"[\w.-]{1,64}")
+_NAME = re.compile(r"\w[\w.-]{0,63}")
 """A name that a voice may have here; others are changed."""
 
 

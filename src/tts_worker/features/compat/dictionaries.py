@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -174,8 +174,8 @@ def add_routes(routes: Routes, hub: SessionHub) -> None:
 def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
     lexicons = hub.lexicons
 
-    async def changed(name: str, entries: Mapping[str, Any]) -> Response:
-        stored = await lexicons.stored.update(name, LexiconContent(entries))
+    async def changed(name: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Response:
+        stored = await lexicons.stored.edit(name, lambda known: LexiconContent(change(known)))
         return SafeJSONResponse(
             {"id": stored.name, "version_id": str(stored.version), "version_rules_num": stored.entries}
         )
@@ -189,7 +189,8 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
         openapi_extra=partial(request_body, RulesUpdate),
     )
     async def set_rules(request: Request, name: str) -> Response:
-        return await changed(name, (await update_of(request)).entries)
+        new = (await update_of(request)).entries
+        return await changed(name, lambda known: new)
 
     @routes.post(
         f"{PATH}/{{name}}/add-rules",
@@ -198,8 +199,7 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
     )
     async def add_rules(request: Request, name: str) -> Response:
         new = (await update_of(request)).entries
-        _, entries = await lexicons.stored.get(name)
-        return await changed(name, {**entries, **new})
+        return await changed(name, lambda known: {**known, **new})
 
     @routes.post(
         f"{PATH}/{{name}}/remove-rules",
@@ -208,8 +208,7 @@ def _add_rule_routes(routes: Routes, hub: SessionHub) -> None:
     )
     async def remove_rules(request: Request, name: str) -> Response:
         removed = {*validate(RulesRemoval, parse_object(await request.body(), "body")).rule_strings}
-        _, entries = await lexicons.stored.get(name)
-        return await changed(name, {key: value for key, value in entries.items() if key not in removed})
+        return await changed(name, lambda known: {key: known[key] for key in known if key not in removed})
 
 
 def _created(lexicon: StoredLexicon) -> Message:

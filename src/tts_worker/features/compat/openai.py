@@ -104,15 +104,16 @@ def router(hub: SessionHub, limits: ApiLimits) -> Routes:
     )
     async def speech(request: Request) -> Response:
         data = parse_object(await request.body(), "body")
-        speech_request = await enroll_recording(validate(SpeechRequest, data), hub)
+        speech_request = validate(SpeechRequest, data)
         if len(speech_request.input) > limits.max_input_chars:
             raise TextTooLong(f"input may have at most {limits.max_input_chars} characters")
         text, instruct = split_instruction(speech_request.input, speech_request.instructions)
         rate_hz = speech_request.sample_rate or speech_request.response_format.default_rate_hz
         checksums = wants_checksums(request.query_params)
+        encoder = open_encoder(speech_request.response_format, rate_hz)
+        speech_request = await enroll_recording(speech_request, hub)  # takes long: after the cheap checks
         options = session_options(speech_request, hub, rate_hz, instruct)
         headers = {} if options.speed == speech_request.speed else {SPEED_HEADER: f"{options.speed:g}"}
-        encoder = open_encoder(speech_request.response_format, rate_hz)
         if speech_request.stream:
             audio = download(hub, options, text, encoder, headers)
         else:

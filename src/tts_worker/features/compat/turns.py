@@ -170,7 +170,8 @@ class TurnProtocol(VendorProtocol):
             return []
         session = self._socket.contexts[_CONTEXT].session
         if session is not None and session.state is not State.CLOSED:
-            encoder.note(session.stop("interrupted").ended)
+            session.stop("interrupted")
+            encoder.note_ends(session)
         self._socket.drop(_CONTEXT, "interrupted")
         return list(encoder.turns)
 
@@ -220,10 +221,11 @@ class _TurnEncoder:
         if turn is not None:
             self.write(session, turn, "")  # so that the turn does not end with the one before
 
-    def note(self, ended: Iterable[Ended]) -> None:
-        """Take the reports of utterances that were stopped."""
-        for one in ended:
-            self._utterances.popleft()[1].reports.append(one.receipt)
+    def note_ends(self, session: LocalSession) -> None:
+        """Take the reports of a session that was stopped, also of an utterance whose last frame is being sent."""
+        while (item := session.poll()) is not None:
+            if isinstance(item, Ended):
+                self._utterances.popleft()[1].reports.append(item.receipt)
 
     def messages(self, item: Output) -> Iterator[WireMessage]:
         if isinstance(item, PcmFrame):

@@ -94,17 +94,17 @@ class _OmniProtocol(TurnProtocol):
 
     async def _configure(self, config: SessionConfig) -> None:
         config.check()
+        rate_hz = config.sample_rate or config.response_format.default_rate_hz
+        is_wav = config.response_format is AudioFormat.WAV
+        encoded = AudioFormat.PCM if is_wav else config.response_format  # the header states the length
+        open_encoder(encoded, rate_hz)
         enrolled = await openai.enroll_recording(config, self._hub)
         assert isinstance(enrolled, SessionConfig)
         voice = enrolled.voice_name
-        rate_hz = config.sample_rate or config.response_format.default_rate_hz
         options = openai.session_options(enrolled, self._hub, rate_hz, config.instructions)
         if options.voice is not None:
             await self._hub.library.look_up(voice)
             self._hub.voices.get(options.voice)
-        is_wav = config.response_format is AudioFormat.WAV
-        encoded = AudioFormat.PCM if is_wav else config.response_format  # the header states the length
-        open_encoder(encoded, rate_hz)
         await self.until_ended()
         self.open_encoder = lambda: open_encoder(encoded, rate_hz)
         self.options = options
@@ -117,6 +117,7 @@ class _OmniProtocol(TurnProtocol):
 
     def started(self, turn: Turn) -> Iterator[Message]:
         self._chunks = self._sent_bytes = 0
+        self._unsent.clear()  # of a turn that failed
         if self.config.stream_audio:
             yield self._start(turn)
 
@@ -138,7 +139,8 @@ class _OmniProtocol(TurnProtocol):
             ]
             yield self._chunk(turn, b"", times)
         if not self.config.stream_audio:
-            data, self._unsent = b"".join(self._unsent), []
+            data = b"".join(self._unsent)
+            self._unsent.clear()
             yield self._start(turn)
             yield wav_file(data, self.rate_hz) if self.config.response_format is AudioFormat.WAV else data
         yield {"type": "audio.done", **self._place, "total_bytes": self._sent_bytes, "error": False}

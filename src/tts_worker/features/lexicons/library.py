@@ -9,8 +9,8 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tts_worker.errors import (
     UnknownLexicon,
 )
 from tts_worker.features.lexicons.pls import read_pls
-from tts_worker.features.lexicons.store import LexiconDetails, LexiconStore
+from tts_worker.features.lexicons.store import LexiconDetails, LexiconStore, OutdatedVersion
 from tts_worker.server.audit import audited
 from tts_worker.session.lexicons import LexiconContent, StoredLexicon
 from tts_worker.text.lexicon import Lexicon
@@ -40,6 +40,7 @@ MAX_REFERENCES = 3
 MAX_TITLE_CHARS = 100
 MAX_DESCRIPTION_CHARS = 1_000
 _MAX_CACHED = 64
+_ATTEMPTS = 16
 _REFERENCE = re.compile(r"(\w[\w.-]{0,63})(?:@([1-9]\d{0,8}))?")
 _RETRY_AFTER_S = 5.0
 
@@ -120,8 +121,13 @@ class StoredLexicons:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def list(self) -> Sequence[StoredLexicon]:
-        """Return the newest versions, ordered by name; damaged ones are logged and left out."""
-        return await asyncio.to_thread(self._list)
+        """Return the newest versions, ordered by name; damaged ones are logged and left out.
+
+        Raises:
+            OverCapacity: The directory cannot be read.
+        """
+        with _hidden_paths():
+            return await asyncio.to_thread(self._list)
 
     def _list(self) -> Sequence[StoredLexicon]:
         found = []
@@ -188,20 +194,34 @@ class StoredLexicons:
             InvalidRequest: A text or an entry is invalid.
             OverCapacity: It cannot be written.
         """
+        return await self.edit(name, lambda known: content)
+
+    async def edit(self, name: str, change: Callable[[Mapping[str, Any]], LexiconContent]) -> StoredLexicon:
+        """Store what ``change`` makes of the newest entries, as ``update`` does; a concurrent change is not lost.
+
+        ``change`` may be called on any thread, and again if another worker stores a version meanwhile.
+        """
         with audited("update_lexicon", name, ApiScope.ENROLL), _hidden_paths():
-            entries = await asyncio.to_thread(_checked, content)
             async with self._lock:
-                await asyncio.to_thread(self._add_version, name, content, entries, current_caller())
+                await asyncio.to_thread(self._add_version, name, change, current_caller())
             return await asyncio.to_thread(self._describe, name, None)
 
-    def _add_version(self, name: str, content: LexiconContent, entries: Mapping[str, Any], caller: Caller) -> None:
-        newest = self._version(name, None)
-        known = self._store.details(name, newest)
-        _check_owner(name, known, caller)
-        details = _details(content, entries, known.owner, known)
-        is_same = (details.title, details.description) == (known.title, known.description)
-        if not is_same or [*entries.items()] != [*self._store.entries(name, newest).items()]:
-            self._store.add_version(name, details, entries)
+    def _add_version(self, name: str, change: Callable[[Mapping[str, Any]], LexiconContent], caller: Caller) -> None:
+        for _ in range(_ATTEMPTS):
+            newest = self._version(name, None)
+            known = self._store.details(name, newest)
+            _check_owner(name, known, caller)
+            known_entries = self._store.entries(name, newest)
+            content = change(known_entries)
+            entries = _checked(content)
+            details = _details(content, entries, known.owner, known)
+            is_same = (details.title, details.description) == (known.title, known.description)
+            if is_same and [*entries.items()] == [*known_entries.items()]:
+                return
+            with suppress(OutdatedVersion):
+                self._store.add_version(name, details, entries, after=newest)
+                return
+        raise BundleError(f"{name}: too many processes store versions at once")
 
     async def delete(self, name: str) -> None:
         """Delete all versions of a lexicon. Sessions that use it keep it.
@@ -243,7 +263,8 @@ class StoredLexicons:
     def unused_name(self, title: str) -> str:
         """Return a name that is made of ``title`` and that no lexicon has."""
         base = re.sub(r"[^\w.-]+", "-", title).strip("-._")[:48] or "lexicon"
-        taken = {*self._store.names()}
+        with _hidden_paths():
+            taken = {*self._store.names()}
         while (name := f"{base}-{secrets.token_hex(3)}") in taken:
             pass
         return name

@@ -47,10 +47,7 @@ def read_pls(data: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"line {error.lineno}: not valid XML ({expat.ErrorString(error.code)})") from None
     except InvalidRequest as error:
         raise InvalidRequest(f"line {reader.parser.CurrentLineNumber}: {error.message}") from None
-    except (
-        ValueError,
-        LookupError,
-    ):  # an encoding that Python does not know, or that has more than one byte a character
+    except (ValueError, LookupError):  # an encoding that is unknown, or has more than one byte a character
         raise InvalidRequest("the encoding of the file is not supported: use UTF-8") from None
     return _with_exact_case(reader.entries)
 

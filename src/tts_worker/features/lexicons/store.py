@@ -27,6 +27,7 @@ MAX_VERSIONS = 100
 MAX_ABOUT_BYTES = 64 << 10
 MAX_ENTRIES_BYTES = 4 << 20  # 200,000 characters, escaped, and the options of 5,000 entries
 _NAME = re.compile(r"\w[\w.-]{0,63}")
+_MAX_NAME_BYTES = 255  # of a file system
 _ABOUT, _ENTRIES = "lexicon.json", "entries.json"
 _ATTEMPTS = 16
 _REMNANT_S = 3_600.0
@@ -64,7 +65,11 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 def is_name(name: str) -> bool:
     """Whether a lexicon may have this name, which then cannot lead out of the directory."""
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and len(name.encode()) <= _MAX_NAME_BYTES
+
+
+class OutdatedVersion(Exception):
+    """Another process has stored a version meanwhile."""
 
 
 class LexiconStore:
@@ -74,12 +79,8 @@ class LexiconStore:
         self.directory = directory
 
     def names(self) -> list[str]:
-        """Return the names of all lexicons, sorted."""
-        try:
-            found = os.listdir(self.directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(name for name in found if is_name(name))
+        """Return the names of all lexicons, sorted. Raises BundleError if the directory cannot be read."""
+        return sorted(name for name in _listed(self.directory) if is_name(name))
 
     def versions(self, name: str) -> tuple[int, ...]:
         """Return the versions of a lexicon, oldest first.
@@ -87,12 +88,9 @@ class LexiconStore:
         Raises:
             UnknownLexicon: There is no such lexicon.
             InvalidRequest: The name is invalid.
+            BundleError: Its folder cannot be read.
         """
-        folder = self._folder(name)
-        try:
-            found = os.listdir(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            found = []
+        found = _listed(self._folder(name))
         versions = sorted(int(each) for each in found if each.isascii() and each.isdigit())
         if not versions:
             raise UnknownLexicon(f'there is no lexicon "{name}"')
@@ -131,7 +129,7 @@ class LexiconStore:
             BundleError: It cannot be written.
         """
         folder = self._folder(name)
-        partial = hidden_path(self.directory, name, "part")
+        partial = hidden_path(self.directory, "lexicon", "part")
         try:
             partial.mkdir(parents=True)
             _write_version(partial / "1", details, entries)
@@ -148,8 +146,22 @@ class LexiconStore:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def add_version(self, name: str, details: LexiconDetails, entries: Mapping[str, Any]) -> int:
-        """Store a further version and return its number. Raises UnknownLexicon, and BundleError as ``create`` does."""
+    def add_version(
+        self, name: str, details: LexiconDetails, entries: Mapping[str, Any], *, after: int | None = None
+    ) -> int:
+        """Store a further version and return its number.
+
+        Args:
+            name: The lexicon.
+            details: Of the version.
+            entries: Of the version.
+            after: The version that it was made from; None for any.
+
+        Raises:
+            UnknownLexicon: There is no such lexicon.
+            OutdatedVersion: There is a newer version than ``after``.
+            BundleError: It cannot be written.
+        """
         folder = self._folder(name)
         partial = hidden_path(folder, "version", "part")
         try:
@@ -157,6 +169,8 @@ class LexiconStore:
             _write_version(partial, details, entries)
             for _ in range(_ATTEMPTS):
                 version = self.versions(name)[-1] + 1
+                if after is not None and version != after + 1:
+                    raise OutdatedVersion
                 try:
                     partial.rename(folder / str(version))
                 except OSError:
@@ -177,7 +191,7 @@ class LexiconStore:
     def delete(self, name: str) -> None:
         """Delete a lexicon. Raises UnknownLexicon, and BundleError if the directory cannot be changed."""
         self.versions(name)
-        hidden = hidden_path(self.directory, name, "old")
+        hidden = hidden_path(self.directory, "lexicon", "old")
         try:
             self._folder(name).rename(hidden)
             flush_folder(self.directory)
@@ -202,7 +216,8 @@ class LexiconStore:
     def _folder(self, name: str) -> Path:
         if not is_name(name):
             raise InvalidRequest(
-                "a lexicon's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit"
+                "a lexicon's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit; at most "
+                f"{_MAX_NAME_BYTES} bytes"
             )
         return self.directory / name
 
@@ -228,6 +243,16 @@ class LexiconStore:
 
     def _fail(self, name: str, version: int, problem: str) -> NoReturn:
         raise BundleError(f"{self._folder(name) / str(version)}: {problem}")
+
+
+def _listed(folder: Path) -> list[str]:
+    """Return the names in a folder, none if there is no such folder. Raises BundleError."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be read ({error.strerror})") from None
 
 
 def _unknown(name: str, version: int) -> UnknownLexicon:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from livekit.agents import APIConnectOptions, APITimeoutError, tts, utils
 from livekit.agents.types import DEFAULT_API_CONNECT_OPTIONS
 from livekit.agents.utils import is_given
-from livekit.agents.voice import AgentSession
+from livekit.agents.voice import AgentSession, SpeechHandle
 from livekit.agents.voice.io import PlaybackFinishedEvent
 
 from livekit.plugins.tts_worker.log import logger
-from livekit.plugins.tts_worker.playback import follow_playback
+from livekit.plugins.tts_worker.playback import current_speech, follow_playback
 from livekit.plugins.tts_worker.speech import as_api_error, run_utterance
 from tts_worker.client import Client, ClientSettings, Session, SessionOptions, VoiceInfo
 from tts_worker.client.agent import PluginOptions, check_sample_rate, connect_agent, with_plugin_options
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PAUSE_TIMEOUT_S = 300.0
 """Long, because the agent decides how long a pause lasts while the user speaks, not the worker."""
 _VOICES_TIMEOUT_S = 10.0
+_UNPLAYED = PlaybackFinishedEvent(playback_position=0.0, interrupted=True)
 
 
 @dataclass(slots=True)
@@ -160,7 +161,7 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
         While the agent decides whether an interruption is real, the worker generates nothing; after a false
         interruption it resumes with the very next sample. The receipt of a stream tells what was played, not what was
-        sent ahead; it is emitted when its playback has ended.
+        sent ahead; it is emitted when its playback, or the speech without one, has ended.
 
         Raises:
             InvalidRequest: The session has no audio output yet.
@@ -236,9 +237,11 @@ class TTS(tts.TTS[Literal["receipt"]]):
                 self._record_end(session, item)
 
     def _begin_segment(self, session: Session) -> None:
-        """Note a stream that becomes a segment of the agent's playback."""
-        if self._is_attached:
-            self._segments[session] = _Segment()
+        """Note a stream that becomes a segment of the agent's playback; one outside of a speech does not."""
+        speech = current_speech() if self._is_attached else None
+        if speech is not None:
+            self._segments[session] = _Segment(speech)
+            speech.add_done_callback(self._end_speech)
 
     def _record_end(self, session: Session, ended: Ended) -> None:
         if ended.outcome is Outcome.ERROR:
@@ -255,13 +258,20 @@ class TTS(tts.TTS[Literal["receipt"]]):
             segment.receipt = ended.receipt
             self._settle(session, segment)
 
-    def _on_played(self, event: PlaybackFinishedEvent) -> None:
-        """Assign the end of a playback to the first stream without one: the agent plays them in order."""
+    def _on_played(self, speech: SpeechHandle | None, event: PlaybackFinishedEvent) -> None:
+        """Assign the end of a playback to the first stream of its speech without one: they are played in order."""
         for session, segment in self._segments.items():
-            if segment.played is None:
+            if segment.speech is speech and segment.played is None:
                 segment.played = event
                 self._settle(session, segment)
                 return
+
+    def _end_speech(self, speech: SpeechHandle) -> None:
+        """Settle the streams of a speech that has ended: those without a playback will have none."""
+        for session, segment in list(self._segments.items()):
+            if segment.speech is speech and segment.played is None:
+                segment.played = _UNPLAYED
+                self._settle(session, segment)
 
     def _settle(self, session: Session, segment: _Segment) -> None:
         """Emit the receipt of a stream, cut at what was played, once both are known; either may come first."""
@@ -277,8 +287,9 @@ class TTS(tts.TTS[Literal["receipt"]]):
 
 @dataclass(slots=True)
 class _Segment:
-    """A stream as a segment of the agent's playback: how it ended, and how its playback did."""
+    """A stream as a segment of a speech of the agent: how it ended, and how its playback did."""
 
+    speech: SpeechHandle
     receipt: Receipt | None = None
     played: PlaybackFinishedEvent | None = None
 
