@@ -90,7 +90,7 @@ def _assigned(node: ast.ClassDef) -> Iterator[str]:
             is_setting = function.name == "__init__" and not isinstance(statement.value, ast.Constant)
             if is_boolean(statement.value) and not is_setting:
                 for target in targets:
-                    # An attribute of what a call returned configures another library's object: weakref.finalize().atexit.
+                    # What a call returned is not ours to count: weakref.finalize(...).atexit = False sets an option.
                     if isinstance(target, ast.Attribute) and not isinstance(target.value, ast.Call):
                         yield ast.unparse(target).removeprefix("self.")
 
