@@ -224,7 +224,8 @@ def served(*args: str, environment: dict[str, str] | None = None) -> Iterator[tu
                 url = json.loads(url)["url"]
                 assert json.loads(process.stdout.readline())["message"] == "ready"
             else:
-                assert process.stdout.readline() == "ready\n"
+                others = list(iter(process.stdout.readline, "ready\n"))
+                assert all(line.startswith("listening on grpc://") for line in others)
             yield process, url
         finally:
             process.kill()
@@ -424,7 +425,8 @@ def test_serve_open_opens_the_page(tmp_path: Path) -> None:
     os.mkfifo(opened)
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    with served("--open", environment={**os.environ, "BROWSER": f"{browser} %s"}) as (_, url):
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    with served("--open", "--set", "grpc={enabled: true, port: 0}", environment=environment) as (_, url):
         assert opened.read_text().strip() == url  # waits for the browser
 
 
