@@ -234,6 +234,15 @@ async def test_interruption_without_an_offset_has_no_text() -> None:
         assert (await client.until("Warning"))["code"] == "NO_ACTIVE_SPEECH"
 
 
+async def test_interruption_in_a_quiet_turn_reports_it() -> None:
+    async with serving() as address, flux(address) as client:
+        quiet = await say(client, "...")
+        await say(client, "Hello there.")
+        report = await interrupt(client, 50)
+        assert report["metadata"]["speech_id"] == quiet["speech_id"]
+        assert (report["text_spoken"], report["text_remaining"]) == ("...", "Hello there.")
+
+
 async def test_interruption_of_what_was_played_is_a_warning() -> None:
     async with serving() as address, flux(address) as client:
         ended = await say(client)
