@@ -198,19 +198,6 @@ async def test_sdk_streams_server_sent_events(encoding: str) -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_sse_rejections_use_vendor_errors() -> None:
-    async with serving() as address, sdk(address) as client:
-        for fields, kind, code in (
-            ({"voice": "unknown"}, cartesia_sdk.NotFoundError, "unknown_voice"),
-            ({"output_format": {**FORMAT, "container": "wav"}}, cartesia_sdk.BadRequestError, "invalid_request"),
-            ({"add_phoneme_timestamps": True}, cartesia_sdk.BadRequestError, "invalid_request"),
-            ({"transcript": "  "}, cartesia_sdk.UnprocessableEntityError, "unspeakable_text"),
-        ):
-            with pytest.raises(kind) as exc_info:
-                await client.tts.sse(**{**SPEECH, "output_format": FORMAT, **fields})
-            assert exc_info.value.body["error_code"] == code
-
-
 async def test_sse_failure_is_the_last_event() -> None:
     async with (
         running_worker(tone_settings(**LONG_TIMEOUTS)) as worker,
