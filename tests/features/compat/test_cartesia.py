@@ -288,38 +288,6 @@ async def test_livekit_plugin_streams_with_word_timestamps() -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_livekit_interruption_frees_the_session() -> None:
-    async with serving() as address, plugin(address) as tts:
-        stream = tts.stream()
-        stream.push_text(LONG)
-        stream.flush()
-        await stream.__anext__()
-        await stream.aclose()
-        async with tts.stream() as following:  # the plugin closes the interrupted socket when it needs the next one
-            following.push_text("Yes.")
-            following.end_input()
-            assert [event async for event in following]
-        await until_live_sessions(address, 0)
-
-
-async def test_livekit_plugin_downloads_and_raises_errors() -> None:
-    from livekit.agents import APIConnectOptions, APIError, APIStatusError
-
-    once = APIConnectOptions(max_retry=0)
-    async with serving() as address, plugin(address) as tts:
-        frame = await tts.synthesize(TEXT, conn_options=once).collect()
-        assert frame.samples_per_channel >= SAMPLES
-        tts.update_options(voice="unknown")
-        with pytest.raises(APIStatusError) as exc_info:
-            await tts.synthesize(TEXT, conn_options=once).collect()
-        assert exc_info.value.status_code == 404
-        async with tts.stream(conn_options=once) as stream:
-            stream.push_text(TEXT)
-            stream.end_input()
-            with pytest.raises(APIError, match="unknown_voice"):
-                await stream.__anext__()
-
-
 # -- formats ----------------------------------------------------------------------------------------------------------
 
 

@@ -31,9 +31,6 @@ pytestmark = [  # of the SDK
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, TEXT))  # the tone engine: 60 ms a character
-QUIET_BYTES = 2 * 2_400  # 100 ms at 24 kHz
-KEY = "key-of-a-client"
-TOKEN = {"Authorization": f"Token {KEY}"}
 
 
 class Client:

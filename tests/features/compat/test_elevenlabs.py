@@ -135,6 +135,7 @@ async def test_livekit_plugin_decodes_every_format(encoding: str) -> None:
             stream.end_input()
             samples, _ = await spoken(stream)
         assert samples / tts.sample_rate == pytest.approx(SAMPLES / 24_000, abs=0.8)
+        assert {voice.id for voice in await tts.list_voices()} == {"tone", "tone-low", "tone-high"}
 
 
 async def test_livekit_interruption_ends_only_its_session() -> None:
@@ -152,25 +153,6 @@ async def test_livekit_interruption_ends_only_its_session() -> None:
         samples, _ = await spoken(other)
         assert samples > 24 * 60 * 1_500
         await other.aclose()
-
-
-async def test_livekit_plugin_downloads_and_raises_errors() -> None:
-    from livekit.agents import APIConnectOptions, APIStatusError
-
-    once = APIConnectOptions(max_retry=0)
-    async with serving() as address, plugin(address) as tts:
-        assert (await tts.synthesize(TEXT, conn_options=once).collect()).samples_per_channel >= SAMPLES
-        assert {voice.id for voice in await tts.list_voices()} == {"tone", "tone-low", "tone-high"}
-        tts.update_options(voice_id="unknown")
-        with pytest.raises(APIStatusError) as exc_info:
-            await tts.synthesize(TEXT, conn_options=once).collect()
-        assert exc_info.value.status_code == 404
-        async with tts.stream(conn_options=once) as stream:
-            stream.push_text(TEXT)
-            stream.end_input()
-            with pytest.raises(APIStatusError) as exc_info:
-                await spoken(stream)
-        assert exc_info.value.status_code == 404
 
 
 # -- the vendor's SDK -------------------------------------------------------------------------------------------------

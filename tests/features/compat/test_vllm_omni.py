@@ -23,7 +23,6 @@ from tests.integration.test_websocket import until_live_sessions
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, TEXT))  # the tone engine: 60 ms a character
-QUIET_BYTES = 2 * 2_400  # 100 ms at 24 kHz
 STREAM: dict[str, Any] = {"voice": "tone", "response_format": "pcm", "stream_audio": True}
 
 
