@@ -167,7 +167,9 @@ async def serve(
         try:
             for each in servers:
                 each.begin_drain()
-            await worker.hub.drain(timeout_s)
+            began_s = loop.time()
+            cut_off = await worker.hub.drain(timeout_s)
+            log.info("drained", extra=fields(seconds=round(loop.time() - began_s, 1), cut_off=cut_off))
         finally:  # also after an error, such as running out of memory
             server.should_exit = True
 

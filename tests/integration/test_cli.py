@@ -373,6 +373,8 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"[gpu]", "[livekit]", "[grpc]"} <= set(findings)
     doctor.print_findings([Finding("[ray]", Status.OPTIONAL, "several machines", "pip install ray")])
     assert "  optional [ray]               several machines  -> pip install ray\n" in capsys.readouterr().out
+    assert main(["doctor", *TONE]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 11, "it fits on one screen"
     assert main(["doctor", "--set", "server.prt=1"]) == 1
     assert "server.prt: unknown setting" in capsys.readouterr().out
 
@@ -409,6 +411,13 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["say", "--voce", "heart"])
     assert "did you mean --voice?" in error_of(capsys)
+
+
+def test_drain_ends_with_a_line_that_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with served() as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert re.search(r"INFO tts_worker.serving: drained seconds=[\d.]+ cut_off=0\n$", capfd.readouterr().err)
 
 
 def test_examples_of_the_help_are_valid() -> None:
