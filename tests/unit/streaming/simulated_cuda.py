@@ -32,8 +32,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
+from tts_worker.features.acceleration import kernels
 
 DEFAULT = "default"
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})

@@ -11,8 +11,8 @@ from typing import Any
 
 from tts_worker.commands.doctor_backends import is_recent
 from tts_worker.commands.installation import install_command
-from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.finding import Finding, Status
 
 _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
@@ -31,7 +31,7 @@ def findings() -> Iterator[Finding]:
 
 def kernels_finding(torch: Any) -> Finding:
     """Say whether CUDA graphs and fused kernels work on the device, and what to do about it."""
-    from tts_worker.engine.cosyvoice.acceleration.graphs import graph_problem
+    from tts_worker.features.acceleration.graphs import graph_problem
 
     what = "kernels"
     problem = graph_problem("cuda", torch)
@@ -47,9 +47,9 @@ def kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 
-    from tts_worker.engine.cosyvoice.acceleration.kernels import Case, check, triton_problem
-    from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
     from tts_worker.engine.cosyvoice.ops.audio import paged_attention
+    from tts_worker.features.acceleration.kernels import Case, check, triton_problem
+    from tts_worker.features.acceleration.kernels.audio_cases import attention_arguments
 
     if problem := triton_problem():
         return problem
@@ -72,7 +72,7 @@ def tensorrt_finding(torch: Any) -> Finding:
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
     if not torch.cuda.is_available():
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
-    from tts_worker.engine.cosyvoice.acceleration.tensorrt import check_tensorrt, find_tensorrt
+    from tts_worker.features.acceleration.tensorrt import check_tensorrt, find_tensorrt
 
     device = torch.device("cuda")
     try:
@@ -107,7 +107,7 @@ def _tensorrt_command(torch: Any) -> str:
 
 def _plans(version: str) -> str:
     """Describe the plan cache of this user."""
-    from tts_worker.engine.cosyvoice.acceleration.tensorrt import PlanCache, default_cache
+    from tts_worker.features.acceleration.tensorrt import PlanCache, default_cache
 
     folder = default_cache()
     plans = list(PlanCache(folder).entries())

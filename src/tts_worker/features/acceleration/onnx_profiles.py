@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
+from tts_worker.features.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,
@@ -16,8 +18,6 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     GraphSpec,
     Sizes,
 )
-from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 
 MAX_SLOWDOWN = 2  # at the slowest pace, a chunk has this many times the frames
 MIN_VOCODER_FRAMES = 8  # less than any chunk; reflection padding and look-ahead need a few

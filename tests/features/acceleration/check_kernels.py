@@ -22,19 +22,19 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.acceleration.kernel_edges import check_pages, edge_cases
+from tests.features.acceleration.kernel_edges import check_pages, edge_cases
 from tests.unit.cosyvoice.networks import full_config, networks
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.execution.streams import HostStream
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Item, Kind
 from tts_worker.engine.cosyvoice.ops import audio, language_model
 from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
+from tts_worker.features.acceleration import kernels
+from tts_worker.features.acceleration.kernels import Case
+from tts_worker.features.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.features.acceleration.kernels.language_model_cases import language_model_cases
 
 DTYPES = (torch.float32, torch.bfloat16)
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def check_decoder(family: str) -> None:
 
 def check_logarithm() -> None:
     """Compare the logarithm of the kernels with an exact one, for the numbers that draws take it of."""
-    from tests.unit.cosyvoice.acceleration.logarithm_kernel import logarithms
+    from tests.features.acceleration.logarithm_kernel import logarithms
 
     # All magnitudes, and every number next to 0 and 1.
     bits = torch.cat([torch.arange(0, 2**23, 2**9), torch.arange(2**14), torch.arange(2**23 - 2**15, 2**23)])

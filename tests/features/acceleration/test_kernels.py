@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.acceleration.fake_cuda import count, fake_cuda
+from tests.features.acceleration.fake_cuda import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import accelerator, kernels
-from tts_worker.engine.cosyvoice.acceleration.accelerator import missing_packages, use_kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.execution.settings import CompileMode, StreamingConfig
 from tts_worker.engine.cosyvoice.ops import FusedOperator, audio, language_model
 from tts_worker.errors import DeviceLost
+from tts_worker.features.acceleration import accelerator, kernels
+from tts_worker.features.acceleration.accelerator import missing_packages, use_kernels
+from tts_worker.features.acceleration.kernels import Case
+from tts_worker.features.acceleration.kernels.language_model_cases import language_model_cases
 
 
 def add_scaled(x: Tensor, y: Tensor, scale: float) -> Tensor:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_triton import _log
+from tts_worker.features.acceleration.kernels.language_model_triton import _log
 
 BLOCK = 1024
 

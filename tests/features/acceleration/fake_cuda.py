@@ -32,7 +32,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.bundle import networks
 from tts_worker.engine.cosyvoice.bundle.config import CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -41,6 +40,7 @@ from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Tensors
 from tts_worker.engine.cosyvoice.execution.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import kv_cache
+from tts_worker.features.acceleration import kernels
 
 T = TypeVar("T")
 

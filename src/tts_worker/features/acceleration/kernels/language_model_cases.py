@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case, tolerance
 from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
 from tts_worker.engine.cosyvoice.networks.dims import LmDims
 from tts_worker.engine.cosyvoice.ops.language_model import (
@@ -22,6 +21,7 @@ from tts_worker.engine.cosyvoice.ops.language_model import (
     slot_attention,
 )
 from tts_worker.engine.cosyvoice.ops.sampler import SampleRule
+from tts_worker.features.acceleration.kernels import Case, tolerance
 
 
 def language_model_cases(dims: LmDims, rule: SampleRule, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:

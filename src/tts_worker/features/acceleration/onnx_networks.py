@@ -15,7 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.networks.blocks import Sites
+from tts_worker.engine.cosyvoice.networks.flow import Flow
+from tts_worker.engine.cosyvoice.networks.flow_encoder import EncoderPast
+from tts_worker.engine.cosyvoice.networks.hift import Hift, StreamEnds
+from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, NoPast, PagedView
+from tts_worker.errors import BundleError
+from tts_worker.features.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,
@@ -25,13 +32,6 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     context_widths,
     graph_specs,
 )
-from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.networks.blocks import Sites
-from tts_worker.engine.cosyvoice.networks.flow import Flow
-from tts_worker.engine.cosyvoice.networks.flow_encoder import EncoderPast
-from tts_worker.engine.cosyvoice.networks.hift import Hift, StreamEnds
-from tts_worker.engine.cosyvoice.networks.kv_cache import Memory, NoPast, PagedView
-from tts_worker.errors import BundleError
 
 FAR = 1 << 24  # a position beyond every utterance
 

@@ -17,18 +17,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.acceleration.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
+from tests.features.acceleration.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import VocoderWindows, window_sizes
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.execution.settings import LM_TOKENS
 from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.tokens.decoder import Decoder
+from tts_worker.features.acceleration import kernels
+from tts_worker.features.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.features.acceleration.kernels.language_model_cases import language_model_cases
 
 CPU = torch.device("cpu")
 RENDER_BATCH = 8  # of an engine on CUDA

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Key
 from tts_worker.engine.cosyvoice.execution.settings import CompileMode
+from tts_worker.features.acceleration import kernels
 
 log = logging.getLogger(__name__)
 

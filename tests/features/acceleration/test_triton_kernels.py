@@ -19,7 +19,7 @@ from tts_worker.engine.cosyvoice.ops import audio, language_model
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 UNET_ONLY = {"conv_norm_mish", "conv_norm_mish_add_norm"}
 MODULES = {operator.module for operator in (audio.snake, language_model.draw_ids)}
 NAMES = {name for name, operator in ops.OPERATORS.items() if operator.module in MODULES}
@@ -33,7 +33,7 @@ def names(family: str) -> set[str]:
 def check(arguments: list[str], **environment: str) -> list[set[str]]:
     """Return the names that ``check_kernels`` prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.cosyvoice.acceleration.check_kernels", *arguments],
+        [sys.executable, "-m", "tests.features.acceleration.check_kernels", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,

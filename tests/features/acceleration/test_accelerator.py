@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration import accelerator
-from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.execution.plan import find_accelerator
 from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionStreams
+from tts_worker.features.acceleration import accelerator
+from tts_worker.features.acceleration.graphs import CudaGraphRunner, graph_problem
 
 
 @pytest.fixture

@@ -24,13 +24,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tests.unit.cosyvoice.acceleration import graph_files
-from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
-from tests.unit.cosyvoice.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
+from tests.features.acceleration import graph_files
+from tests.features.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
+from tests.features.acceleration.graph_files import counted_calls, fresh, networks, with_other_weights
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tests.unit.cosyvoice.networks import load_thin
-from tts_worker.engine.cosyvoice.acceleration import tensorrt
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution import onnx_providers
+from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendState, ChunkPlan
+from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
+from tts_worker.features.acceleration import tensorrt
+from tts_worker.features.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,
@@ -38,8 +44,8 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     GraphSpec,
     graph_specs,
 )
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
-from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
+from tts_worker.features.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
+from tts_worker.features.acceleration.tensorrt import (
     Gpu,
     PlanCache,
     PlanKey,
@@ -47,13 +53,7 @@ from tts_worker.engine.cosyvoice.acceleration.tensorrt import (
     TensorRtGraph,
     TensorRtLibrary,
 )
-from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT
-from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.execution import onnx_providers
-from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendState, ChunkPlan
-from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
-from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.errors import BackendMismatch, BackendUnavailable, BundleError
+from tts_worker.features.acceleration.tensorrt_package import OLDEST_TENSORRT
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 CPU = torch.device("cpu")
@@ -474,7 +474,7 @@ def test_old_version_is_refused(version: str, is_refused: bool, monkeypatch: pyt
 
 def test_oldest_versions_are_those_of_the_extras() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
-    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert "tensorrt>=" + ".".join(map(str, OLDEST_TENSORRT)) in extras["tensorrt"]
     assert "torch>=" + ".".join(map(str, OLDEST_TORCH)) in extras["cosyvoice"]

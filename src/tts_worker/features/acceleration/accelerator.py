@@ -7,12 +7,6 @@ from functools import partial
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration import kernels, tensorrt
-from tts_worker.engine.cosyvoice.acceleration.compiling import compiler_for
-from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner, graph_problem
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
-from tts_worker.engine.cosyvoice.acceleration.kernels.language_model_cases import language_model_cases
-from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import run_on_onnxruntime
 from tts_worker.engine.cosyvoice.bundle.config import V1
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.device import device_checked, device_responds
@@ -30,6 +24,12 @@ from tts_worker.engine.cosyvoice.execution.streams import CudaStream, ExecutionS
 from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.engine.cosyvoice.ops import audio, disable, language_model
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.acceleration import kernels, tensorrt
+from tts_worker.features.acceleration.compiling import compiler_for
+from tts_worker.features.acceleration.graphs import CudaGraphRunner, graph_problem
+from tts_worker.features.acceleration.kernels.audio_cases import flow_cases, vocoder_cases
+from tts_worker.features.acceleration.kernels.language_model_cases import language_model_cases
+from tts_worker.features.acceleration.onnx_runtime import run_on_onnxruntime
 
 log = logging.getLogger(__name__)
 

@@ -23,18 +23,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
-    install_graphs,
-    parity_error,
-    tolerance_of,
-)
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
-from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import import_tensorrt
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.onnx_providers import IDENTITY_MODEL
 from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BackendMismatch, BackendUnavailable
+from tts_worker.features.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
+from tts_worker.features.acceleration.onnx_networks import (
+    install_graphs,
+    parity_error,
+    tolerance_of,
+)
+from tts_worker.features.acceleration.onnx_profiles import Bounds, Profile, SizeRange, chunk_profiles
+from tts_worker.features.acceleration.tensorrt_package import import_tensorrt
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case
 from tts_worker.engine.cosyvoice.ops import audio as a
 from tts_worker.engine.cosyvoice.ops import language_model as lm
+from tts_worker.features.acceleration import kernels
+from tts_worker.features.acceleration.kernels import Case
 
 NAN = float("nan")
 

@@ -15,16 +15,16 @@ import torch
 
 from tests.unit.cosyvoice.bundles import copy_of
 from tests.unit.cosyvoice.networks import load_thin, tiny_bundle
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.features.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,
     VOCODER_CHUNK,
     export_onnx,
 )
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
-from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.features.acceleration.onnx_networks import BoundGraph
 
 GRAPHS = {
     "cosyvoice2": {ENCODER, ESTIMATOR, VOCODER},

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.kernels import Case, tolerance
 from tts_worker.engine.cosyvoice.networks.dims import DitDims, FlowDims, HiftDims, UnetDims
 from tts_worker.engine.cosyvoice.ops.audio import (
     add_norm,
@@ -28,6 +27,7 @@ from tts_worker.engine.cosyvoice.ops.audio import (
     snake,
     waveform,
 )
+from tts_worker.features.acceleration.kernels import Case, tolerance
 
 
 def flow_cases(dims: FlowDims, dtype: torch.dtype, device: torch.device, stride_chunks: int = 2) -> Iterator[Case]:

@@ -12,8 +12,6 @@ from torch import Tensor
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, noise
 from tests.unit.streaming.engines import networks as shallow_networks
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler, compiler_for
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import VocoderWindows, WindowInput
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, EagerRunner
@@ -21,6 +19,8 @@ from tts_worker.engine.cosyvoice.execution.settings import CompileMode
 from tts_worker.engine.cosyvoice.execution.streams import HostStream
 from tts_worker.engine.cosyvoice.networks.lm_inputs import Kind
 from tts_worker.engine.cosyvoice.tokens.decoder import Decoder, DecodeRow
+from tts_worker.features.acceleration import kernels
+from tts_worker.features.acceleration.compiling import TorchCompiler, compiler_for
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, segments
-from tests.unit.cosyvoice.acceleration import graph_files
-from tests.unit.cosyvoice.acceleration.graph_files import (
+from tests.features.acceleration import graph_files
+from tests.features.acceleration.graph_files import (
     GRAPHS,
     counted_calls,
     fresh,
@@ -29,7 +29,13 @@ from tests.unit.cosyvoice.bundles import FAMILIES, copy_of, tiny
 from tests.unit.cosyvoice.networks import apart, load_thin
 from tools.reference.pipeline import OfflinePipeline
 from tts_worker.cli import main
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
+from tts_worker.engine.cosyvoice.bundle.networks import Networks
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU
+from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR
+from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+from tts_worker.engine.cosyvoice.voices.speaker import Request
+from tts_worker.errors import BundleError, ConfigError
+from tts_worker.features.acceleration.onnx_graphs import (
     ENCODER,
     ESTIMATOR,
     VOCODER,
@@ -37,19 +43,13 @@ from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import (
     export_onnx,
     graph_specs,
 )
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import (
+from tts_worker.features.acceleration.onnx_networks import BoundGraph
+from tts_worker.features.acceleration.onnx_runtime import (
     SessionOptions,
     compare_graphs,
     open_graph,
     run_on_onnxruntime,
 )
-from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU
-from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR
-from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
-from tts_worker.engine.cosyvoice.voices.speaker import Request
-from tts_worker.errors import BundleError, ConfigError
 from tts_worker.types import Boundary, SynthesisParams, UtteranceKey
 
 TOLERANCE = 5e-5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.cosyvoice.acceleration.fake_cuda import (
+from tests.features.acceleration.fake_cuda import (
     FakeCudaRunner,
     FakeCudaStream,
     LaunchCounter,

@@ -17,14 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import (
-    install_graphs,
-    largest_difference,
-    parity_error,
-    tolerance_of,
-)
-from tts_worker.engine.cosyvoice.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.onnx_providers import (
     CPU,
@@ -34,6 +26,14 @@ from tts_worker.engine.cosyvoice.execution.onnx_providers import (
 )
 from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BundleError, ConfigError
+from tts_worker.features.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
+from tts_worker.features.acceleration.onnx_networks import (
+    install_graphs,
+    largest_difference,
+    parity_error,
+    tolerance_of,
+)
+from tts_worker.features.acceleration.onnx_profiles import Profile, chunk_profiles, profile_options
 
 log = logging.getLogger(__name__)
 
