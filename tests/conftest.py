@@ -70,7 +70,7 @@ SLOW = (
     "integration/test_golden_chunks.py",
     "integration/test_full_disk.py",
     "integration/test_grpc_limits.py",
-    "integration/test_grpc_models.py",
+    "features/grpc/test_models.py",
     "features/fleet/test_up.py",
     "integration/test_leaks_and_races.py",
     "integration/test_logs.py",

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, SessionClosed
-from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.server.grpc.synthesize import SynthesizeCall
+from tts_worker.features.grpc.frames import StreamFormat
+from tts_worker.features.grpc.synthesize import SynthesizeCall
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import SessionOptions, State

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.server.grpc.frames import FrameShaper, StreamFormat
+from tts_worker.features.grpc.frames import FrameShaper, StreamFormat
 
 FORMATS = st.builds(
     StreamFormat, st.sampled_from([8_000, 16_000, 24_000, 32_000, 48_000]), st.sampled_from([10, 20, 40]), st.booleans()

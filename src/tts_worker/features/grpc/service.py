@@ -12,22 +12,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tts_worker.errors import IllegalCommand, InvalidRequest, TextTooLong, TTSWorkerError
+from tts_worker.features.grpc.frames import StreamFormat
+from tts_worker.features.grpc.options import StartOptions, add_shaper_lead, parse_start_options
+from tts_worker.features.grpc.sessions import SessionTable, WorkerSession
+from tts_worker.features.grpc.synthesize import SynthesizeCall
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.server.audit import admin_action
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with, caller_identity
-from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.options import StartOptions, add_shaper_lead, parse_start_options
-from tts_worker.server.grpc.sessions import SessionTable, WorkerSession
-from tts_worker.server.grpc.synthesize import SynthesizeCall
+from tts_worker.server.grpc.models import OFFERED_RATES_HZ, ModelCatalog, load_metrics
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Receipt
-
-SAMPLE_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
-"""Sample rates in ``GetCapabilities``; multiples of 25 Hz in between work too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +220,7 @@ class TTSService:
                 cpu_ok=any(info.device == "cpu" for info in infos),
                 languages=sorted({tag for voice in hub.voices for tag in voice.languages}),
                 max_concurrent_sessions=hub.max_sessions,
-                sample_rates=SAMPLE_RATES_HZ,
+                sample_rates=OFFERED_RATES_HZ,
                 native_sample_rate=SAMPLE_RATE_HZ,
                 word_timestamps=any(info.alignment is not Alignment.NONE for info in infos),
                 pause_resume=True,
@@ -235,25 +232,6 @@ class TTSService:
             resident_models=self._models.resident,
             metrics=load_metrics(hub),
         )
-
-
-def load_metrics(hub: SessionHub) -> dict[str, float]:
-    """Load metrics for orchestrators.
-
-    ``queue_depth`` is the number of slots in use, because sessions never queue. ``rtf`` is always present, because
-    orchestrators that sort by it rank a worker without it last.
-    """
-    slots = hub.max_sessions
-    free = hub.free_slots
-    return {
-        "queue_depth": float(slots - free),
-        "live_sessions": float(hub.live_sessions),
-        "free_slots": float(free),
-        "load": (slots - free) / slots,
-        "rtf": hub.rtf,
-        "buffered_s": hub.buffered_s,
-        "ready": float(hub.ready),
-    }
 
 
 def _stop(

@@ -13,10 +13,10 @@ from tests.conftest import tone_settings, until
 from tests.fakes.clock import in_virtual_time
 from tests.fakes.scrape import scraped
 from tests.integration.grpc_worker import LONG, SAMPLES_PER_CHAR_48K, TEXT, GrpcWorker, running_grpc_worker, say
+from tts_worker.features.grpc.frames import StreamFormat
+from tts_worker.features.grpc.options import add_shaper_lead
+from tts_worker.features.grpc.synthesize import SynthesizeCall
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.server.grpc.options import add_shaper_lead
-from tts_worker.server.grpc.synthesize import SynthesizeCall
 from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 

@@ -11,9 +11,9 @@ from math import gcd
 
 from tts_worker.audio.resampler import MAX_RATE_HZ, MIN_RATE_HZ, RATE_STEP_HZ
 from tts_worker.errors import InvalidRequest
+from tts_worker.features.grpc.frames import StreamFormat
 from tts_worker.protocol.json_codec import parse_object, parse_start_query, parse_strings
 from tts_worker.protocol.messages import Message, StartMessage
-from tts_worker.server.grpc.frames import StreamFormat
 from tts_worker.types import Encoding, SessionOptions
 
 MAX_OPTIONS = 64

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.grpc_worker import GrpcWorker, running_grpc_worker
 from tts_worker.engine.scheduler import Plan
 from tts_worker.engine.tone import ToneEngine
+from tts_worker.features.grpc.service import TTSService
+from tts_worker.features.grpc.synthesize import SynthesizeCall
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.server.grpc.service import TTSService
-from tts_worker.server.grpc.synthesize import SynthesizeCall
 
 CALLS = 60
 TEXT = "All of us call at once and have a lot to say before any other one is heard. "

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from tts_worker.errors import IllegalCommand, SessionClosed, TTSWorkerError, as_exception
+from tts_worker.features.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
-from tts_worker.server.grpc.frames import FrameShaper, ShapedFrame, StreamFormat
 from tts_worker.session.session import LocalSession
 from tts_worker.text.spoken_words import cut_at
 from tts_worker.types import (
