@@ -15,13 +15,14 @@ from tests.features.acceleration import graph_files
 from tests.features.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import tiny
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
-from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, TENSORRT, select_providers
+from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, TENSORRT, select_providers
 from tts_worker.engine.cosyvoice.execution.plan import Backend, BackendOptions, ChunkPlan
 from tts_worker.engine.cosyvoice.voices import audio_frontend
 from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
 from tts_worker.errors import BundleError, ConfigError
 from tts_worker.features.acceleration import onnx_runtime
 from tts_worker.features.acceleration.accelerator import select_backend
+from tts_worker.features.acceleration.onnx_checks import PREFERENCE
 from tts_worker.features.acceleration.onnx_graphs import ENCODER, GraphSpec, graph_specs
 from tts_worker.features.acceleration.onnx_profiles import chunk_profiles
 from tts_worker.features.acceleration.onnx_runtime import (

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tts_worker.commands.doctor_backends import is_recent
+from tts_worker.commands.doctor_backends import import_torch, is_recent
 from tts_worker.commands.installation import install_command
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.acceleration.onnx_checks import onnxruntime_findings
 from tts_worker.features.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.finding import Finding, Status
 
@@ -22,8 +22,9 @@ _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-Cosy
 
 
 def findings() -> Iterator[Finding]:
-    """Check the kernels on this machine's device, and the optional library that runs flow and vocoder."""
-    torch = importlib.import_module("torch") if find_spec("torch") is not None else None
+    """Check ONNX Runtime, the kernels on this machine's device, and the optional library for flow and vocoder."""
+    yield from onnxruntime_findings()
+    torch = import_torch()
     if torch is not None and is_recent(torch) and torch.version.cuda is not None and torch.cuda.is_available():
         yield kernels_finding(torch)
     yield tensorrt_finding(torch)

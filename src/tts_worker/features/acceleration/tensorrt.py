@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.execution.onnx_providers import IDENTITY_MODEL
 from tts_worker.engine.cosyvoice.execution.plan import ChunkPlan
 from tts_worker.errors import BackendMismatch, BackendUnavailable
+from tts_worker.features.acceleration.onnx_checks import IDENTITY_MODEL
 from tts_worker.features.acceleration.onnx_graphs import GraphSpec, Sizes, check_file, graph_specs
 from tts_worker.features.acceleration.onnx_networks import (
     install_graphs,
