@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from unittest.mock import patch
 
@@ -11,26 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.fakes.cuda import claimed_cuda
 from tests.unit.cosyvoice.networks import FAMILIES, apart, networks, tiny_bundle
 from tests.unit.cosyvoice.test_flow import CHUNK, LIMIT, MEL, RATIO, Speech, advance
 from tests.unit.cosyvoice.test_hift import a_mel, hashed
-from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.loader import load_networks
 
 families = pytest.mark.parametrize("family", FAMILIES)
-
-
-@contextmanager
-def claimed_cuda() -> Iterator[None]:
-    """Tensors claim to be on CUDA, where operators are fused; they run their compositions."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "is_cuda", True)
-        patch.setattr(ops.kernel_switch, "is_on", True)
-        for operator in ops.OPERATORS.values():
-            patch.setattr(operator, "_operator", None)
-        yield
 
 
 @lru_cache

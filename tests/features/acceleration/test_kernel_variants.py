@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.features.acceleration.fake_cuda import FakeCudaStream, fake_cuda, fake_networks
+from tests.fakes.cuda.launches import FakeCudaStream, fake_cuda, fake_networks
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool

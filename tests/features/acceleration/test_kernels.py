@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.features.acceleration.fake_cuda import count, fake_cuda
+from tests.fakes.cuda.launches import count, fake_cuda
 from tests.unit.cosyvoice.networks import full_config, networks, noise
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.components import Components

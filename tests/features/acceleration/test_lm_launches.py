@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.features.acceleration.fake_cuda import (
+from tests.fakes.cuda.launches import (
     FakeCudaRunner,
     FakeCudaStream,
     HostAccess,

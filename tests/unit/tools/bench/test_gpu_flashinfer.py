@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fakes.cuda import claimed_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.features.acceleration.test_fused_audio import claimed_cuda, fused_networks
+from tests.features.acceleration.test_fused_audio import fused_networks
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tests.unit.tools.bench import fake_flashinfer

@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from types import TracebackType
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tts_worker.engine.cosyvoice import ops
+from tests.fakes.cuda import claimed_cuda
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams, HostStream, PendingCopy, TimingEvent
-from tts_worker.features.acceleration import kernels
 
 DEFAULT = "default"
 _HOST_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})
@@ -313,16 +311,6 @@ class SimulatedStream(HostStream):
         _merge(self._simulated.clock(self._name), event.clock)
 
 
-class _Compositions:
-    """In place of the modules of kernels."""
-
-    def __getattr__(self, name: str) -> Any:
-        return ops.OPERATORS[name].composition
-
-
-_COMPOSITIONS = _Compositions()
-
-
 @contextmanager
 def simulated_cuda(device: SimulatedDevice | None = None) -> Iterator[SimulatedDevice]:
     """Let tensors claim to be on CUDA, with fused operators and streams of a simulated device.
@@ -330,14 +318,5 @@ def simulated_cuda(device: SimulatedDevice | None = None) -> Iterator[SimulatedD
     Args:
         device: A device of an earlier context, to go on with what was built there.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
-        patch.setattr(ops, "import_module", lambda name: _COMPOSITIONS)
-        patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
-        patch.setattr(kernels, "triton_problem", str)
-        kernels.enable()
-        try:
-            with device or SimulatedDevice() as current:
-                yield current
-        finally:
-            ops.disable()
+    with claimed_cuda(), device or SimulatedDevice() as current:
+        yield current

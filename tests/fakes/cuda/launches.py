@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.fakes.cuda import claimed_cuda
 from tests.unit.cosyvoice.networks import full_config, shallow_config, tiny_bundle
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.bundle import networks
@@ -40,7 +41,6 @@ from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Tensors
 from tts_worker.engine.cosyvoice.execution.streams import HostStream, PendingCopy
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import kv_cache
-from tts_worker.features.acceleration import kernels
 
 T = TypeVar("T")
 
@@ -270,14 +270,10 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(nn.Module, "_apply", convert))  # the original cannot replace fake parameters
-        stack.enter_context(patch.object(FakeTensor, "is_cuda", True, create=True))
+        stack.enter_context(claimed_cuda(FakeTensor, fused=fused))
         stack.enter_context(patch.object(kv_cache, "_allocate", allocate))  # maps memory itself on a CPU
         stack.enter_context(patch.object(Networks, "check", lambda self: None))  # reads values
         stack.enter_context(patch.object(networks, "fingerprint", lambda weights: ""))  # reads values, too
-        stack.enter_context(patch.object(kernels, "triton_problem", str))
-        if fused:
-            kernels.enable()
-            stack.callback(ops.disable)
         stack.enter_context(_mode())
         stack.enter_context(torch.no_grad())
         yield
