@@ -101,6 +101,7 @@ SLOW = (
     "unit/tools/test_random_bundle.py",
     "unit/tools/test_reference.py",
     "features/voicepack/test_directory.py",
+    "unit/commands/test_doctor_backends.py",
     "features/acceleration/",
     "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
