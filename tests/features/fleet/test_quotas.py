@@ -23,6 +23,7 @@ from tests.integration.test_websocket import dial
 from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
 from tts_worker.features.fleet.quotas import RedisQuotas
+from tts_worker.session.quotas import Metered
 
 _prefixes = itertools.count()
 
@@ -80,26 +81,28 @@ async def test_request_of_a_broken_connection_counts_once() -> None:
 async def test_characters_are_charged_once_over_workers() -> None:
     async with sharing(embedded_redis()) as (one, two):
         for member in (one, two):
-            await member.refresh_characters("app", 10)
-        one.charge_characters("app", 10, 400)
-        two.charge_characters("app", 10, 600)
-        assert one.character_wait_s("app", 10) > 0, "its own text counts at once"
+            await member.refresh(Metered.CHARACTERS, "app", 10)
+        one.charge(Metered.CHARACTERS, "app", 10, 400)
+        two.charge(Metered.CHARACTERS, "app", 10, 600)
+        assert one.wait_s(Metered.CHARACTERS, "app", 10) > 0, "its own text counts at once"
         await eventually(lambda: _waits(one, 5_000))
         await eventually(lambda: _waits(two, 5_000))
-        await asyncio.gather(*(member.refresh_characters("app", 10) for member in (one, two) for _ in range(20)))
+        await asyncio.gather(
+            *(member.refresh(Metered.CHARACTERS, "app", 10) for member in (one, two) for _ in range(20))
+        )
         for member in (one, two):  # 991 characters at 10 a minute
-            assert 5_000 < member.character_wait_s("app", 10) <= 991 * 6
+            assert 5_000 < member.wait_s(Metered.CHARACTERS, "app", 10) <= 991 * 6
 
 
 async def test_source_audio_is_charged_over_workers() -> None:
     async with sharing(embedded_redis()) as (one, two):
-        one.charge_characters("app", 10, 1_000)  # which do not apply
-        one.charge_source("app", 10, 60.5)
-        two.charge_source("app", 10, 40)
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)  # which do not apply
+        one.charge(Metered.SOURCE, "app", 10, 60.5)
+        two.charge(Metered.SOURCE, "app", 10, 40)
         for member in (one, two, one):
-            await member.refresh_source("app", 10)
+            await member.refresh(Metered.SOURCE, "app", 10)
         for member in (one, two):  # 91.5 s at 10 a minute
-            assert 500 < member.source_wait_s("app", 10) <= 91.5 * 6
+            assert 500 < member.wait_s(Metered.SOURCE, "app", 10) <= 91.5 * 6
 
 
 class _Answers:
@@ -154,7 +157,7 @@ async def answers_of(redis_url: str) -> AsyncIterator[_Answers]:
 
 
 async def _waits(member: RedisQuotas, seconds: float) -> bool:
-    return member.character_wait_s("app", 10) > seconds
+    return member.wait_s(Metered.CHARACTERS, "app", 10) > seconds
 
 
 async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +174,11 @@ async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(RedisStore, "evaluate", lossy)
     async with sharing(embedded_redis()) as (one, two):
-        one.charge_characters("app", 10, 1_000)
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)
         await until(lambda: lost == 0 and not one.is_away)
         for member in (one, two):
-            await member.refresh_characters("app", 10)
-        assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
+            await member.refresh(Metered.CHARACTERS, "app", 10)
+        assert 5_000 < two.wait_s(Metered.CHARACTERS, "app", 10) <= 991 * 6
 
 
 async def test_a_cancelled_script_is_cancelled() -> None:
@@ -272,20 +275,20 @@ async def test_outage_of_redis_leaves_each_worker_its_quota(caplog: pytest.LogCa
         assert await one.take_request("app", 1) == 0
         assert await two.take_request("app", 1) > 0
         assert await one.reserve_session("app", "a", 1)
-        await one.refresh_characters("app", 10)
+        await one.refresh(Metered.CHARACTERS, "app", 10)
         await server.kill()
-        one.charge_characters("app", 10, 1_000)
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)
         assert await two.take_request("app", 1) > 0, "it goes on from what it knew"
         assert await two.take_request("new", 1) == 0
         assert await two.take_request("new", 1) > 0, "it applies the quota on its own"
         assert await two.reserve_session("app", "b", 1), "the hub checks the sessions of this worker"
         two.release_session("app", "b")
-        assert one.character_wait_s("app", 10) > 0
+        assert one.wait_s(Metered.CHARACTERS, "app", 10) > 0
         await server.start()  # it has lost everything
 
         async def is_charged() -> bool:
-            await two.refresh_characters("app", 10)
-            return two.character_wait_s("app", 10) > 5_000
+            await two.refresh(Metered.CHARACTERS, "app", 10)
+            return two.wait_s(Metered.CHARACTERS, "app", 10) > 5_000
 
         await eventually(is_charged)  # the text of the outage
 
