@@ -323,7 +323,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
 async def running_adapter(settings: Settings) -> AsyncIterator[TTSWorker]:
     """Do the same as ``running_worker`` and yield its ``TTSWorker``."""
     async with running_worker(settings) as worker:
-        yield TTSWorker(worker)
+        yield TTSWorker(worker, aliases=settings.grpc.models)
 
 
 def _hub_config(settings: Settings) -> HubConfig:

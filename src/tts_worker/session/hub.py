@@ -614,16 +614,22 @@ class SessionHub:
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
-    async def drain(self, timeout_s: float) -> None:
-        """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all."""
+    async def drain(self, timeout_s: float) -> int:
+        """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all.
+
+        Returns:
+            Number of sessions that were closed while they spoke.
+        """
         self._draining = True
         with anyio.move_on_after(timeout_s):
             while self._close_idle():
                 self._all_closed.clear()
                 with anyio.move_on_after(_DRAIN_CHECK_S):
                     await self._all_closed.wait()
-        for opened in list(self._sessions.values()):
+        speaking = list(self._sessions.values())
+        for opened in speaking:
             opened.session.close("drain")
+        return len(speaking)
 
     def _close_idle(self) -> bool:
         """Close all idle sessions; return whether any session remains."""
