@@ -172,7 +172,9 @@ def test_every_route_is_in_the_docs(routes: Routes) -> None:
     assert len(set(listed)) == len(listed)
     assert operations(routes) <= set(listed) <= every_operation(routes)
     services = re.findall(r"^\| `((?:tts|cosyvoice)\.\w+)` \| (.*) \|$", page, re.MULTILINE)
-    assert grpc_methods() == {f"{service}/{name}" for service, text in services for name in re.findall(r"`(\w+)`", text)}
+    assert grpc_methods() == {
+        f"{service}/{name}" for service, text in services for name in re.findall(r"`(\w+)`", text)
+    }
 
 
 def test_every_route_is_in_the_tests(routes: Routes) -> None:
