@@ -91,7 +91,7 @@ def _comparison(suffix: str, title: str, separator: str, keys: list[str], style:
         ("", "processor time, s: this engine / reference", " / ", [f"{side}_cpu_s" for side in SIDES], ".1f"),
         (
             "_stride-4",
-            "times as fast with the reference's chunk sizes (`stride_chunks: 4`): first audio, wall time, processor time",
+            "times as fast with the reference's chunk sizes (`stride_chunks: 4`): first audio, wall and processor time",
             ", ",
             RATIOS,
             ".1f",
