@@ -20,6 +20,14 @@ def test_navigation_lists_every_page_once() -> None:
     assert sorted(listed) == sorted(pages | {"index.md", "architecture.md", "changelog.md"})
 
 
+def test_docs_and_readme_stay_short() -> None:
+    words = {
+        path: len(path.read_text("utf-8").split()) for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    }
+    assert words.pop(ROOT / "README.md") <= 720
+    assert sum(words.values()) <= 25_000
+
+
 def test_links_of_the_readme_lead_to_pages_of_the_site() -> None:
     assert from_root("[a](docs/text.md#tags) ![b](docs/images/b.png)") == "[a](text.md#tags) ![b](images/b.png)"
     assert from_root("[c](CHANGELOG.md) [d](https://d.example/x)") == "[c](changelog.md) [d](https://d.example/x)"
