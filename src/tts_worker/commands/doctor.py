@@ -21,7 +21,7 @@ from time import perf_counter
 
 from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
-from tts_worker.commands.doctor_backends import backend_findings
+from tts_worker.commands.doctor_backends import import_torch, torch_finding
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     with Bar(shown=sys.stderr.isatty()) as bar:
         bar.update("looking at the installation")
         findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-        findings += [*backend_findings(), *_feature_findings(), checked]
+        findings += [torch_finding(import_torch()), *_feature_findings(), checked]
         if settings is not None:
             valid = settings
             bar.update("speaking")

@@ -39,7 +39,7 @@ from tts_worker.features.batch.store import (
     remove_abandoned_folders,
     stored_ids,
 )
-from tts_worker.session.quotas import Quotas
+from tts_worker.session.quotas import Metered, Quotas
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
 
@@ -639,7 +639,7 @@ async def test_breaks_count_in_the_quota_of_characters() -> None:
             session = worker.hub.open(SessionOptions(realtime=False))
         session.speak('a<break time="10s"/>b')
         session.end_text()
-        await until(lambda: worker.hub.quotas.character_wait_s("alice", 60.0) > 100)
+        await until(lambda: worker.hub.quotas.wait_s(Metered.CHARACTERS, "alice", 60.0) > 100)
         session.close()
 
 
