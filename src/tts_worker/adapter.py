@@ -226,12 +226,12 @@ class TTSWorker:
             UnknownModel: There is no such engine or alias.
             TTSWorkerError: The engine failed to start.
         """
-        await self._models.load(self._engine_of(model_id))
+        await self._models.load(self._model_of(model_id).engine)
         self._model = model_id
 
     async def unload_model(self, model_id: str) -> None:
         """Unload an engine; unloading twice does nothing. Raises IllegalCommand while it has sessions."""
-        await self._models.unload(self._engine_of(model_id))
+        await self._models.unload(self._model_of(model_id).engine)
         if self._model == model_id:
             self._model = None
 
@@ -264,14 +264,12 @@ class TTSWorker:
         self._sessions().append(session)
         return SpeechStream(session, text_chunks)
 
-    def _engine_of(self, model: str) -> str:
-        return self._aliases[model].engine if model in self._aliases else model
+    def _model_of(self, name: str) -> GrpcModelSettings:
+        return self._aliases.get(name) or GrpcModelSettings(engine=name)
 
-    def _voice_of(self, model: str) -> str | None:
-        if model in self._aliases and (voice := self._aliases[model].voice) is not None:
-            return voice
-        engine = self._engine_of(model)
-        return next((voice.name for voice in self._models.hub.voices if voice.engine == engine), None)
+    def _voice_of(self, name: str) -> str | None:
+        model = self._model_of(name)
+        return model.voice or next((each.name for each in self._models.hub.voices if each.engine == model.engine), None)
 
     async def control(self, command: str, played_samples: int | None = None) -> bool:
         """Pause, resume or stop all streams of this object; return whether that changed anything.

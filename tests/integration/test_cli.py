@@ -379,6 +379,21 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "server.prt: unknown setting" in capsys.readouterr().out
 
 
+def test_summary_of_doctor_keeps_every_problem() -> None:
+    broken = [Finding(name, Status.FAULT, "not installed", "pip install") for name in ("numpy", "soxr")]
+    busy = Finding("port", Status.WARNING, "is taken", "free it")
+    extras = [Finding(f"[{name}]", Status.OK, "purpose") for name in ("grpc", "ray")]
+    shown = doctor.summary(
+        [*broken, Finding("fastapi", Status.OK, "1"), *extras, busy, Finding("uvicorn", Status.OK, "2")]
+    )
+    assert shown == [
+        *broken,
+        Finding("packages", Status.OK, "fastapi, uvicorn"),
+        Finding("extras", Status.OK, "grpc, ray"),
+        busy,
+    ]
+
+
 @pytest.mark.parametrize(("no_color", "code"), [("", "\033[1;31m"), ("1", "")])
 def test_doctor_is_colored_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_color: str, code: str

@@ -48,7 +48,7 @@ _EXTRAS: dict[str, Extra] = {
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
-_INSTALLED = (*_BASE, "onnxruntime", "player")
+_INSTALLED = (*_BASE, "onnxruntime")
 """What the summary has in one line."""
 
 _COLORS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
@@ -94,19 +94,20 @@ def _feature_findings() -> Iterator[Finding]:
 
 def summary(findings: list[Finding]) -> list[Finding]:
     """Return the report on one screen: what is installed, and what is not and may be, is one line each."""
-    packages = [each.what for each in findings if each.status is Status.OK and each.what in _INSTALLED]
-    extras = [each.what.strip("[]") for each in findings if each.status is Status.OK and each.what[0] == "["]
-    optional = [each for each in findings if each.status is Status.OPTIONAL]
-    missing = [each.what.strip("[]") for each in optional if each.what[0] == "["]
-    advice = f"{install_command('NAME')}; --json says what each is for" if missing else ""
-    lines = [
-        Finding("packages", Status.OK, ", ".join(packages)),
-        Finding("extras", Status.OK, ", ".join(extras)),
-        Finding("extras", Status.OPTIONAL, ", ".join(missing), advice),
-        *(each for each in optional if each.what == "player"),
-    ]
-    other = [each for each in findings if each.what not in packages and each.what[0] != "[" and each not in optional]
-    return [other[0], *(line for line in lines if line.detail), *other[1:]]
+    advice = {Status.OPTIONAL: f"{install_command('NAME')}; --json says what each is for"}
+    lines: dict[object, Finding] = {}
+    for number, each in enumerate(findings):
+        if each.status is Status.OPTIONAL and each.what.startswith("backend"):
+            continue  # its extra is named
+        is_package = each.status is Status.OK and each.what in _INSTALLED
+        if not is_package and each.what[0] != "[":
+            lines[number] = each
+            continue
+        kind = "packages" if is_package else "extras"
+        name, before = each.what.strip("[]"), lines.get((kind, each.status))
+        names = name if before is None else f"{before.detail}, {name}"
+        lines[kind, each.status] = Finding(kind, each.status, names, advice.get(each.status, ""))
+    return list(lines.values())
 
 
 def print_findings(findings: list[Finding]) -> None:

@@ -55,8 +55,8 @@ class Vendor(Protocol):
         Args:
             address: The worker.
             text: The text.
-            options: ``voice``; ``key`` of the worker; ``fields``, which replace those of the body, or are a message of
-                their own. Of a socket: ``parts``, the text as several messages; ``size`` of the audio.
+            options: ``voice``; ``key`` of the worker; ``fields``, which replace those of the body, or are another
+                message. Of a socket: ``parts``, the text as several messages; ``size`` of the audio.
 
         Raises:
             Refused: The API answers with an error.
