@@ -128,6 +128,14 @@ SLOW = (
     "unit/engine/test_arrival_order.py",
     "unit/engine/test_engine_exit.py",
     "unit/engine/test_hibari.py",
+    "contract/test_reading_characters.py",
+    "unit/test_engine_state.py",
+    "unit/test_layers.py::test_base_install_needs_no_extra",
+    "unit/test_private_names.py",
+    "unit/test_routing.py::test_a_server_starts_without_fastapi",
+    "unit/text/test_latex.py",
+    "unit/text/test_worldwide.py::test_hostile_text_is_read_in_linear_time",
+    "unit/voices/test_installed.py",
 )
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 
