@@ -1,8 +1,9 @@
 /**
- * Shows the OpenAPI description and the JSON Schema of `/v1/stream`. The API key is the one of the main page.
+ * Shows the OpenAPI description and the JSON Schema of `/v1/stream`. The token is the one of the main page.
  */
 
-import { authorization, problemOf, UNREACHABLE } from "./api.js";
+import { authorization } from "./access.js";
+import { problemOf, UNREACHABLE } from "./api.js";
 
 /** An element with text or children. */
 function element(name, ...children) {

@@ -2,7 +2,8 @@
  * The WebSocket of a conversation: JSON messages as text frames, audio as binary frames in both directions. It is a
  * transport of ../connection.js. The messages are listed in docs/agent.md.
  */
-import { problemOf, subprotocols } from "../api.js";
+import { subprotocols } from "../access.js";
+import { problemOf } from "../api.js";
 
 /** @param {{message(message: object): void, audio(pcm: ArrayBuffer): void, closed(end: object): void}} handlers */
 export function openAgentSocket(handlers) {
