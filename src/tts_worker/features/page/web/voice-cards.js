@@ -1,5 +1,7 @@
 /**
- * The voices as cards: a radio button each, so that arrow keys choose, with its languages, abilities and a preview.
+ * The voices as cards: a radio button each, so that arrow keys choose, with its languages, abilities and a sample.
+ *
+ * The tab key stops at the chosen voice and at its sample only, however many voices there are.
  *
  * Text of the server is inserted as text, never as markup.
  */
@@ -27,11 +29,19 @@ function languagesText(voice) {
 
 function badgesOf(voice) {
   const styles = (voice.styles ?? []).length;
+  const isPackaged = !voice.stored || voice.stored.source === "pack";
   return [
-    voice.stored ? "added" : "",
+    isPackaged ? "" : "added",
     styles > 1 ? `${styles} styles` : "",
     (voice.capabilities ?? []).includes("instruct") ? "instructions" : "",
   ].filter(Boolean);
+}
+
+/** A color of its own for each voice, as a hue in degrees. */
+function hueOf(id) {
+  let hash = 0;
+  for (const letter of id) hash = (hash * 31 + letter.codePointAt(0)) % 360;
+  return (230 + 47 * hash) % 360;
 }
 
 export class VoiceCards {
@@ -39,20 +49,36 @@ export class VoiceCards {
   #filter = byId("voice-filter");
   #voices = [];
   #changed;
+  #beforePreview;
   #preview;
 
-  /** @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener */
-  constructor(listener) {
-    this.#changed = listener.changed;
-    this.#preview = new Preview({ playing: (voice) => this.#showPlaying(voice), failed: listener.problem });
+  /**
+   * @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener
+   * @param {import("./clips.js").Clips} clips
+   */
+  constructor(listener, clips) {
+    this.#changed = () => {
+      this.#showTabStops();
+      listener.changed();
+    };
+    this.#beforePreview = listener.beforePreview;
+    this.#preview = new Preview({ playing: (voice) => this.#showPlaying(voice), failed: listener.problem }, clips);
     this.#list.addEventListener("change", () => this.#changed());
     this.#list.addEventListener("click", ({ target }) => {
       const button = target.closest(".preview");
-      if (!button) return;
-      listener.beforePreview();
-      this.#preview.toggle(button.value, greetingFor(this.#voices.find(({ id }) => id === button.value)));
+      if (button) this.listen(button.value);
     });
     this.#filter.addEventListener("input", () => this.#applyFilter());
+  }
+
+  /** Play the sample of a voice, or stop it. @param {string} voice its id */
+  listen(voice) {
+    this.#beforePreview();
+    this.#preview.toggle(voice, greetingFor(this.#voices.find(({ id }) => id === voice)));
+  }
+
+  get voices() {
+    return this.#voices;
   }
 
   /** The chosen voice as the server described it, or null without a list. */
@@ -86,11 +112,6 @@ export class VoiceCards {
     this.#preview.stop();
   }
 
-  /** Forget what a voice sounded like. @param {string} voice its id */
-  forget(voice) {
-    this.#preview.forget(voice);
-  }
-
   #card(voice, checked) {
     const radio = element("input", { type: "radio", name: "voice", value: voice.id, checked });
     const about = element(
@@ -99,11 +120,19 @@ export class VoiceCards {
       element("span", { className: "voice-name" }, voice.name),
       element("span", { className: "hint" }, languagesText(voice)),
       ...badgesOf(voice).map((text) => element("span", { className: "badge" }, text)),
+      ...(voice.description ? [element("span", { className: "hint voice-says" }, voice.description)] : []),
     );
     const preview = element("button", { type: "button", className: "icon preview", value: voice.id });
     preview.ariaLabel = preview.title = `Listen to ${voice.name}`;
     preview.ariaPressed = "false";
-    return element("div", { className: "voice" }, element("label", {}, radio, about), preview);
+    const card = element("div", { className: "voice" }, preview, element("label", {}, radio, about));
+    card.style.setProperty("--hue", hueOf(voice.id));
+    return card;
+  }
+
+  #showTabStops() {
+    const chosen = this.chosen?.id;
+    for (const button of this.#list.querySelectorAll(".preview")) button.tabIndex = button.value === chosen ? 0 : -1;
   }
 
   #showPlaying(voice) {
