@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="package")]
 LONG = "Hello there, my friend. " * 20
 INK = """() => {
   const canvas = document.getElementById("timeline");
-  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const pen = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const { data } = pen.getImageData(0, 0, canvas.width, canvas.height);
   let ink = 0;
   for (let i = 3; i < data.length; i += 4) ink += data[i] > 0;
   return ink / canvas.width;
@@ -218,6 +220,7 @@ async def test_two_voices_are_compared_with_the_same_text(browser: Browser, addr
 
 async def test_sample_of_every_voice_is_one_tab_stop(demo: DemoPage) -> None:
     stops = "() => [...document.querySelectorAll('.preview')].filter((it) => it.tabIndex === 0).map((it) => it.value)"
+    await expect(demo.page.locator(".voice")).to_have_count(3)
     assert await demo.page.evaluate(stops) == ["tone"]
     await demo.page.locator("[name=voice]:checked").press("ArrowDown")
     assert await demo.page.evaluate(stops) == ["tone-low"]

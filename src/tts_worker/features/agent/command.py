@@ -130,10 +130,10 @@ def remote_service(
 ) -> AgentService:
     """Return the parts of an agent that speaks with a worker elsewhere."""
 
-    async def open_session() -> Session:
+    async def open_session(options: SessionOptions) -> Session:
         return (await client.open(options)).session
 
-    return AgentService(open_session, model, recognizer, instructions)
+    return AgentService(open_session, model, recognizer, instructions, options)
 
 
 def _chat_model(args: argparse.Namespace) -> ChatModel:

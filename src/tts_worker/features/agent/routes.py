@@ -12,12 +12,12 @@ from tts_worker.features.agent.connection import AgentConnection
 from tts_worker.features.agent.recognizer import Recognizer
 from tts_worker.features.agent.script import ScriptedModel
 from tts_worker.features.agent.service import AgentService, speech_options
-from tts_worker.protocol.session import Session
 from tts_worker.server.application import Application
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import WebFiles
 from tts_worker.server.routing import Routes
 from tts_worker.server.security import AuthMiddleware
+from tts_worker.settings import is_loopback
 from tts_worker.types import SessionOptions
 
 PAGE_PATH = "/agent"
@@ -42,10 +42,8 @@ def hub_service(
 ) -> AgentService:
     """Return the parts of an agent that speaks with this worker."""
 
-    async def open_session() -> Session:
-        return await app.hub.admit(options)
-
-    return AgentService(open_session, model, recognizer, instructions)
+    is_reachable = not is_loopback(app.settings.server.host)
+    return AgentService(app.hub.admit, model, recognizer, instructions, options, is_reachable)
 
 
 def add_scripted_agent(app: Application) -> None:
