@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Page, Request, Route, expect
 
 from tests.browser.demo_page import DemoPage, without_end
 from tests.conftest import serving
@@ -33,7 +33,11 @@ async def test_waveform_of_the_sample_is_ready(browser: Browser, address: str) -
     requested: list[dict[str, Any]] = []
 
     async def before(page: Page) -> None:
-        page.on("request", lambda sent: "audio/speech" in sent.url and requested.append(sent.post_data_json))
+        def note(sent: Request) -> None:
+            if "audio/speech" in sent.url:
+                requested.append(sent.post_data_json)
+
+        page.on("request", note)
 
     async with DemoPage.open(browser, address, before=before) as demo:
         await demo.until("() => document.getElementById('wave-hint').textContent.includes('in the voice of tone')")

@@ -433,7 +433,7 @@ async function showWhatIsOffered() {
   const radio = document.querySelector("#transport [value=webrtc]");
   const reason = TRANSPORTS.webrtc.path in pages ? pages[TRANSPORTS.webrtc.path] : "This server does not offer WebRTC";
   radio.disabled = reason !== null && transport !== "webrtc";
-  byId("transport-hint").textContent = reason ? `${reason}.` : "";
+  byId("transport-hint").textContent = radio.parentElement.title = reason ? `${reason}.` : "";
   byId("agent").hidden = !(byId("agent").pathname in pages);
 }
 

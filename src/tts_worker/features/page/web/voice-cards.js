@@ -13,6 +13,10 @@ const MAX_LISTED_LANGUAGES = 3;
 /** With more voices than this there is a field that filters them. */
 const MAX_UNFILTERED = 8;
 
+/** Hues of neighbors are far from each other, however many there are. */
+const FIRST_HUE = 265;
+const GOLDEN_ANGLE = 137.5;
+
 const byId = (id) => document.getElementById(id);
 
 function element(name, properties, ...children) {
@@ -35,13 +39,6 @@ function badgesOf(voice) {
     styles > 1 ? `${styles} styles` : "",
     (voice.capabilities ?? []).includes("instruct") ? "instructions" : "",
   ].filter(Boolean);
-}
-
-/** A color of its own for each voice, as a hue in degrees. */
-function hueOf(id) {
-  let hash = 0;
-  for (const letter of id) hash = (hash * 31 + letter.codePointAt(0)) % 360;
-  return (230 + 47 * hash) % 360;
 }
 
 export class VoiceCards {
@@ -101,7 +98,7 @@ export class VoiceCards {
     const kept = voices.some(({ id }) => id === chosen) ? chosen : voices.find((voice) => voice.default)?.id;
     const focused = this.#list.contains(document.activeElement) ? document.activeElement : null;
     this.#voices = voices;
-    this.#list.replaceChildren(...voices.map((voice) => this.#card(voice, voice.id === (kept ?? voices[0]?.id))));
+    this.#list.replaceChildren(...voices.map((voice, index) => this.#card(voice, index, voice.id === (kept ?? voices[0]?.id))));
     if (focused) [...this.#list.querySelectorAll(focused.tagName)].find(({ value }) => value === focused.value)?.focus();
     this.#filter.hidden = voices.length <= MAX_UNFILTERED;
     this.#applyFilter();
@@ -112,13 +109,15 @@ export class VoiceCards {
     this.#preview.stop();
   }
 
-  #card(voice, checked) {
+  #card(voice, index, checked) {
     const radio = element("input", { type: "radio", name: "voice", value: voice.id, checked });
+    const languages = languagesText(voice);
+    const isTold = voice.description?.includes(languages);
     const about = element(
       "span",
       { className: "voice-about" },
       element("span", { className: "voice-name" }, voice.name),
-      element("span", { className: "hint" }, languagesText(voice)),
+      ...(isTold ? [] : [element("span", { className: "hint" }, languages)]),
       ...badgesOf(voice).map((text) => element("span", { className: "badge" }, text)),
       ...(voice.description ? [element("span", { className: "hint voice-says" }, voice.description)] : []),
     );
@@ -126,7 +125,7 @@ export class VoiceCards {
     preview.ariaLabel = preview.title = `Listen to ${voice.name}`;
     preview.ariaPressed = "false";
     const card = element("div", { className: "voice" }, preview, element("label", {}, radio, about));
-    card.style.setProperty("--hue", hueOf(voice.id));
+    card.style.setProperty("--hue", FIRST_HUE + index * GOLDEN_ANGLE);
     return card;
   }
 
