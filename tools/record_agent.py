@@ -27,7 +27,7 @@ from tts_worker.features.agent.service import speech_options
 from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 
-SIZE = (776, 1120)
+SIZE = (1120, 800)
 FRAME_MS = 250
 MAX_MS = 40_000
 CALLER = "Wait, please stop for a moment."
