@@ -51,7 +51,11 @@ async def capture(whisper: str) -> tuple[Screencast, bytes]:
             flags = [*FLAGS, *microphone_flags(recording, repeats=False)]
             async with async_playwright() as playwright:
                 browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-                page = await browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+                page = await browser.new_page(
+                    viewport={"width": SIZE[0], "height": SIZE[1]},
+                    color_scheme="light",
+                    reduced_motion="reduce",  # discs that follow the voice would double the size of the GIF
+                )
                 await page.goto(f"{address}/agent")
                 await page.locator("#connection").filter(has_text="Connected").wait_for()
                 async with screencast(page) as frames:
