@@ -228,3 +228,25 @@ async def test_sample_of_every_voice_is_one_tab_stop(demo: DemoPage) -> None:
     assert await demo.page.evaluate(stops) == ["tone"]
     await demo.page.locator("[name=voice]:checked").press("ArrowDown")
     assert await demo.page.evaluate(stops) == ["tone-low"]
+
+
+async def test_clip_is_synthesized_once_for_each_request(modules: Page) -> None:
+    assert await modules.evaluate(
+        """async () => {
+          const { Clips } = await import("/static/clips.js");
+          const { fetch } = globalThis;
+          let requests = 0;
+          globalThis.fetch = (...given) => (requests += 1, fetch(...given));
+          try {
+            const clips = new Clips();
+            const get = (voice) => clips.get("Ok.", { voice, speed: 1 }, new AbortController().signal);
+            const [first, again, other] = [await get("tone"), await get("tone"), await get("tone-low")];
+            clips.forget("tone");
+            const anew = await get("tone");
+            await get("tone-low");
+            return [requests, first === again, first === other, first === anew, first.samples.length > 0];
+          } finally {
+            globalThis.fetch = fetch;
+          }
+        }"""
+    ) == [3, True, False, False, True]

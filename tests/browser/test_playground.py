@@ -245,6 +245,8 @@ async def test_voice_is_made_of_an_uploaded_recording(browser: Browser, address:
         for part in (b'name="audio"; filename="anna.wav"', b"What is said.", b'name="consent"\r\n\r\ntrue'):
             assert part in bodies[-1]
         await expect(demo.page.locator("[name=voice]:checked")).to_have_value("anna")
+        assert await demo.at("clone-audio").is_visible(), "the recording, to compare it"
+        await expect(demo.at("clone-listen")).to_have_text("Listen to anna")
         await demo.at("delete-voice").click()
         assert len(listed) == 2, "the first click only asks"
         await demo.page.get_by_role("button", name="Really delete anna?").click()
