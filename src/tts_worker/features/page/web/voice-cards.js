@@ -5,6 +5,7 @@
  *
  * Text of the server is inserted as text, never as markup.
  */
+import { element } from "./elements.js";
 import { greetingFor, languageName, languagesOf } from "./languages.js";
 import { Preview } from "./preview.js";
 
@@ -18,12 +19,6 @@ const FIRST_HUE = 265;
 const GOLDEN_ANGLE = 137.5;
 
 const byId = (id) => document.getElementById(id);
-
-function element(name, properties, ...children) {
-  const created = Object.assign(document.createElement(name), properties);
-  created.append(...children);
-  return created;
-}
 
 function languagesText(voice) {
   const languages = languagesOf(voice);
