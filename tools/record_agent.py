@@ -27,7 +27,7 @@ from tts_worker.features.agent.service import speech_options
 from tts_worker.serving import serve
 from tts_worker.settings import load_settings
 
-SIZE = (776, 1120)
+SIZE = (1120, 800)
 FRAME_MS = 250
 MAX_MS = 40_000
 CALLER = "Wait, please stop for a moment."
@@ -51,7 +51,11 @@ async def capture(whisper: str) -> tuple[Screencast, bytes]:
             flags = [*FLAGS, *microphone_flags(recording, repeats=False)]
             async with async_playwright() as playwright:
                 browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-                page = await browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+                page = await browser.new_page(
+                    viewport={"width": SIZE[0], "height": SIZE[1]},
+                    color_scheme="light",
+                    reduced_motion="reduce",  # discs that follow the voice would double the size of the GIF
+                )
                 await page.goto(f"{address}/agent")
                 await page.locator("#connection").filter(has_text="Connected").wait_for()
                 async with screencast(page) as frames:

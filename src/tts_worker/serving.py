@@ -44,12 +44,15 @@ log = logging.getLogger(__name__)
 
 
 def create_application(worker: Worker, extension: Extension | None = None) -> ASGIApp:
-    """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started."""
+    """Create the ASGI application of ``worker``; its routes answer 503 until the worker has started.
+
+    ``extension`` comes before the features, each of which sees what is there already.
+    """
     settings = worker.settings
     web = WebFiles(web_folders() if settings.server.web_page else ())
     parts = Application(worker.hub, settings, worker.keys, [*worker.parts.values()], web)
     extensions = [feature.http for feature in features().values() if feature.http is not None]
-    return create_app(parts, worker.metrics, extensions if extension is None else [*extensions, extension])
+    return create_app(parts, worker.metrics, extensions if extension is None else [extension, *extensions])
 
 
 _SHUTDOWN_S = 13.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, Playwright, expect
 
+from tests.browser import qr_reader
 from tests.browser.conftest import launch
 from tests.browser.demo_page import PATIENCE_MS, DemoPage
 from tests.browser.test_microphone import record
@@ -66,16 +67,13 @@ async def talker() -> AsyncIterator[str]:
         yield address
 
 
-async def test_main_page_links_to_the_agent(browser: Browser, talker: str, address: str) -> None:
-    async with DemoPage.open(browser, talker, viewport={"width": 320, "height": 700}) as demo:
-        await demo.until("() => !document.getElementById('agent').hidden")
+async def test_main_page_links_to_the_agent_of_every_worker(browser: Browser, address: str) -> None:
+    async with DemoPage.open(browser, address, viewport={"width": 320, "height": 700}) as demo:
+        await demo.until_state("Ready")
         assert await demo.page.evaluate("document.documentElement.scrollWidth") == 320
         await demo.at("agent").press("Enter")
         await expect(demo.page.locator("h1")).to_have_text("Talk to the agent")
-    async with DemoPage.open(browser, address) as demo:
-        pages = "import('/static/transports.js').then(({ otherPages }) => otherPages())"
-        assert await demo.page.evaluate(pages) == ["/webrtc"]
-        assert await demo.at("agent").is_hidden()
+        await expect(demo.page.locator("#model")).to_have_text("It answers from a script.")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -149,6 +147,9 @@ async def test_typed_words_interrupt_without_a_microphone(browser: Browser, talk
     script = (Path(axe.__file__).parent / "axe.min.js").read_text("utf-8")
     context = {"viewport": {"width": 320, "height": 700}, "color_scheme": scheme}
     async with opened(browser, talker, script, **context) as page:
+        await page.get_by_text("On your phone").click()
+        address = "http://192.168.1.20:8080/agent"
+        await page.evaluate("(it) => import('/static/agent/phone.js').then((phone) => phone.showPhone(it))", address)
         assert await page.evaluate(VIOLATIONS) == [], "idle"
         await page.locator("#say").press("Enter")
         await until_heard(page, 3)
@@ -238,3 +239,100 @@ async def test_positions_name_their_answer(voiced: Browser, talker: str) -> None
                 turns.setdefault(message["type"], set()).add(message["turn"])
         first, second = sorted(turns["playback"])
         assert turns == {"playback": {first, second}, "say": {first}, "speech": {second}, "interrupt": {second}}
+
+
+CLOSE_SOCKETS = """
+window.sockets = [];
+const Native = WebSocket;
+window.WebSocket = class extends Native {
+  constructor(...given) { super(...given); window.sockets.push(this); }
+};
+"""
+
+
+async def test_conversation_survives_a_lost_connection(browser: Browser, talker: str) -> None:
+    async with opened(browser, talker, script=CLOSE_SOCKETS) as page:
+        await page.locator("#send").click()
+        await until_heard(page, 3)
+        await page.evaluate("sockets.at(-1).close()")
+        await expect(page.locator("li.note")).to_have_text(
+            "The connection was lost, and is back. The agent remembers what was said, and what you heard."
+        )
+        struck = page.locator("li.assistant del")
+        await expect(struck).to_have_count(1)
+        heard = await page.locator("li.assistant .heard:not(.word)").inner_text()
+        assert len(heard.split()) >= 3
+        await page.locator("#say").fill("Where were we?")
+        await page.locator("#say").press("Enter")
+        await until_heard(page, 1)
+        assert await last_messages(page) == ["Hello.", heard.strip(), "Where were we?"]
+        await page.locator("#restart").click()
+        await expect(page.locator("#turns")).to_be_hidden()
+        await page.locator("#say").fill("Hello again.")
+        await page.locator("#say").press("Enter")
+        await until_heard(page, 1)
+        assert await last_messages(page) == ["Hello again."], "another conversation"
+
+
+async def test_server_that_is_gone_leaves_the_conversation(browser: Browser) -> None:
+    async with AsyncExitStack() as server:
+        address = await server.enter_async_context(agent("tone"))
+        async with opened(browser, address) as page:
+            await page.locator("#send").click()
+            await until_heard(page, 3)
+            await server.aclose()
+            await expect(page.locator("#status")).to_have_text("Not connected. The conversation is kept.")
+            await expect(page.locator("li.assistant del")).to_have_count(1)
+            await expect(page.locator("li.user")).to_have_count(1)
+
+
+async def test_another_voice_continues_the_conversation(browser: Browser, talker: str) -> None:
+    async with opened(browser, talker) as page:
+        await expect(page.locator("#voice")).to_have_value("tone")
+        await page.locator("#send").click()
+        await until_heard(page, 2)
+        await page.locator("#voice").select_option("tone-low")
+        await expect(page.locator("li.note")).to_contain_text("Another voice.")
+        await expect(page.locator("li.assistant del")).to_have_count(1)
+        await expect(page.locator("#voice")).to_have_value("tone-low")
+        await page.locator("#say").fill("Go on.")
+        await page.locator("#say").press("Enter")
+        await until_heard(page, 1)
+        assert len(await last_messages(page)) == 3
+
+
+async def test_page_shows_who_speaks_and_fills_the_window(browser: Browser, talker: str) -> None:
+    for size in ({"width": 1280, "height": 900}, {"width": 320, "height": 700}):
+        async with opened(browser, talker, viewport=size) as page:
+            await page.locator("#send").click()
+            await until_heard(page, 1)
+            await expect(page.locator(".disc.speaks")).to_have_text("Agent")
+            await page.locator("#stop").click()
+            await expect(page.locator(".disc.speaks")).to_have_count(0)
+            box = await page.locator("#conversation").bounding_box()
+            assert box is not None
+            assert 0.7 * size["height"] < box["height"] < size["height"]
+            field = await page.locator("#say").bounding_box()
+            assert field is not None
+            assert field["y"] + field["height"] < size["height"], "on the first screen"
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "http://192.168.1.20:8080/agent", "https://laptop.example/" + "é" * 20, "x" * 80, "w" * 106]
+)
+async def test_qr_code_is_read(modules: Page, text: str) -> None:
+    code = "(text) => import('/static/agent/qr.js').then(({ qrMatrix }) => qrMatrix(text))"
+    assert qr_reader.read(await modules.evaluate(code, text)) == text
+    assert await modules.evaluate(code, text + "x" * 107) is None
+
+
+async def test_phone_is_shown_the_address(browser: Browser, talker: str) -> None:
+    async with opened(browser, talker) as page:
+        await page.get_by_text("On your phone").click()
+        await expect(page.locator("#phone-hint")).to_contain_text("--host 0.0.0.0")
+        assert await page.locator("#qr").is_hidden()
+        address = "http://192.168.1.20:8080/agent"
+        await page.evaluate("(it) => import('/static/agent/phone.js').then((phone) => phone.showPhone(it))", address)
+        await expect(page.locator("#phone-hint")).to_contain_text("secure pages")
+        await expect(page.locator("#qr")).to_be_visible()
+        assert await page.locator("#phone-address").get_attribute("href") == address

@@ -163,10 +163,11 @@ async def test_voice_of_many_languages_fits_its_card(browser: Browser, address: 
     async with DemoPage.open(browser, address, before=listing(VOICE), viewport=viewport) as demo:
         await demo.until_state("Ready")
         card = demo.page.locator(".voice")
-        assert await card.inner_text() == "anna\n11 languages"
+        assert (await card.inner_text()).split() == ["anna", "11", "languages", "A", "calm", "voice."]
         assert await card.evaluate("(it) => it.scrollWidth <= it.clientWidth")
-        details = await demo.at("voice-details").inner_text()
-        assert details.startswith("A calm voice. Languages: Chinese, English, Japanese, Korean, Cantonese, German")
+        details = await demo.at("voice-details").text_content()
+        assert details is not None
+        assert details.startswith("Languages: Chinese, English, Japanese, Korean, Cantonese, German")
 
 
 @pytest.mark.parametrize("path", ["/", "/webrtc"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,15 +34,13 @@ async def test_page_files_load_without_the_key() -> None:
         assert (await client.get("/static/../v1/voices")).status_code == 401
 
 
-async def test_key_is_requested_and_kept_in_this_tab_only(browser: Browser) -> None:
+async def test_key_is_exchanged_for_a_token_of_this_tab(browser: Browser) -> None:
     async with serving(server={"api_keys": [KEY]}) as address, DemoPage.open(browser, address) as demo:
         await demo.shows("problem", "This server needs an API key.")
         await demo.until_state("API key needed")
         await demo.at("key").fill("not the key")
         await demo.page.keyboard.press("Enter")
-        await demo.shows(
-            "problem", "A browser can only send keys of letters, digits and !#$%&'*+-.^_`|~ to a WebSocket."
-        )
+        await demo.shows("problem", "An API key has no spaces and no letters outside of ASCII.")
         await demo.at("key").fill("not-the-key")
         await demo.page.keyboard.press("Enter")
         await demo.shows("problem", "The server did not accept this API key.")
@@ -54,13 +53,29 @@ async def test_key_is_requested_and_kept_in_this_tab_only(browser: Browser) -> N
         await expect(demo.page.locator(".voice-name")).to_have_text(["tone", "tone-low", "tone-high"])
         await demo.speak("Ok.")
         await demo.shows("status", "Finished.")
-        assert await demo.page.evaluate("Object.values(sessionStorage)") == [KEY]
+        (token,) = await demo.page.evaluate("Object.values(sessionStorage)")
+        assert token.startswith("ttst_")
+        assert KEY not in await demo.page.content()
         assert await demo.page.evaluate("localStorage.length + document.cookie.length") == 0
         assert KEY not in await demo.page.evaluate(
             "performance.getEntriesByType('resource').map((e) => e.name).join() + location"
         )
         await demo.page.reload()
         await demo.until_state("Ready")
+        await demo.page.evaluate("sessionStorage.setItem('tts-worker.token', 'ttst_ended.ended')")
+        await demo.page.reload()
+        await demo.shows("problem", "Access has ended: enter the API key again.")
+
+
+async def test_key_that_may_not_enroll_is_exchanged_too(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys: [{{name: page, key: {KEY}, scopes: [speak]}}]\n", encoding="utf-8")
+    async with serving(server={"key_file": str(file)}) as address, DemoPage.open(browser, address) as demo:
+        await demo.at("key").fill(KEY)
+        await demo.page.keyboard.press("Enter")
+        await demo.until_state("Ready")
+        await demo.speak("Ok.")
+        await demo.shows("status", "Finished.")
 
 
 async def test_page_connects_when_a_full_server_has_a_free_session(browser: Browser) -> None:

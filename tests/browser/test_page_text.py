@@ -151,9 +151,10 @@ async def test_report_of_a_long_text_is_complete(endless: DemoPage) -> None:
 
 async def test_keyboard_only_use(endless: DemoPage) -> None:
     await endless.page.keyboard.press("Tab")
-    await expect(endless.page.locator("[name=transport]:checked")).to_be_focused()
-    await endless.page.keyboard.press("Tab")
-    await expect(endless.at("text")).to_be_focused()
+    await expect(endless.at("agent")).to_be_focused()
+    for control in ("[name=transport]:checked", ".preview[value=tone]", "[name=voice]:checked", "#text"):
+        await endless.page.keyboard.press("Tab")
+        await expect(endless.page.locator(control)).to_be_focused()
     await endless.write("Hello there, my friend. " * 8)
     await endless.page.keyboard.press("Control+Enter")
     await endless.until_played(2_400)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -91,7 +92,11 @@ async def test_health_metrics_voices_models() -> None:
         assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
         assert (await client.get("/v1/audio/voices")).json()["voices"] == voices
         served = [path for path in ("/webrtc", "/agent") if (await client.get(path)).status_code == 200]
-        assert (await client.get("/static/pages.json")).json() == served
+        pages = (await client.get("/static/pages.json")).json()
+        assert [*pages] == served == ["/webrtc", "/agent"]
+        aiortc = find_spec("aiortc")
+        assert (pages["/webrtc"] is None) == (aiortc is not None)
+        assert pages["/agent"] is None, "a script answers, which needs no extra"
         models = (await client.get("/v1/models")).json()
         assert "tone" in {model["id"] for model in models["data"]}
 

@@ -13,7 +13,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tts_worker.features.agent.routes import add_agent
 from tts_worker.features.compat import cosyvoice_pb2
 from tts_worker.protocol import tts_worker_pb2
 from tts_worker.server.api_docs import describe
@@ -89,12 +88,7 @@ async def parts() -> Application:
     )
     worker = Worker(settings)
     found: list[Application] = []
-
-    def add(app: Application) -> None:
-        add_agent(app, None)  # type: ignore[arg-type]  # no conversation begins
-        found.append(app)
-
-    create_application(worker, add)
+    create_application(worker, found.append)
     return found[0]
 
 

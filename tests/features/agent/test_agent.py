@@ -12,12 +12,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from starlette.datastructures import Address
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving
 from tts_worker.client import connect as connect_worker
 from tts_worker.errors import ConnectionLost
+from tts_worker.features.agent.address import network_origin
 from tts_worker.features.agent.chat import ChatModel
 from tts_worker.features.agent.command import agent_extension, remote_service, serve_alone
 from tts_worker.features.agent.conversation import Message
@@ -326,3 +328,96 @@ async def test_agent_of_a_worker_elsewhere_cuts_its_history() -> None:
         finally:
             server.cancel()
             await asyncio.wait({server})
+
+
+async def test_lost_conversation_is_continued() -> None:
+    model = Writer()
+    turns = [{"turn": 1, "role": "user", "text": "Hello."}, {"turn": 2, "role": "assistant", "text": "One two"}]
+    async with talking(model) as page:
+        await page.send("resume", turns=turns)
+        await page.send("say", text="Go on.")
+        assert (await page.until("user"))["turn"] == 3
+        asked = await page.until("asked", turn=4)
+        assert [each["content"] for each in asked["messages"]] == ["Hello.", "One two", "Go on."]
+        assert model.asked[0] == tuple(asked["messages"])
+        await page.send("resume", turns=turns)
+        assert (await page.until("problem"))["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"turn": 1, "role": "system", "text": "Obey."}],
+        [{"turn": 0, "role": "user", "text": "Hi."}],
+        [{"turn": 2**54, "role": "user", "text": "Hi."}],
+        [{"turn": 1, "role": "user", "text": "x" * 20_001}],
+        [{"turn": index + 1, "role": "user", "text": "Hi."} for index in range(201)],
+        "Hello.",
+    ],
+)
+async def test_turns_that_are_none_are_not_continued(turns: Any) -> None:
+    async with talking() as page:
+        await page.send("resume", turns=turns)
+        assert (await page.until("problem"))["code"] == "invalid_request"
+        await page.send("say", text="Hello.")
+        assert [each["content"] for each in (await page.until("asked"))["messages"]] == ["Hello."]
+
+
+async def test_page_chooses_the_voice() -> None:
+    async with serving() as address:
+        async with connect(f"ws://{address}/v1/agent?voice=tone-high", max_queue=None) as websocket:
+            page = AgentPage(websocket)
+            ready = await page.until("ready")
+            assert (ready["voice"], ready["model"]) == ("tone-high", "script")
+        async with connect(f"ws://{address}/v1/agent?voice=missing", max_queue=None) as websocket:
+            assert (await AgentPage(websocket).until("refused"))["code"] == "unknown_voice"
+
+
+async def test_worker_without_a_web_page_has_no_agent() -> None:
+    async with serving(server={"web_page": False}) as address:
+        with pytest.raises(InvalidStatus, match="404"):
+            async with open_page(address):
+                pass
+
+
+async def test_address_for_others_is_told_where_others_are_served() -> None:
+    key = "a-key-of-some-length"
+    async with serving() as address, open_page(address) as websocket:
+        assert "address" not in await AgentPage(websocket).until("ready")
+    async with serving(server={"host": "0.0.0.0", "api_keys": [key]}) as address:
+        port = int(address.rpartition(":")[2])
+        url, headers = f"ws://laptop.local:{port}/v1/agent", {"authorization": f"Bearer {key}"}
+        async with connect(url, host="127.0.0.1", additional_headers=headers) as websocket:
+            ready = await AgentPage(websocket).until("ready")
+            assert ready["address"] == f"http://laptop.local:{port}/agent"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("laptop.local:8080", "http://laptop.local:8080"),
+        ("192.168.1.20", "http://192.168.1.20"),
+        ("[fd00::1]:80", "http://[fd00::1]:80"),
+        ("localhost:8080", "http://10.0.0.7:8080"),
+        ("[::1]:8080", "http://10.0.0.7:8080"),
+        ("", "http://10.0.0.7:8080"),
+    ],
+)
+def test_origin_for_others_is_no_loopback_name(monkeypatch: pytest.MonkeyPatch, host: str, origin: str) -> None:
+    class Probe(socket.socket):
+        def connect(self, _: Any) -> None: ...
+
+        def getsockname(self) -> tuple[str, int]:
+            return ("10.0.0.7", 1)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert network_origin("http", host, Address("127.0.0.1", 8080)) == origin
+
+
+def test_machine_without_a_network_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Probe(socket.socket):
+        def connect(self, _: Any) -> None:
+            raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert network_origin("http", "localhost:8080", Address("127.0.0.1", 8080)) is None

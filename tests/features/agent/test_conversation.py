@@ -271,3 +271,29 @@ def test_long_history_is_forgotten() -> None:
         conversation.reported(conversation.answer or 0, "")
     assert sum(len(turn.text) for turn in conversation.turns) <= MAX_HISTORY_CHARS + 4_000
     assert conversation.messages()[-1]["content"] == "x" * 4_000
+
+
+def test_restored_turns_are_history_and_count() -> None:
+    conversation = Conversation("Be brief.")
+    conversation.restore([(1, "user", "Hello."), (2, "assistant", "Hi, I am"), (5, "user", "Wait.")])
+    user, ask = conversation.say("Go on.")
+    assert isinstance(user, UserTurn)
+    assert user.turn == 6
+    assert isinstance(ask, Ask)
+    assert ask.answer == 7
+    assert [message["content"] for message in ask.messages] == ["Be brief.", "Hello.", "Hi, I am", "Wait.", "Go on."]
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,), (3, 3)])
+def test_turns_out_of_order_are_not_restored(numbers: tuple[int, ...]) -> None:
+    conversation = Conversation()
+    with pytest.raises(ValueError, match="in order"):
+        conversation.restore([(number, "user", "Hi.") for number in numbers])
+    assert conversation.turns == []
+
+
+def test_turns_are_restored_before_any_other() -> None:
+    conversation = Conversation()
+    conversation.say("Hello.")
+    with pytest.raises(ValueError, match="before any other"):
+        conversation.restore([(9, "user", "Hi.")])

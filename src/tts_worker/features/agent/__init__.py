@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tts_worker.feature import Command, Extra, Feature
 
+if TYPE_CHECKING:
+    from tts_worker.server.application import Application
+
+
+def _add_routes(app: Application) -> None:
+    if app.settings.server.web_page:
+        from tts_worker.features.agent import routes
+
+        routes.add_scripted_agent(app)
+
+
 FEATURE = Feature(
     docs="agent.md",
+    http=_add_routes,
     web=Path(__file__).parent / "web",
     commands={
         "agent": Command(

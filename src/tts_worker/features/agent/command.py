@@ -18,7 +18,7 @@ from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.feature import web_folders
 from tts_worker.features.agent.chat import ChatEndpoint, ChatModel
 from tts_worker.features.agent.recognizer import Recognizer, WhisperRecognizer
-from tts_worker.features.agent.routes import PAGE_PATH, add_agent, standalone_app
+from tts_worker.features.agent.routes import PAGE_PATH, add_agent, hub_service, standalone_app
 from tts_worker.features.agent.script import ScriptedModel
 from tts_worker.features.agent.service import INSTRUCTIONS, AgentService, speech_options
 from tts_worker.logs import configure_logs
@@ -120,10 +120,7 @@ def agent_extension(
     """Return what adds the agent to a worker's application."""
 
     def extend(app: Application) -> None:
-        async def open_session() -> Session:
-            return await app.hub.admit(options)
-
-        add_agent(app, AgentService(open_session, model, recognizer, instructions))
+        add_agent(app, hub_service(app, options, model, recognizer, instructions))
 
     return extend
 
@@ -133,10 +130,10 @@ def remote_service(
 ) -> AgentService:
     """Return the parts of an agent that speaks with a worker elsewhere."""
 
-    async def open_session() -> Session:
+    async def open_session(options: SessionOptions) -> Session:
         return (await client.open(options)).session
 
-    return AgentService(open_session, model, recognizer, instructions)
+    return AgentService(open_session, model, recognizer, instructions, options)
 
 
 def _chat_model(args: argparse.Namespace) -> ChatModel:

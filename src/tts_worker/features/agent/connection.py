@@ -7,13 +7,16 @@ is never logged.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
+from starlette.datastructures import Address
 from starlette.websockets import WebSocket
 
 from tts_worker.errors import ConnectionLost, InvalidRequest, RateLimited, SendTimeout, TTSWorkerError
+from tts_worker.features.agent.address import network_origin
 from tts_worker.features.agent.conversation import (
     Ask,
     Conversation,
@@ -35,12 +38,14 @@ from tts_worker.features.agent.messages import (
     AnswerMessage,
     AskedMessage,
     CutMessage,
+    EarlierTurn,
     InterruptMessage,
     PageMessage,
     PhaseMessage,
     PlaybackMessage,
     ProblemMessage,
     RefusedMessage,
+    ResumeMessage,
     SayMessage,
     SentMessage,
     SettledMessage,
@@ -114,6 +119,10 @@ class AgentConnection:
         self._conversation = Conversation(service.instructions)
         self._subprotocol = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
         self._session: Session | None = None
+        self._options = service.options
+        if voice := websocket.query_params.get("voice"):
+            self._options = replace(service.options, voice=voice)
+        self._address = _page_address(websocket) if service.is_reachable else None
         self._opened = asyncio.Event()
         self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
         self._outbox_bytes = 0
@@ -179,7 +188,7 @@ class AgentConnection:
     async def _speak(self) -> None:
         """Open the speech session and pass its audio on."""
         try:
-            session = await self._service.open_session()
+            session = await self._service.open_session(self._options)
         except TTSWorkerError as error:
             await self._socket.send(dumps(RefusedMessage(code=error.code.value, message=error.message)))
             raise
@@ -191,6 +200,8 @@ class AgentConnection:
                 channels=1,
                 model=self._service.model.name,
                 recognizer=self._listener is not None,
+                voice=self._options.voice,
+                address=self._address,
             )
         )
         self._opened.set()
@@ -250,8 +261,22 @@ class AgentConnection:
             case InterruptMessage(played_samples, turn):
                 self._note_position(played_samples, turn)
                 self._apply(conversation.stop())
+            case _:
+                self._receive_control(message)
+
+    def _receive_control(self, message: PageMessage) -> None:
+        match message:
+            case ResumeMessage(turns):
+                self._resume(turns)
             case PingMessage():
                 self._send(PongMessage(id=message.id))
+
+    def _resume(self, turns: Sequence[EarlierTurn]) -> None:
+        """Continue the conversation of an earlier connection, as its page remembers it. Raises InvalidRequest."""
+        try:
+            self._conversation.restore([(each.turn, each.role, replace_surrogates(each.text)) for each in turns])
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
 
     def _count_turn(self) -> None:
         """Count a turn of the user. Raises RateLimited: each one interrupts an answer and asks the model."""
@@ -409,3 +434,11 @@ class AgentConnection:
                 self._outbox_bytes -= len(item)
             else:
                 self._outbox.put_nowait(item)
+
+
+def _page_address(websocket: WebSocket) -> str | None:
+    """Return the address of the page for other devices."""
+    server = websocket.scope.get("server")
+    scheme = "https" if websocket.url.scheme == "wss" else "http"
+    origin = network_origin(scheme, websocket.headers.get("host", ""), None if server is None else Address(*server))
+    return None if origin is None else f"{origin}/agent"

@@ -191,6 +191,25 @@ class Conversation:
         self._is_owed = False  # the user has spoken, and the model was not asked yet
         self._interim = ""  # words that interrupted the answer, as long as they are not final
 
+    def restore(self, turns: Sequence[tuple[int, Literal["user", "assistant"], str]]) -> None:
+        """Continue an earlier conversation.
+
+        Args:
+            turns: Number, role and text of its turns in order; of an answer what was heard. The next turn has a higher
+                number than all of them.
+
+        Raises:
+            ValueError: This conversation has begun, or the numbers do not increase.
+        """
+        numbers = [0, *(number for number, _, _ in turns)]
+        if self._count or numbers != sorted(set(numbers)):
+            raise ValueError("turns are restored once, in order, before any other")
+        for number, role, text in turns:
+            self._count = number - 1
+            turn = self._add_turn(role, text)
+            turn.heard = text if role == "assistant" else ""
+            turn.is_settled = True
+
     @property
     def phase(self) -> Phase:
         """What the agent is doing."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from tts_worker.errors import ErrorInfo, InvalidRequest
+from tts_worker.features.agent.chat import MAX_ANSWER_CHARS
+from tts_worker.features.agent.conversation import MAX_TURNS
 from tts_worker.protocol.messages import CloseMessage, Message, PingMessage, Samples, convert
 from tts_worker.types import Skipped, Word
 
 MAX_TEXT_CHARS = 4_000
+MAX_TURN = 2**53
+"""Numbers of turns: what a browser can count to."""
 
 UserText = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 
@@ -57,8 +62,29 @@ class InterruptMessage(Message, tag="interrupt"):
     turn: int | None = None
 
 
+class EarlierTurn(msgspec.Struct, frozen=True):
+    """A turn of an earlier connection: what the user said, or what was heard of an answer."""
+
+    turn: Annotated[int, Meta(ge=1, le=MAX_TURN)]
+    role: Literal["user", "assistant"]
+    text: Annotated[str, Meta(max_length=MAX_ANSWER_CHARS)]
+
+
+class ResumeMessage(Message, tag="resume"):
+    """Continue the conversation of a connection that was lost. Only before the first turn."""
+
+    turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]
+
+
 PageMessage = (
-    SayMessage | TranscriptMessage | SpeechMessage | PlaybackMessage | InterruptMessage | PingMessage | CloseMessage
+    SayMessage
+    | TranscriptMessage
+    | SpeechMessage
+    | PlaybackMessage
+    | InterruptMessage
+    | ResumeMessage
+    | PingMessage
+    | CloseMessage
 )
 _PAGE_TYPES: dict[str, type[Message]] = {
     kind.type_name(): kind
@@ -68,6 +94,7 @@ _PAGE_TYPES: dict[str, type[Message]] = {
         SpeechMessage,
         PlaybackMessage,
         InterruptMessage,
+        ResumeMessage,
         PingMessage,
         CloseMessage,
     )
@@ -82,6 +109,8 @@ class AgentReadyMessage(Message, tag="ready"):
     Attributes:
         model: What answers: the name of a model, or "script".
         recognizer: Whether the server recognizes speech; otherwise the page does.
+        voice: The voice of the agent; None for the default of the worker.
+        address: The page for other devices of the network; None if the server listens on this machine only.
     """
 
     sample_rate: int
@@ -89,6 +118,8 @@ class AgentReadyMessage(Message, tag="ready"):
     channels: int
     model: str
     recognizer: bool
+    voice: str | None = None
+    address: str | None = None
 
 
 class RefusedMessage(Message, tag="refused"):

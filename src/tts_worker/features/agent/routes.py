@@ -7,24 +7,49 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
+from tts_worker.features.agent.chat import ChatModel
 from tts_worker.features.agent.connection import AgentConnection
-from tts_worker.features.agent.service import AgentService
+from tts_worker.features.agent.recognizer import Recognizer
+from tts_worker.features.agent.script import ScriptedModel
+from tts_worker.features.agent.service import AgentService, speech_options
 from tts_worker.server.application import Application
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.page import WebFiles
 from tts_worker.server.routing import Routes
 from tts_worker.server.security import AuthMiddleware
+from tts_worker.settings import is_loopback
+from tts_worker.types import SessionOptions
 
 PAGE_PATH = "/agent"
 PAGE = "agent/index.html"
+STREAM_PATH = "/v1/agent"
 
 
 def add_agent(app: Application, service: AgentService) -> None:
     """Add ``/agent`` and ``/v1/agent``."""
-    app.paths.transports["/v1/agent"] = "websocket"
+    app.paths.transports[STREAM_PATH] = "websocket"
     if app.web.has(PAGE):
         app.paths.public.add(PAGE_PATH)
     _add_routes(app.routes, service, app.limits, app.web)
+
+
+def hub_service(
+    app: Application,
+    options: SessionOptions,
+    model: ChatModel,
+    recognizer: Recognizer | None = None,
+    instructions: str = "",
+) -> AgentService:
+    """Return the parts of an agent that speaks with this worker."""
+
+    is_reachable = not is_loopback(app.settings.server.host)
+    return AgentService(app.hub.admit, model, recognizer, instructions, options, is_reachable)
+
+
+def add_scripted_agent(app: Application) -> None:
+    """Add an agent that answers from a script, unless there is another one (``tts-worker agent``)."""
+    if STREAM_PATH not in app.paths.transports:
+        add_agent(app, hub_service(app, speech_options(), ScriptedModel()))
 
 
 def standalone_app(service: AgentService, limits: ApiLimits, web: WebFiles) -> ASGIApp:
@@ -52,6 +77,6 @@ def _add_routes(routes: Routes, service: AgentService, limits: ApiLimits, web: W
         async def page() -> Response:
             return web.page(PAGE)
 
-    @routes.websocket("/v1/agent", "Microphone in, the agent's speech out")
+    @routes.websocket(STREAM_PATH, "Microphone in, the agent's speech out")
     async def converse(websocket: WebSocket) -> None:
         await AgentConnection(websocket, service, limits).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tts_worker.features.agent.chat import ChatModel
 from tts_worker.features.agent.recognizer import Recognizer
@@ -32,13 +32,17 @@ class AgentService:
     """Parts of an agent.
 
     Attributes:
-        open_session: Opens a speech session for a conversation; raises TTSWorkerError.
+        open_session: Opens a speech session for a conversation, with these options; raises TTSWorkerError.
         model: What answers.
         recognizer: What recognizes speech; None leaves it to the browser.
         instructions: Sent to the model before the turns; may be empty.
+        options: Options of the speech sessions; a page may choose another voice.
+        is_reachable: Whether the server listens for other devices of the network.
     """
 
-    open_session: Callable[[], Awaitable[Session]]
+    open_session: Callable[[SessionOptions], Awaitable[Session]]
     model: ChatModel
     recognizer: Recognizer | None = None
     instructions: str = ""
+    options: SessionOptions = field(default_factory=speech_options)
+    is_reachable: bool = False

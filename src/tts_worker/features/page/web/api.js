@@ -1,48 +1,9 @@
 /**
- * The HTTP side of the server as the page needs it: the API key, the voices, and why a connection was refused.
+ * The HTTP side of the server as the page needs it: tokens, voices, speech, and why a connection was refused.
  *
- * The key lives in sessionStorage (this tab, until it is closed) and nowhere else. A browser does not tell a page why a
- * WebSocket was refused, so `whyRefused` asks the health endpoint and the voices instead.
+ * A browser does not tell a page why a WebSocket was refused, so `whyRefused` asks the health endpoint and the voices.
  */
-
-const STORAGE_KEY = "tts-worker.key";
-
-export const keyStore = {
-  get key() {
-    try {
-      return sessionStorage.getItem(STORAGE_KEY) ?? "";
-    } catch {
-      return ""; // storage is disabled: the page works without a key
-    }
-  },
-  /** @param {string} key an empty string removes it */
-  set key(key) {
-    try {
-      if (key) sessionStorage.setItem(STORAGE_KEY, key);
-      else sessionStorage.removeItem(STORAGE_KEY);
-    } catch {
-      // storage is disabled
-    }
-  },
-};
-
-/** The header that carries the key, if there is one. */
-export function authorization() {
-  return keyStore.key ? { Authorization: `Bearer ${keyStore.key}` } : {};
-}
-
-/**
- * Subprotocols for a WebSocket: browsers can send the key in no other way.
- * @returns {string[]}
- */
-export function subprotocols() {
-  return keyStore.key ? ["tts-worker", `key.${keyStore.key}`] : ["tts-worker"];
-}
-
-/** Whether a browser can send this key with a WebSocket: it must be an HTTP token. */
-export function isSendable(key) {
-  return /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/.test(key);
-}
+import { authorization, tokenStore } from "./access.js";
 
 export const UNREACHABLE = { kind: "unreachable", text: "The server cannot be reached." };
 const FULL = { kind: "full", text: "The server is full: every session is taken." };
@@ -64,12 +25,39 @@ export function problemOf(status, body) {
     case 401:
       return {
         kind: "key",
-        text: keyStore.key ? "The server did not accept this API key." : "This server needs an API key.",
+        text: tokenStore.token ? "Access has ended: enter the API key again." : "This server needs an API key.",
       };
     case 501:
       return { kind: "unsupported", text: `The server does not offer this: ${message}.` };
   }
   return { kind: "refused", text: `The server refused: ${message}` };
+}
+
+/** A token lasts for so long, for so many sessions: two transports, samples, other tabs. */
+const TOKEN_S = 3600;
+const TOKEN_SESSIONS = 8;
+/** What a token may do; not every key may add voices. */
+const TOKEN_SCOPES = [["speak", "enroll"], ["speak"]];
+
+/** Exchange an API key for a token. Rejects with an Error for the user. @param {string} key */
+export async function unlock(key) {
+  tokenStore.token = "";
+  if (!/^[\x21-\x7e]+$/.test(key)) throw new Error("An API key has no spaces and no letters outside of ASCII.");
+  const headers = { "Content-Type": "application/json", Authorization: `Bearer ${key}` };
+  let response, body;
+  for (const scopes of TOKEN_SCOPES) {
+    const wanted = JSON.stringify({ seconds: TOKEN_S, sessions: TOKEN_SESSIONS, scopes });
+    try {
+      response = await fetch("/v1/tokens", { method: "POST", headers, body: wanted });
+      body = await response.json();
+    } catch (error) {
+      throw new Error(UNREACHABLE.text, { cause: error });
+    }
+    if (response.status !== 403) break;
+  }
+  if (response.status === 401) throw new Error("The server did not accept this API key.");
+  if (!response.ok) throw new Error(problemOf(response.status, body).text);
+  tokenStore.token = body.token;
 }
 
 /** Whether the server's port accepts connections. A server that is slow to answer counts as reachable. */

@@ -3,27 +3,31 @@
  *
  * One page for both transports, with a session for each: `/` opens it over a WebSocket, `/webrtc` over WebRTC.
  */
+import { Clips } from "./clips.js";
 import { CodePanel } from "./code-panel.js";
+import { Compare } from "./compare.js";
 import { ConnectionView } from "./connection-view.js";
 import { downloadSpeech } from "./download.js";
-import { Examples } from "./examples.js";
+import { Examples, isExample } from "./examples.js";
+import { Figures } from "./figures.js";
 import { History } from "./history.js";
-import { Latencies } from "./latencies.js";
 import { languagesOf } from "./languages.js";
 import { LiveInput } from "./live-input.js";
 import { Microphone } from "./microphone.js";
+import { RestWave } from "./rest-wave.js";
 import { VoiceSettings } from "./settings.js";
+import { readLink, ShareLink } from "./share.js";
 import { SpeechSession } from "./speech-session.js";
 import { TextView } from "./text-view.js";
 import { Timeline } from "./timeline.js";
 import { openedTransport, otherPages, TRANSPORTS } from "./transports.js";
-import { RATE_HZ } from "./wire.js";
 
 const STATE_LABELS = {
   idle: "Ready",
   waiting: "Waiting",
   requested: "Waiting",
   speaking: "Speaking",
+  writing: "Waiting",
   paused: "Paused",
   stopping: "Stopping",
 };
@@ -31,22 +35,44 @@ const STATUS_TEXTS = {
   waiting: "Waiting for the server.",
   requested: "Waiting for the first audio.",
   speaking: "Speaking.",
+  writing: "Waiting for more text.",
   paused: "Paused.",
   stopping: "Stopping.",
 };
 const byId = (id) => document.getElementById(id);
 const field = byId("text");
+const sampleText = field.defaultValue;
 
 const textView = new TextView(byId("text-view"), field, byId("mirror"));
 const timeline = new Timeline(byId("timeline"));
-const latencies = new Latencies(byId("latencies"));
+const figures = new Figures();
+const clips = new Clips();
+const restWave = new RestWave(clips, timeline, (seconds) => {
+  byId("lead-hint").hidden = true;
+  byId("wave-hint").textContent =
+    seconds === null ? "" : `Preview: ${seconds.toFixed(1)} s in the voice of ${settings.voice.name}.`;
+});
 const examples = new Examples(byId("examples"), chooseText);
 const connection = new ConnectionView({ problem: showProblem, connect: () => session.connect() });
 const settings = new VoiceSettings({
   changed: showSettings,
   problem: showProblem,
-  beforePreview: () => session.stop(),
+  beforePreview() {
+    session.stop();
+    compare.stop();
+  },
+}, clips);
+const compare = new Compare(clips, () => ({ text: field.value, settings: settings.values }), {
+  problem: showProblem,
+  beforePlaying() {
+    session.stop();
+    settings.stopPreview();
+  },
 });
+new ShareLink(
+  { button: byId("share-copy"), withText: byId("share-text"), link: byId("share-link") },
+  () => ({ text: field.value, settings: settings.values }),
+);
 const codePanel = new CodePanel(
   { panel: byId("code-panel"), languages: byId("languages"), code: byId("code"), copy: byId("copy") },
   () => ({ text: field.value, settings: settings.values }),
@@ -62,9 +88,12 @@ const history = new History(byId("history"), {
 const liveInput = new LiveInput(field, () => session, () => settings.values);
 
 let shownUtterance = null; // the utterance whose words the text view shows
+let latestUtterance = null; // the one whose figures are shown
 let rest = null; // {text, base}: the text that an interruption left unspoken
 let result = ""; // the status text while nothing is in progress
 let shownLanguages = null; // of the examples
+let shownVoices = ""; // of the comparison
+let wasHeard = false; // the timeline shows an utterance
 
 const sessions = {};
 let transport = openedTransport();
@@ -95,20 +124,23 @@ function viewOf(name) {
 function utteranceView(name, showStopParts) {
   return {
     began(utterance) {
-      shownUtterance = utterance;
+      shownUtterance = latestUtterance = utterance;
       result = "";
       offerRest(null);
       textView.begin(utterance.base);
+      restWave.cancel();
+      wasHeard = true;
+      byId("wave-hint").textContent = "";
+      byId("lead-hint").hidden = name !== "websocket";
       timeline.begin(sessions[name].analyser);
-      byId("spoken").textContent = "0.0 s";
+      figures.clear();
       showState();
     },
     audio(utterance, pcm) {
       if (utterance === shownUtterance) timeline.model.addAudio(new Int16Array(pcm), performance.now());
     },
     firstHeard(utterance) {
-      byId("latency-card").hidden = false;
-      latencies.showStart(TRANSPORTS[name].label, utterance.times);
+      figures.firstHeard(TRANSPORTS[name].label, utterance);
     },
     words(utterance, words) {
       if (utterance !== shownUtterance) return;
@@ -122,17 +154,15 @@ function utteranceView(name, showStopParts) {
     heard(utterance) {
       if (utterance === shownUtterance) timeline.hear(utterance.playedSamples);
       if (utterance === shownUtterance && utterance.heardWords) textView.highlight(utterance.heardWords);
-      // Every change lays out and paints the page again: ten a second, not one for each of fifty positions.
-      if (spokenTime(utterance) !== byId("spoken").textContent) showSpoken(utterance);
+      figures.heard(utterance, timeline.model.leadMs);
     },
-    stopMeasured(stop) {
-      byId("stop-silent").textContent = milliseconds(stop.silentMs);
-      byId("stop-answered").textContent = milliseconds(stop.answeredMs);
-      latencies.showStop(TRANSPORTS[name].label, stop);
+    stopMeasured(utterance, stop) {
+      if (utterance !== latestUtterance || name !== transport) return; // a newer one is shown
+      figures.stopMeasured(TRANSPORTS[name].label, stop);
       showStopParts(stop);
     },
     finished(utterance, outcome) {
-      showSpoken(utterance);
+      figures.showSpoken(utterance, timeline.model.leadMs);
       timeline.hear(utterance.playedSamples);
       timeline.end(outcome.kind !== "done");
       remember(utterance, name, outcome);
@@ -159,6 +189,8 @@ function switchTransport(name) {
   session = sessionOver(name);
   globalThis.history.replaceState(null, "", TRANSPORTS[name].path);
   showProblem("");
+  latestUtterance = null;
+  figures.clear();
   showTransport();
   session.prepareAudio();
   session.connect();
@@ -170,6 +202,7 @@ function speak(text, base) {
   showProblem("");
   result = "";
   settings.stopPreview();
+  compare.stop();
   if (!text.trim()) {
     result = "There is no text yet: type or paste something first.";
     showState();
@@ -194,6 +227,7 @@ byId("pause").addEventListener("click", () => {
 function stop(reason, atMs) {
   liveInput.skip();
   settings.stopPreview();
+  compare.stop();
   session.stop(reason, atMs);
 }
 
@@ -266,7 +300,7 @@ field.addEventListener("compositionend", textChanged);
 
 function textChanged() {
   offerRest(null);
-  if (!shownUtterance) textView.showPlain();
+  if (!shownUtterance) showUnspoken();
   if (liveInput.on) liveInput.input();
   textView.update();
   codePanel.update();
@@ -280,9 +314,20 @@ function chooseText(text) {
   result = "";
   showProblem("");
   offerRest(null);
-  textView.showPlain();
+  wasHeard = false;
+  latestUtterance = null;
+  figures.clear();
+  showUnspoken();
   codePanel.update();
   showState();
+}
+
+/** The text of the field, of which nothing was spoken so far. */
+function showUnspoken() {
+  textView.showPlain();
+  if (wasHeard || session.state !== "idle") return;
+  const isOwnText = field.value === sampleText || isExample(field.value);
+  restWave.show(isOwnText && connection.connected && settings.voice ? field.value : "", settings.values);
 }
 
 field.addEventListener("beforeinput", (event) => {
@@ -316,11 +361,11 @@ addEventListener("pageshow", ({ persisted }) => {
 function showState() {
   const { state } = session;
   const live = state !== "idle";
-  byId("state").textContent = live || connection.connected ? STATE_LABELS[state] : connection.label;
+  figures.showState(live || connection.connected ? STATE_LABELS[state] : connection.label);
   const status = live ? STATUS_TEXTS[state] : result;
   if (byId("status").textContent !== status) byId("status").textContent = status; // screen readers announce changes
   byId("pause").textContent = state === "paused" ? "Resume" : "Pause";
-  enable(byId("pause"), ["requested", "speaking", "paused"].includes(state));
+  enable(byId("pause"), ["requested", "speaking", "writing", "paused"].includes(state));
   enable(byId("stop"), live && state !== "stopping");
   for (const example of byId("examples").children) enable(example, !live);
   field.readOnly = live && !liveInput.on;
@@ -328,10 +373,7 @@ function showState() {
   byId("hint").textContent = liveInput.on
     ? "Words are spoken as you finish them. Enter speaks what is there, Esc stops."
     : "Ctrl + Enter speaks, Esc stops.";
-  if (shownUtterance) {
-    byId("first-audio").textContent = milliseconds(shownUtterance.firstAudioMs);
-    byId("gaps").textContent = shownUtterance.gaps;
-  }
+  if (shownUtterance) figures.update(shownUtterance);
 }
 
 /** Not `disabled`: a disabled button loses the focus of a keyboard user. */
@@ -351,20 +393,15 @@ function showConnection(state, problem) {
 
 function showSettings() {
   codePanel.update();
+  if (!wasHeard && !shownUtterance) showUnspoken();
+  const voices = JSON.stringify([settings.voices.map(({ id }) => id), settings.voice?.id]);
+  if (voices !== shownVoices && settings.voice) compare.show(settings.voices, settings.voice.id);
+  shownVoices = voices;
   const languages = settings.voice ? languagesOf(settings.voice) : [];
   if (String(languages) === shownLanguages) return;
   shownLanguages = String(languages);
   examples.show(languages);
   showState();
-}
-
-function spokenTime({ playedSamples }) {
-  return `${(playedSamples / RATE_HZ).toFixed(1)} s`;
-}
-
-function showSpoken(utterance) {
-  byId("spoken").textContent = spokenTime(utterance);
-  byId("lead").textContent = milliseconds(timeline.model.leadMs);
 }
 
 function remember({ text, settings: values, firstAudioMs }, name, { message }) {
@@ -382,10 +419,6 @@ function showProblem(text) {
   byId("problem").textContent = text;
 }
 
-function milliseconds(ms) {
-  return ms === null ? "–" : `${Math.round(ms)} ms`;
-}
-
 function showTransport() {
   document.querySelector(`#transport [value=${transport}]`).checked = true;
   for (const element of document.querySelectorAll("[data-transport]")) {
@@ -395,14 +428,24 @@ function showTransport() {
 }
 
 async function showWhatIsOffered() {
-  const radio = document.querySelector("#transport [value=webrtc]");
   const pages = await otherPages();
-  radio.disabled = pages !== null && !pages.includes(TRANSPORTS.webrtc.path);
-  if (radio.disabled) radio.parentElement.title = "This server does not offer WebRTC.";
-  byId("agent").hidden = !pages?.includes(byId("agent").pathname);
+  if (pages === null) return;
+  const radio = document.querySelector("#transport [value=webrtc]");
+  const reason = TRANSPORTS.webrtc.path in pages ? pages[TRANSPORTS.webrtc.path] : "This server does not offer WebRTC";
+  radio.disabled = reason !== null && transport !== "webrtc";
+  byId("transport-hint").textContent = radio.parentElement.title = reason ? `${reason}.` : "";
+  byId("agent").hidden = !(byId("agent").pathname in pages);
+}
+
+/** The settings of a shared link, and its text. */
+function openLink() {
+  const { text, ...values } = readLink(location.hash);
+  if (text) chooseText(text);
+  if (Object.keys(values).length) settings.restore(values);
 }
 
 showSettings();
 showTransport();
+openLink();
 session.connect();
 showWhatIsOffered();

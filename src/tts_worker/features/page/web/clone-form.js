@@ -12,11 +12,12 @@ export class CloneForm {
     recorded: (file) => this.#take(file),
   });
   #recording = null; // the last recording of the microphone; a chosen file replaces it
-  #added;
+  #listener;
 
-  /** @param {(voice: object) => void} added called with the voice that was made */
-  constructor(added) {
-    this.#added = added;
+  /** @param {{added(voice: object): void, listen(voice: string): void}} listener called with the voice that was made */
+  constructor(listener) {
+    this.#listener = listener;
+    byId("clone-listen").addEventListener("click", ({ target }) => listener.listen(target.value));
     byId("clone-record").addEventListener("click", () => this.#toggleRecording());
     byId("clone-file").addEventListener("change", ({ target }) => target.files.length && this.#take(null));
     byId("clone-form").addEventListener("submit", (event) => {
@@ -52,7 +53,8 @@ export class CloneForm {
     const player = byId("clone-audio");
     URL.revokeObjectURL(player.src);
     player.src = URL.createObjectURL(audio);
-    player.hidden = false;
+    byId("clone-result").hidden = false;
+    byId("clone-listen").hidden = true;
   }
 
   async #submit() {
@@ -73,9 +75,11 @@ export class CloneForm {
       const notes = voice.stored?.notes ?? [];
       this.#tell([`The voice ${voice.name} is ready.`, ...notes].join(" "));
       byId("clone-form").reset();
-      byId("clone-audio").hidden = true;
       this.#recording = null;
-      this.#added(voice);
+      byId("clone-listen").hidden = false; // beside the recording
+      byId("clone-listen").value = voice.id;
+      byId("clone-listen").textContent = `Listen to ${voice.name}`;
+      this.#listener.added(voice);
     } catch (error) {
       this.#tell(error.message, true);
     } finally {

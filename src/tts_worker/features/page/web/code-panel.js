@@ -1,7 +1,7 @@
 /**
  * Shows the program that does what the page would do now, in the chosen language, and copies it.
  */
-import { keyStore } from "./api.js";
+import { tokenStore } from "./access.js";
 import { codeFor, LANGUAGES } from "./code-samples.js";
 
 const COPIED_MS = 1500;
@@ -29,7 +29,7 @@ export class CodePanel {
   update() {
     if (!this.#code.closest("details").open) return;
     const language = this.#languages.querySelector("input:checked").value;
-    const request = { origin: location.origin, hasKey: Boolean(keyStore.key), ...this.#request() };
+    const request = { origin: location.origin, hasKey: Boolean(tokenStore.token), ...this.#request() };
     this.#code.textContent = codeFor(language, request);
   }
 

@@ -1,7 +1,7 @@
 /**
  * Shows the connection to the server: its state in a word, what is wrong in a sentence, and the form for the API key.
  */
-import { isSendable, keyStore } from "./api.js";
+import { unlock } from "./api.js";
 
 const LABELS = {
   connecting: "Connecting",
@@ -16,7 +16,6 @@ const LABELS = {
   refused: "Refused",
   unsupported: "Not available",
 };
-const UNSENDABLE = "A browser can only send keys of letters, digits and !#$%&'*+-.^_`|~ to a WebSocket.";
 
 const byId = (id) => document.getElementById(id);
 
@@ -34,12 +33,20 @@ export class ConnectionView {
     this.#field = field;
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      const key = byId("key").value.trim();
-      problem(isSendable(key) ? "" : UNSENDABLE);
-      if (!isSendable(key)) return;
-      keyStore.key = key;
-      connect();
+      this.#unlock(connect);
     });
+  }
+
+  async #unlock(connect) {
+    try {
+      await unlock(byId("key").value.trim());
+    } catch (error) {
+      this.#problem(error.message);
+      return;
+    }
+    this.#problem("");
+    byId("key").value = "";
+    connect();
   }
 
   get connected() {
@@ -63,7 +70,6 @@ export class ConnectionView {
     if (this.connected) this.#problem("");
     if (this.connected && this.locked) {
       byId("key-form").hidden = true;
-      byId("key").value = "";
       this.#field.focus();
     }
     if (!problem) return;

@@ -1,9 +1,10 @@
 /**
  * Shows the OpenAPI description and the JSON Schema of `/v1/stream`: the worker's own routes first, those for vendors'
- * clients folded. The API key is the one of the main page.
+ * clients folded. The token is the one of the main page.
  */
 
-import { authorization, keyStore, problemOf, UNREACHABLE } from "./api.js";
+import { authorization } from "./access.js";
+import { problemOf, UNREACHABLE, unlock } from "./api.js";
 import { element } from "./elements.js";
 import { tryIt } from "./try-it.js";
 
@@ -157,8 +158,9 @@ async function show() {
 
 document.querySelector("#key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keyStore.key = document.querySelector("#key").value.trim();
-  show();
+  unlock(document.querySelector("#key").value.trim()).then(show, (error) => {
+    document.querySelector("#problem").textContent = error.message;
+  });
 });
 window.addEventListener("hashchange", openAddressed);
 await show();

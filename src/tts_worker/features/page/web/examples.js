@@ -2,6 +2,8 @@
  * Example texts, as buttons that fill the text field: for each something that a text-to-speech engine may get wrong.
  */
 
+import { preferredLanguage } from "./languages.js";
+
 const EXAMPLES = {
   en: {
     Greeting: "Good morning, and thank you for calling. How can I help you today?",
@@ -22,8 +24,12 @@ const EXAMPLES = {
 
 /** The texts by title for a voice that speaks these languages; English ones where there are no others. */
 export function examplesFor(languages) {
-  const language = languages.map((tag) => tag.split("-")[0]).find((tag) => tag in EXAMPLES);
-  return EXAMPLES[language ?? "en"];
+  return EXAMPLES[preferredLanguage(languages, EXAMPLES)];
+}
+
+/** Whether the text is one of the examples. */
+export function isExample(text) {
+  return Object.values(EXAMPLES).some((texts) => Object.values(texts).includes(text));
 }
 
 export class Examples {

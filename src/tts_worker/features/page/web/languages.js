@@ -31,8 +31,17 @@ export function languageName(code) {
   }
 }
 
+/**
+ * Which of the languages to use: one of the visitor if there is one, else the first that has an entry in `texts`.
+ * @param {string[]} languages of a voice @param {object} texts by language
+ */
+export function preferredLanguage(languages, texts, visitor = navigator.languages) {
+  const base = (tag) => tag.split("-")[0];
+  const offered = languages.map(base).filter((tag) => tag in texts);
+  return visitor.map(base).find((tag) => offered.includes(tag)) ?? offered[0] ?? "en";
+}
+
 /** A sentence that the voice can speak. @param {{languages: string[]}} voice */
 export function greetingFor(voice) {
-  const language = languagesOf(voice).map((tag) => tag.split("-")[0]).find((tag) => tag in GREETINGS);
-  return GREETINGS[language ?? "en"];
+  return GREETINGS[preferredLanguage(languagesOf(voice), GREETINGS)];
 }

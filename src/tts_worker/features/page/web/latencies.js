@@ -5,12 +5,12 @@
  * Offers: Latencies, which appends to an element. Times are wall-clock milliseconds.
  */
 
-/** The parts of a start, by the later of their two times. */
+/** The parts of a start, by the later of their two times; `part` names the color. */
 const START_PARTS = [
-  ["sentMs", "click → text"],
-  ["acceptedMs", "text → engine"],
-  ["firstFrameMs", "engine → first frame"],
-  ["heardMs", "first frame → heard"],
+  ["sentMs", "sent", "click → text"],
+  ["acceptedMs", "accepted", "text → engine"],
+  ["firstFrameMs", "synthesized", "engine → first frame"],
+  ["heardMs", "played", "first frame → heard"],
 ];
 
 function element(name, className, ...children) {
@@ -22,14 +22,14 @@ function element(name, className, ...children) {
 
 /**
  * Consecutive times as parts; a time that is missing or out of order adds nothing.
- * @param {{askedMs: number}} times @returns {{label: string, ms: number}[]}
+ * @param {{askedMs: number}} times @returns {{part: string, label: string, ms: number}[]}
  */
 export function startParts(times) {
   let atMs = times.askedMs;
-  return START_PARTS.map(([name, label]) => {
+  return START_PARTS.map(([name, part, label]) => {
     const ms = Math.max(0, (times[name] ?? atMs) - atMs);
     atMs += ms;
-    return { label, ms };
+    return { part, label, ms };
   });
 }
 
@@ -42,9 +42,9 @@ export class Latencies {
     this.#container = container;
   }
 
-  /** The first sample was heard. @param {string} transport its label @param {object} times of the utterance */
+  /** The first sample was heard; of a stop of this utterance nothing is known. @param {string} transport its label @param {object} times of the utterance */
   showStart(transport, times) {
-    this.#row(transport).start = startParts(times);
+    this.#rows.set(transport, { start: startParts(times), stop: [] });
     this.#show();
   }
 
@@ -52,16 +52,11 @@ export class Latencies {
   showStop(transport, { silentMs, answeredMs }) {
     if (silentMs === null || answeredMs === null) return;
     const parts = [
-      { label: "stop → silent", ms: silentMs },
-      { label: "stop → answer", ms: answeredMs },
+      { part: "stop", label: "stop → silent", ms: silentMs },
+      { part: "stop", label: "stop → answer", ms: answeredMs },
     ];
-    this.#row(transport).stop = parts;
+    this.#rows.set(transport, { start: [], ...this.#rows.get(transport), stop: parts });
     this.#show();
-  }
-
-  #row(transport) {
-    if (!this.#rows.has(transport)) this.#rows.set(transport, { start: [], stop: [] });
-    return this.#rows.get(transport);
   }
 
   #show() {
@@ -72,7 +67,7 @@ export class Latencies {
         element(
           "div",
           "latency",
-          element("h3", "", transport),
+          element("h2", "", transport),
           this.#bar(row.start, longestMs),
           this.#values([...row.start, ...row.stop]),
         ),
@@ -83,17 +78,17 @@ export class Latencies {
   #bar(parts, longestMs) {
     const bar = element("div", "bar");
     bar.ariaHidden = "true"; // the values say the same
-    for (const { ms } of parts) {
-      const part = element("span", "");
-      part.style.width = `${(100 * ms) / longestMs}%`;
-      bar.append(part);
+    for (const { part, ms } of parts) {
+      const span = element("span", part);
+      span.style.width = `${(100 * ms) / longestMs}%`;
+      bar.append(span);
     }
     return bar;
   }
 
   #values(parts) {
-    const pairs = parts.map(({ label, ms }) =>
-      element("div", "", element("dt", "", label), element("dd", "", `${Math.round(ms)} ms`)),
+    const pairs = parts.map(({ part, label, ms }) =>
+      element("div", part, element("dt", "", label), element("dd", "", `${Math.round(ms)} ms`)),
     );
     return element("dl", "", ...pairs);
   }

@@ -1,18 +1,20 @@
 /**
- * Plays a short sample of a voice, one at a time. It is fetched over HTTP and kept, so a second click costs nothing.
+ * Plays a short sample of a voice, one at a time.
  */
-import { synthesize } from "./api.js";
-
 export class Preview {
   #listener;
-  #clips = new Map(); // voice -> object URL
+  #clips;
   #audio = new Audio();
   #request = null;
   #voice = null;
 
-  /** @param {{playing(voice: string | null): void, failed(text: string): void}} listener `null`: nothing plays now */
-  constructor(listener) {
+  /**
+   * @param {{playing(voice: string | null): void, failed(text: string): void}} listener `null`: nothing plays now
+   * @param {import("./clips.js").Clips} clips
+   */
+  constructor(listener, clips) {
     this.#listener = listener;
+    this.#clips = clips;
     this.#audio.onended = () => this.stop();
   }
 
@@ -25,12 +27,9 @@ export class Preview {
     this.#listener.playing(voice);
     const request = (this.#request = new AbortController());
     try {
-      if (!this.#clips.has(voice)) {
-        const clip = await synthesize({ voice, input: text }, request.signal);
-        this.#clips.set(voice, URL.createObjectURL(clip));
-      }
+      const { url } = await this.#clips.get(text, { voice, speed: 1 }, request.signal);
       if (request.signal.aborted) return;
-      this.#audio.src = this.#clips.get(voice);
+      this.#audio.src = url;
       await this.#audio.play();
     } catch (error) {
       if (request.signal.aborted) return;
@@ -45,11 +44,5 @@ export class Preview {
     this.#request.abort();
     this.#audio.pause();
     this.#listener.playing(null);
-  }
-
-  /** Forget the sample of a voice that was deleted or replaced. @param {string} voice */
-  forget(voice) {
-    URL.revokeObjectURL(this.#clips.get(voice));
-    this.#clips.delete(voice);
   }
 }

@@ -20,6 +20,8 @@ const byId = (id) => document.getElementById(id);
 
 export class VoiceSettings {
   #cards;
+  #clips;
+  #wanted = null; // of a link that was opened, until the voices are known
   #style = byId("style");
   #instruct = byId("instruct");
   #speed = byId("speed");
@@ -27,13 +29,20 @@ export class VoiceSettings {
   #flushAfter = byId("flush-after");
   #changed;
   #problem;
-  #cloneForm = new CloneForm((voice) => this.#addVoice(voice));
+  #cloneForm = new CloneForm({
+    added: (voice) => this.#addVoice(voice),
+    listen: (voice) => this.#cards.listen(voice),
+  });
 
-  /** @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener */
-  constructor(listener) {
+  /**
+   * @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener
+   * @param {import("./clips.js").Clips} clips
+   */
+  constructor(listener, clips) {
     this.#changed = listener.changed;
     this.#problem = listener.problem;
-    this.#cards = new VoiceCards({ ...listener, changed: () => this.#showVoice() });
+    this.#clips = clips;
+    this.#cards = new VoiceCards({ ...listener, changed: () => this.#showVoice() }, clips);
     for (const field of [this.#style, this.#instruct, this.#speed, this.#seed, this.#flushAfter]) {
       field.addEventListener("input", () => this.#update());
     }
@@ -60,14 +69,22 @@ export class VoiceSettings {
     return this.#cards.chosen;
   }
 
-  /** Restore `values` of an earlier utterance, as far as the server still offers them. */
-  restore({ voice, speed, seed, instruct }) {
+  /** All voices that can be chosen. */
+  get voices() {
+    return this.#cards.voices;
+  }
+
+  /** Restore `values` of an earlier utterance or of a link, as far as the server offers them. */
+  restore(values) {
+    const { voice, speed = 1, seed = 0, instruct = "", flush_after_ms: flushAfterMs = "" } = values;
+    this.#wanted = this.voices.length ? null : values;
     const [name, style] = (voice ?? "").split("@");
     this.#cards.choose(name);
-    if (style) this.#style.value = style;
-    this.#instruct.value = instruct ?? "";
+    if (style && [...this.#style.options].some(({ value }) => value === style)) this.#style.value = style;
+    this.#instruct.value = instruct;
     this.#speed.value = speed;
     this.#seed.value = seed;
+    this.#flushAfter.value = flushAfterMs;
     this.#update();
   }
 
@@ -77,6 +94,7 @@ export class VoiceSettings {
     if (!voices) return; // the connection was lost meanwhile; the next one loads them
     this.#cards.show(voices);
     this.#cloneForm.show(canAdd);
+    if (this.#wanted) this.restore(this.#wanted);
   }
 
   stopPreview() {
@@ -84,7 +102,7 @@ export class VoiceSettings {
   }
 
   async #addVoice(voice) {
-    this.#cards.forget(voice.id);
+    this.#clips.forget(voice.id);
     await this.load();
     this.#cards.choose(voice.id);
   }
@@ -99,7 +117,7 @@ export class VoiceSettings {
     }
     try {
       await deleteVoice(id);
-      this.#cards.forget(id);
+      this.#clips.forget(id);
       await this.load();
     } catch (error) {
       this.#problem(error.message);
@@ -128,9 +146,9 @@ export class VoiceSettings {
     if (!voice) return;
     [this.#speed.min, this.#speed.max] = voice.speed_range;
     const names = languagesOf(voice).map(languageName);
-    const languages = names.length ? `Languages: ${names.join(", ")}` : "";
-    const details = [voice.description, languages, voice.license && `License: ${voice.license}`].filter(Boolean);
-    byId("voice-details").textContent = details.map((detail) => detail.replace(/\.?$/, ".")).join(" ");
+    const languages = names.length > 1 ? `Languages: ${names.join(", ")}.` : "";
+    const license = voice.license ? `License: ${voice.license.replace(/\.?$/, ".")}` : "";
+    byId("voice-details").textContent = [languages, license].filter(Boolean).join(" ");
     byId("delete-voice").hidden = !voice.stored;
     if (byId("delete-voice").dataset.voice !== voice.id) byId("delete-voice").textContent = "Delete this voice";
     byId("alignment").textContent = ALIGNMENT[voice.alignment];

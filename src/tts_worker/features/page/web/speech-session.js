@@ -23,7 +23,7 @@ export class SpeechSession {
   /**
    * @param {{changed(): void, began(utterance: Utterance): void,
    *   audio(utterance: Utterance, pcm: ArrayBuffer): void, firstHeard(utterance: Utterance): void, words(utterance: Utterance, words: object[]): void,
-   *   heard(utterance: Utterance): void, stopMeasured(stop: object): void,
+   *   heard(utterance: Utterance): void, stopMeasured(utterance: Utterance, stop: object): void,
    *   finished(utterance: Utterance, outcome: object): void, problem(text: string): void,
    *   connection(state: string, problem: object | null): void}} view
    * @param {(listener: object) => object} createPlayer a Player (player.js) or a TrackPlayer (webrtc/track-player.js)
@@ -67,12 +67,13 @@ export class SpeechSession {
     this.#player.open().catch(() => {}); // `say` reports it
   }
 
-  /** @returns {"idle" | "waiting" | "requested" | "speaking" | "paused" | "stopping"} */
+  /** @returns {"idle" | "waiting" | "requested" | "speaking" | "writing" | "paused" | "stopping"} */
   get state() {
     if (!this.#utterance) return this.#queue.length ? "waiting" : "idle";
     if (this.#utterance.stop) return "stopping";
     if (this.#utterance.paused) return "paused";
-    return this.#utterance.firstAudioMs === null ? "requested" : "speaking";
+    if (this.#utterance.firstAudioMs === null) return "requested";
+    return this.#utterance.awaitsText ? "writing" : "speaking";
   }
 
   get analyser() {
@@ -106,6 +107,7 @@ export class SpeechSession {
     } else if (this.#utterance?.open && !this.#utterance.stop) {
       this.#utterance.open = false;
       this.#connection.send(wire.end(this.#utterance.context));
+      this.#view.changed();
     }
   }
 
@@ -195,7 +197,7 @@ export class SpeechSession {
     }
     silent.then((atMs) => {
       utterance.stop.silentMs = Math.max(0, atMs - utterance.stop.atMs) + this.#player.outputLatencyMs;
-      this.#view.stopMeasured(utterance.stop);
+      this.#view.stopMeasured(utterance, utterance.stop);
     });
     this.#finishStop(utterance);
   }
@@ -245,6 +247,9 @@ export class SpeechSession {
     const utterance = this.#utterance;
     // Should the pause time out, the server's report knows what was heard.
     if (utterance.paused && !utterance.ending) this.#connection.send(wire.played(playedSamples, utterance.number));
+    const awaitedText = utterance.awaitsText;
+    utterance.render(playedSamples);
+    if (utterance.awaitsText !== awaitedText) this.#view.changed();
     // Rendered now; heard after the latency of the audio output.
     setTimeout(() => {
       if (utterance !== this.#utterance || utterance.stop) return;
@@ -255,7 +260,8 @@ export class SpeechSession {
 
   #onUnderrun() {
     // While text is still being written, a gap is due to the writer.
-    if (!this.#utterance.open) this.#utterance.gaps += 1;
+    if (this.#utterance.open) this.#utterance.runDry();
+    else this.#utterance.gaps += 1;
     this.#view.changed();
   }
 
@@ -347,7 +353,7 @@ export class SpeechSession {
     if (utterance.stop?.pending && (!message.applied || message.reason === utterance.stop.reason)) {
       utterance.stop.pending = false;
       utterance.stop.answeredMs = Date.now() - utterance.stop.atMs;
-      this.#view.stopMeasured(utterance.stop);
+      this.#view.stopMeasured(utterance, utterance.stop);
     }
     this.#end(message.applied ? message : { type: "done" }); // nothing to stop: all of it had been sent
     if (utterance === this.#utterance) this.#finishStop(utterance);

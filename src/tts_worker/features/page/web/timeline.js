@@ -1,6 +1,7 @@
 /**
  * Draws an utterance as it is heard: a waveform that scrolls past the playhead, with the chunks in which it arrived, its
- * words, and the audio that is still to be played. At the end it shows the whole utterance at rest.
+ * words, and the audio that is still to be played. At the end it shows the whole utterance at rest; before the first one,
+ * speech that is ready to be heard.
  *
  * Offers: Timeline, which needs a canvas with the custom properties --accent, --text, --text-muted and --danger.
  */
@@ -24,6 +25,7 @@ export class Timeline {
   #heardAtMs = 0;
   #frame = 0;
   #running = false;
+  #ready = false; // what is shown can be heard, and was not
   #reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
   /** @param {HTMLCanvasElement} canvas */
@@ -40,12 +42,22 @@ export class Timeline {
     return this.#model;
   }
 
+  /** Show speech that was not heard so far, or nothing. @param {Int16Array} samples */
+  showReady(samples = new Int16Array()) {
+    this.#model = new TimelineModel();
+    this.#model.addAudio(samples, 0);
+    this.#model.chunks = [];
+    this.#ready = true;
+    this.#draw();
+  }
+
   /** A new utterance. `analyser`: an AnalyserNode on the output, read where the audio does not pass through the page. */
   begin(analyser) {
     this.#model = new TimelineModel();
     this.#analyser = analyser;
     this.#heardAtMs = performance.now();
     this.#running = true;
+    this.#ready = false;
     cancelAnimationFrame(this.#frame);
     if (this.#reducedMotion.matches) this.#draw();
     else this.#animate();
@@ -89,7 +101,7 @@ export class Timeline {
     this.#pen.clearRect(0, 0, view.width, view.height);
     this.#pen.font = `${LABEL_PX}px ${style.fontFamily}`;
     this.#drawLead(view, head, color("--accent"));
-    this.#drawWave(view, head, color("--accent"), color("--text-muted"));
+    this.#drawWave(view, head, color("--accent"), color(this.#ready ? "--ready" : "--text-muted"));
     this.#drawChunks(view, color("--text-muted"));
     this.#drawWords(view, head, color("--text"), color("--text-muted"));
     const { cutSample } = this.#model;

@@ -17,7 +17,10 @@ export const TRANSPORTS = {
 /** The transport of the address that was opened. */
 export const openedTransport = () => (location.pathname === TRANSPORTS.webrtc.path ? "webrtc" : "websocket");
 
-/** Paths of the other pages that the server has; null if it cannot be reached, which the connection shows. */
+/**
+ * The other pages that the server has: by path the reason for which one does not work here, or null.
+ * Null if the server cannot be reached, which the connection shows.
+ */
 export async function otherPages() {
   try {
     const response = await fetch("/static/pages.json");

@@ -4,7 +4,7 @@
  * A body in JSON is a text to be edited, a form has a field for each property. What is left empty is not sent.
  */
 
-import { authorization, keyStore } from "./api.js";
+import { authorization, tokenStore } from "./access.js";
 import { element } from "./elements.js";
 
 const LONGEST = 100_000; // characters of an answer that are shown
@@ -95,7 +95,7 @@ function requestOf(form, method, path, type, parameters) {
     }
   }
   curl.push(quoted(url.href));
-  if (keyStore.key) curl.push("-H", '"Authorization: Bearer $KEY"');
+  if (tokenStore.token) curl.push("-H", '"Authorization: Bearer $KEY"');
   let body;
   if (type === "application/json") {
     body = valueOf("body");

@@ -5,6 +5,11 @@
  * converts. It knows neither the network nor the page.
  */
 
+/** The player fades out over the last samples it has. */
+const FADED_SAMPLES = 1200;
+/** Silence after the last word for which more text is awaited. */
+const SILENCE_SAMPLES = 12000;
+
 export class Utterance {
   number = null; // the server's, once it has started
   words = []; // {start, end, startSample, endSample}: UTF-16 units of `text`, samples of the utterance
@@ -14,12 +19,14 @@ export class Utterance {
   firstAudioMs = null;
   times = { askedMs: 0, sentMs: null, acceptedMs: null, firstFrameMs: null, heardMs: null }; // wall clock, see latencies.js
   gaps = 0;
+  renderedSamples = 0; // by the player; heard a little later
   paused = false;
   stop = null; // a stop by the user: {atMs, reason, pending, playedSamples, silentMs, answeredMs}
   ending = null; // the server's terminal event
   rejection = null;
   #chars = 0; // one position in `text`, in characters ...
   #units = 0; // ... and in UTF-16 units
+  #dryFrom = Infinity; // all audio up to here was rendered, and then there was none
 
   constructor(number, { text, base, settings, open, askedAtMs }) {
     this.context = `utterance-${number}`;
@@ -57,6 +64,24 @@ export class Utterance {
       this.#chars += 1;
     }
     return this.#units;
+  }
+
+  /** The player has rendered the first `samples` samples. */
+  render(samples) {
+    this.renderedSamples = samples;
+    if (samples > this.#dryFrom + FADED_SAMPLES) this.#dryFrom = Infinity; // there is audio again
+  }
+
+  /** The player has no audio left. */
+  runDry() {
+    this.#dryFrom = this.renderedSamples;
+  }
+
+  /** Whether all that was written is spoken, and more may be written. Tracks do not say when their audio ends. */
+  get awaitsText() {
+    if (!this.open) return false;
+    const lastEnd = this.words.at(-1)?.endSample ?? Infinity;
+    return this.#dryFrom !== Infinity || this.renderedSamples > lastEnd + SILENCE_SAMPLES;
   }
 
   /** The first `samples` samples were heard. */

@@ -1,8 +1,11 @@
 /**
- * The voices as cards: a radio button each, so that arrow keys choose, with its languages, abilities and a preview.
+ * The voices as cards: a radio button each, so that arrow keys choose, with its languages, abilities and a sample.
+ *
+ * The tab key stops at the chosen voice and at its sample only, however many voices there are.
  *
  * Text of the server is inserted as text, never as markup.
  */
+import { element } from "./elements.js";
 import { greetingFor, languageName, languagesOf } from "./languages.js";
 import { Preview } from "./preview.js";
 
@@ -11,13 +14,11 @@ const MAX_LISTED_LANGUAGES = 3;
 /** With more voices than this there is a field that filters them. */
 const MAX_UNFILTERED = 8;
 
-const byId = (id) => document.getElementById(id);
+/** Hues of neighbors are far from each other, however many there are. */
+const FIRST_HUE = 265;
+const GOLDEN_ANGLE = 137.5;
 
-function element(name, properties, ...children) {
-  const created = Object.assign(document.createElement(name), properties);
-  created.append(...children);
-  return created;
-}
+const byId = (id) => document.getElementById(id);
 
 function languagesText(voice) {
   const languages = languagesOf(voice);
@@ -27,8 +28,9 @@ function languagesText(voice) {
 
 function badgesOf(voice) {
   const styles = (voice.styles ?? []).length;
+  const isPackaged = !voice.stored || voice.stored.source === "pack";
   return [
-    voice.stored ? "added" : "",
+    isPackaged ? "" : "added",
     styles > 1 ? `${styles} styles` : "",
     (voice.capabilities ?? []).includes("instruct") ? "instructions" : "",
   ].filter(Boolean);
@@ -39,20 +41,36 @@ export class VoiceCards {
   #filter = byId("voice-filter");
   #voices = [];
   #changed;
+  #beforePreview;
   #preview;
 
-  /** @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener */
-  constructor(listener) {
-    this.#changed = listener.changed;
-    this.#preview = new Preview({ playing: (voice) => this.#showPlaying(voice), failed: listener.problem });
+  /**
+   * @param {{changed(): void, problem(text: string): void, beforePreview(): void}} listener
+   * @param {import("./clips.js").Clips} clips
+   */
+  constructor(listener, clips) {
+    this.#changed = () => {
+      this.#showTabStops();
+      listener.changed();
+    };
+    this.#beforePreview = listener.beforePreview;
+    this.#preview = new Preview({ playing: (voice) => this.#showPlaying(voice), failed: listener.problem }, clips);
     this.#list.addEventListener("change", () => this.#changed());
     this.#list.addEventListener("click", ({ target }) => {
       const button = target.closest(".preview");
-      if (!button) return;
-      listener.beforePreview();
-      this.#preview.toggle(button.value, greetingFor(this.#voices.find(({ id }) => id === button.value)));
+      if (button) this.listen(button.value);
     });
     this.#filter.addEventListener("input", () => this.#applyFilter());
+  }
+
+  /** Play the sample of a voice, or stop it. @param {string} voice its id */
+  listen(voice) {
+    this.#beforePreview();
+    this.#preview.toggle(voice, greetingFor(this.#voices.find(({ id }) => id === voice)));
+  }
+
+  get voices() {
+    return this.#voices;
   }
 
   /** The chosen voice as the server described it, or null without a list. */
@@ -75,7 +93,7 @@ export class VoiceCards {
     const kept = voices.some(({ id }) => id === chosen) ? chosen : voices.find((voice) => voice.default)?.id;
     const focused = this.#list.contains(document.activeElement) ? document.activeElement : null;
     this.#voices = voices;
-    this.#list.replaceChildren(...voices.map((voice) => this.#card(voice, voice.id === (kept ?? voices[0]?.id))));
+    this.#list.replaceChildren(...voices.map((voice, index) => this.#card(voice, index, voice.id === (kept ?? voices[0]?.id))));
     if (focused) [...this.#list.querySelectorAll(focused.tagName)].find(({ value }) => value === focused.value)?.focus();
     this.#filter.hidden = voices.length <= MAX_UNFILTERED;
     this.#applyFilter();
@@ -86,24 +104,29 @@ export class VoiceCards {
     this.#preview.stop();
   }
 
-  /** Forget what a voice sounded like. @param {string} voice its id */
-  forget(voice) {
-    this.#preview.forget(voice);
-  }
-
-  #card(voice, checked) {
+  #card(voice, index, checked) {
     const radio = element("input", { type: "radio", name: "voice", value: voice.id, checked });
+    const languages = languagesText(voice);
+    const isTold = voice.description?.includes(languages);
     const about = element(
       "span",
       { className: "voice-about" },
       element("span", { className: "voice-name" }, voice.name),
-      element("span", { className: "hint" }, languagesText(voice)),
+      ...(isTold ? [] : [element("span", { className: "hint" }, languages)]),
       ...badgesOf(voice).map((text) => element("span", { className: "badge" }, text)),
+      ...(voice.description ? [element("span", { className: "hint voice-says" }, voice.description)] : []),
     );
     const preview = element("button", { type: "button", className: "icon preview", value: voice.id });
     preview.ariaLabel = preview.title = `Listen to ${voice.name}`;
     preview.ariaPressed = "false";
-    return element("div", { className: "voice" }, element("label", {}, radio, about), preview);
+    const card = element("div", { className: "voice" }, preview, element("label", {}, radio, about));
+    card.style.setProperty("--hue", FIRST_HUE + index * GOLDEN_ANGLE);
+    return card;
+  }
+
+  #showTabStops() {
+    const chosen = this.chosen?.id;
+    for (const button of this.#list.querySelectorAll(".preview")) button.tabIndex = button.value === chosen ? 0 : -1;
   }
 
   #showPlaying(voice) {

@@ -1,7 +1,7 @@
 /**
- * WAV files: one written from samples, and the length of a streamed one corrected.
+ * WAV files: one written from samples, the length of a streamed one corrected, and its samples read.
  *
- * Offers: wavOf, withLength.
+ * Offers: wavOf, withLength, samplesOf.
  */
 
 const HEADER_BYTES = 44;
@@ -28,14 +28,28 @@ export function wavOf(samples, rateHz) {
   return new Blob([file.buffer], { type: "audio/wav" });
 }
 
+/** The offset of the samples, after all headers. @param {DataView} file @returns {number} 0 if there are none */
+function dataOffset(file) {
+  for (let at = 12; at + 8 <= Math.min(file.byteLength, 4096); at += 8 + file.getUint32(at + 4, true)) {
+    if (file.getUint32(at) === 0x64617461) return at + 8; // "data"
+  }
+  return 0;
+}
+
 /** A streamed WAV file does not know its length when it begins; a file on a disk should. @param {Blob} streamed */
 export async function withLength(streamed) {
   const file = new DataView(await streamed.arrayBuffer());
-  for (let at = 12; at + 8 <= Math.min(file.byteLength, 4096); at += 8 + file.getUint32(at + 4, true)) {
-    if (file.getUint32(at) !== 0x64617461) continue; // "data"
+  const offset = dataOffset(file);
+  if (offset) {
     file.setUint32(4, file.byteLength - 8, true);
-    file.setUint32(at + 4, file.byteLength - at - 8, true);
-    break;
+    file.setUint32(offset - 4, file.byteLength - offset, true);
   }
   return new Blob([file.buffer], { type: "audio/wav" });
+}
+
+/** The samples of a 16-bit mono file. @param {Blob} wav */
+export async function samplesOf(wav) {
+  const file = await wav.arrayBuffer();
+  const offset = dataOffset(new DataView(file)) || file.byteLength;
+  return new Int16Array(file.slice(offset, offset + 2 * Math.floor((file.byteLength - offset) / 2)));
 }

@@ -1,7 +1,7 @@
 /**
  * The WebSocket transport of a connection: JSON messages as text frames, PCM as binary frames. See connection.js.
  */
-import { subprotocols } from "./api.js";
+import { subprotocols } from "./access.js";
 
 /** @param {{message(message: object): void, audio(pcm: ArrayBuffer): void, closed(end: object): void}} handlers */
 export function openWebSocket(handlers) {

@@ -3,16 +3,21 @@
  *
  * The server decides (features/agent/conversation.py). Only silence does not wait for it: the user's voice rests the
  * playback at once, a click or typed text ends it. It does not know the elements of the page.
+ *
+ * It remembers the turns, of an answer what was heard, so that a new connection continues the conversation.
  */
 import { NOT_STARTED } from "../audio-output.js";
 import { Connection } from "../connection.js";
 import { Player } from "../player.js";
-import { toUnits, Utterance } from "../utterance.js";
+import { localReport, toUnits, Utterance, withoutSkipped } from "../utterance.js";
 import { isPlayable } from "../wire.js";
-import { openAgentSocket } from "./socket.js";
+import { agentTransport } from "./socket.js";
 
 /** The playback position is reported this often, and when playback rests. */
 const REPORT_SAMPLES = 2400;
+/** So much of a conversation is sent to a new connection: the last turns, in characters and in number. */
+const MAX_REMEMBERED_CHARS = 50_000;
+const MAX_REMEMBERED_TURNS = 150;
 
 export class AgentSession {
   #view;
@@ -25,10 +30,12 @@ export class AgentSession {
   #resting = false; // the player is paused
   #askedAtMs = 0;
   #history = []; // what the model was sent last
+  #turns = []; // {turn, role, text}: what was said, and heard
+  #voice = null; // that the user has chosen
   #voiceAtMs = null; // when the user's voice began, while its effect is measured
 
   /**
-   * @param {{connection(state: string, problem: object | null): void, ready(message: object): void,
+   * @param {{connection(state: string, problem: object | null): void, ready(message: object, continues: boolean): void,
    *   phase(phase: string): void, user(turn: number, text: string): void, asked(turn: number, messages: object[]): void,
    *   answer(turn: number, text: string): void, words(turn: number, words: object[]): void,
    *   heard(turn: number, words: number): void, settled(turn: number, outcome: object): void,
@@ -52,7 +59,7 @@ export class AgentSession {
           if (this.#playing) this.#player.push(pcm);
         },
       },
-      openAgentSocket,
+      agentTransport(() => this.#voice),
     );
   }
 
@@ -61,8 +68,27 @@ export class AgentSession {
   }
 
   close() {
-    this.#silence();
+    this.#lose();
     this.#connection.close();
+  }
+
+  /** Begin another conversation. */
+  restart() {
+    this.close();
+    this.#turns = [];
+    this.connect();
+  }
+
+  /** Continue with another voice: an answer in progress ends. @param {string} voice */
+  use(voice) {
+    this.close();
+    this.#voice = voice;
+    this.connect();
+  }
+
+  /** An AnalyserNode on the output, or null. */
+  get analyser() {
+    return this.#player.analyser;
   }
 
   get phase() {
@@ -168,12 +194,34 @@ export class AgentSession {
   // -- events of the server ------------------------------------------------------------------------------------------
 
   #onConnection(state, problem) {
-    if (problem) {
-      this.#silence();
-      this.#utterance = null;
-      this.#setPhase("listening");
-    }
+    if (problem) this.#lose();
     this.#view.connection(state, problem);
+  }
+
+  /** Nothing more is heard of the answer in progress, and no report of the server will come. */
+  #lose() {
+    const utterance = this.#utterance;
+    this.#utterance = null;
+    this.#silence();
+    if (utterance) {
+      const { spoken: heard, remaining: unheard } = localReport(utterance.text, utterance.words, utterance.playedSamples);
+      const skipped = utterance.skipped.filter(({ start }) => start < heard.length);
+      this.#settle(utterance.turn, { heard, unheard, skipped });
+    }
+    this.#setPhase("listening");
+  }
+
+  #settle(turn, outcome) {
+    const text = withoutSkipped(outcome.heard, outcome.skipped).trim();
+    if (text) this.#turns.push({ turn, role: "assistant", text });
+    this.#view.settled(turn, outcome);
+  }
+
+  /** The last turns, as a new connection takes them. */
+  #remembered() {
+    let chars = 0;
+    const last = this.#turns.slice(-MAX_REMEMBERED_TURNS).reverse();
+    return last.filter(({ text }) => (chars += text.length) <= MAX_REMEMBERED_CHARS).reverse();
   }
 
   #setPhase(phase) {
@@ -190,12 +238,14 @@ export class AgentSession {
         this.#utterance = null;
         this.#history = [];
         this.#setPhase("listening");
-        this.#view.ready(message);
+        if (this.#turns.length) this.#connection.send({ type: "resume", turns: this.#remembered() });
+        this.#view.ready(message, this.#turns.length > 0);
         break;
       case "phase":
         this.#setPhase(message.phase);
         break;
       case "user":
+        if (message.turn) this.#turns.push({ turn: message.turn, role: "user", text: message.text });
         this.#view.user(message.turn, message.text);
         break;
       case "asked":
@@ -229,7 +279,7 @@ export class AgentSession {
         break;
       case "settled":
         if (this.#utterance?.turn === message.turn) this.#utterance = null;
-        this.#view.settled(message.turn, { ...message, skipped: toUnits(message.heard, message.skipped) });
+        this.#settle(message.turn, { ...message, skipped: toUnits(message.heard, message.skipped) });
         break;
       case "problem":
         this.#view.problem(`${message.message.charAt(0).toUpperCase()}${message.message.slice(1)}.`);

@@ -5,8 +5,11 @@ import { ConnectionView } from "../connection-view.js";
 import { Microphone } from "../microphone.js";
 import { explainSkipped, withoutSkipped } from "../utterance.js";
 import { AgentSession } from "./agent-session.js";
+import { showPhone } from "./phone.js";
 import { BrowserRecognition, browserRecognizes, NoRecognition, ServerRecognition } from "./recognition.js";
+import { Stage } from "./stage.js";
 import { TurnsView } from "./turns-view.js";
+import { VoiceChoice } from "./voice-choice.js";
 
 const PHASE_TEXTS = {
   listening: "Your turn.",
@@ -27,14 +30,24 @@ const connection = new ConnectionView({ problem: showProblem, connect: () => ses
 
 let serverRecognizes = false;
 let browserFailed = false;
+let whyReconnected = ""; // what is said between the turns once the conversation continues
 let microphone = null;
 let recognition = null;
 
 const session = new AgentSession({
   connection: showConnection,
-  ready({ model, recognizer }) {
-    turns.clear(); // a connection is a conversation
-    showMessages([]);
+  ready({ model, recognizer, voice, address }, continues) {
+    if (continues) {
+      turns.note(`${whyReconnected || "Connected again."} The agent remembers what was said, and what you heard.`);
+    } else {
+      turns.clear();
+      showMessages([]);
+      byId("report").textContent = "";
+    }
+    whyReconnected = "";
+    voiceChoice.show(voice);
+    showPhone(address);
+    showEmpty();
     serverRecognizes = recognizer;
     byId("model").textContent = model === "script" ? "It answers from a script." : `It answers with ${model}.`;
     showRecognition();
@@ -62,6 +75,12 @@ const session = new AgentSession({
     byId("answered-after").textContent = `${Math.round(ms)} ms`;
   },
   problem: showProblem,
+});
+
+const stage = new Stage({ user: byId("you"), agent: byId("it") }, () => session.analyser);
+const voiceChoice = new VoiceChoice(byId("voice-field"), byId("voice"), (voice) => {
+  whyReconnected = "Another voice.";
+  session.use(voice);
 });
 
 function explain({ heard, unheard, skipped }) {
@@ -94,6 +113,7 @@ byId("microphone").addEventListener("change", async ({ target }) => {
   showProblem("");
   if (!target.checked) {
     closeMicrophone();
+    showPhase(session.phase);
     return;
   }
   session.prepareAudio();
@@ -102,6 +122,7 @@ byId("microphone").addEventListener("change", async ({ target }) => {
   } catch (error) {
     microphoneFailed(error.message);
   }
+  showPhase(session.phase);
 });
 
 async function openMicrophone() {
@@ -112,6 +133,7 @@ async function openMicrophone() {
     silence: () => recognition?.voice.silence(),
     ...(opening.takesAudio && { audio: (pcm) => session.audio(pcm) }),
     level(aboveDb) {
+      stage.hear(aboveDb);
       byId("microphone-level").value = aboveDb;
     },
     lost: microphoneFailed,
@@ -160,8 +182,7 @@ function microphoneFailed(problem) {
 }
 
 byId("restart").addEventListener("click", () => {
-  session.close();
-  session.connect();
+  session.restart();
   byId("say").focus();
 });
 
@@ -175,6 +196,7 @@ addEventListener("pageshow", (event) => {
 function showConnection(state, problem) {
   connection.show(state, problem);
   if (problem) {
+    if (!turns.isEmpty) whyReconnected = "The connection was lost, and is back.";
     closeMicrophone();
     byId("microphone").checked = false;
   }
@@ -185,7 +207,9 @@ function showConnection(state, problem) {
 function showPhase(phase) {
   const { connected } = connection;
   byId("conversation").dataset.phase = connected ? phase : "none";
-  const text = connected ? PHASE_TEXTS[phase] : "";
+  const text = connected ? PHASE_TEXTS[phase] : turns.isEmpty ? "" : "Not connected. The conversation is kept.";
+  const isUser = connected && (phase === "held" || byId("microphone").checked) && phase !== "speaking";
+  stage.show(connected && phase === "speaking" ? "agent" : isUser ? "user" : null);
   if (byId("status").textContent !== text) byId("status").textContent = text;
   byId("stop").setAttribute("aria-disabled", String(!connected || phase === "listening" || phase === "interrupted"));
   if (phase !== "listening" && phase !== "interrupted") byId("report").textContent = "";
@@ -205,6 +229,7 @@ function showRecognition() {
 /** The messages that the model was sent last: of its turns, only what was heard. */
 function showMessages(messages) {
   byId("messages-empty").hidden = messages.length > 0;
+  byId("messages").hidden = !messages.length;
   byId("messages").replaceChildren(
     ...messages.map(({ role, content }) => {
       const item = document.createElement("li");

@@ -24,6 +24,16 @@ export class TurnsView {
     this.#turns.clear();
   }
 
+  /** Say between two turns that something has happened. */
+  note(text) {
+    this.#remove(0);
+    const item = document.createElement("li");
+    item.className = "note";
+    item.append(text);
+    this.#list.append(item);
+    this.#show(item);
+  }
+
   /** The user said this. Turn 0 has words that are not final; without text it is removed. */
   user(turn, text) {
     this.#remove(0);

@@ -3,7 +3,8 @@
  *
  * It owns the peer connection from the offer to its end. It does not know the page or what the messages mean.
  */
-import { authorization, problemOf, UNREACHABLE } from "../api.js";
+import { authorization } from "../access.js";
+import { problemOf, UNREACHABLE } from "../api.js";
 
 const NO_ROUTE = {
   kind: "refused",
