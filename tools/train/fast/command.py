@@ -40,6 +40,7 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command("export", f"write RUN/{MODEL}")
     scoring = command("evaluate", f"score RUN/{MODEL}: RUN/{SCORES} and RUN/{TABLE} (extra quality)")
     scoring.add_argument("--sentences", type=int, help="only the first ones")
+    scoring.add_argument("--compare", action="store_true", help="score heart and the network before int8, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,24 +63,26 @@ def run(args: argparse.Namespace) -> int:
         elif command == "export":
             training.export(args.run / MODEL)
         else:
-            _evaluate(training, getattr(args, "sentences", None))
+            _evaluate(training, getattr(args, "sentences", None), compare=getattr(args, "compare", False))
     return 0
 
 
-def _evaluate(training: FastTraining, count: int | None) -> None:
-    """Score the exported voice, the network before the export, ``heart`` and the teacher."""
+def _evaluate(training: FastTraining, count: int | None = None, *, compare: bool = False) -> None:
+    """Score the exported voice and its teacher, and to compare the network before the export and ``heart``."""
     run, name = training.run, training.config.name
     sentences = held_out()[:count]
-    model = HibariModel(voices=[VoiceModel(name, run / MODEL, evaluate.file_hash(run / MODEL))])
-    network = load_network(run / MODEL)
-    training.load_weights(network)
-    phonemizer = model.phonemizer
+    hash = evaluate.file_hash(run / MODEL)
+    model = HibariModel(voices=[VoiceModel(name, run / MODEL, hash, training.config.language)])
+    phonemizer = model.phonemizer_of(name)
     spoken = {
         evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, training.data.held_out(), sentences),
         name: evaluate.speak(phonemizer, evaluate.predict_with(model, name), sentences),
-        name + _UNROUNDED: evaluate.speak(phonemizer, evaluate.predict_with(network, name), sentences),
-        VOICE: evaluate.speak(phonemizer, evaluate.predict_with(model, VOICE), sentences),
     }
+    if compare:
+        network = load_network(run / MODEL)
+        training.load_weights(network)
+        spoken[name + _UNROUNDED] = evaluate.speak(phonemizer, evaluate.predict_with(network, name), sentences)
+        spoken[VOICE] = evaluate.speak(model.phonemizer, evaluate.predict_with(model, VOICE), sentences)
     figures = evaluate.evaluate(spoken)
     scores = {
         "voice": name,
