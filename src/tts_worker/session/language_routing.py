@@ -96,5 +96,5 @@ class LanguageRouter:
         return None
 
     def _languages(self) -> list[str]:
-        """Primary tags of the languages of all voices. A voice of any language does not tell which ones are expected."""
+        """Primary tags of the languages of all voices; one of any language does not tell which are expected."""
         return [primary_tag(tag) for voice in self._voices for tag in voice.languages if tag != "mul"]
