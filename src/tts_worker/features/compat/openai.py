@@ -70,8 +70,8 @@ OPENAI_VOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Voice names that OpenAI's clients send, some of them no others: voices of the CPU engine that stand in for them.
 
-The default voice speaks where none of these is installed, or another engine speaks. A voice or alias of such a name goes
-first.
+The default voice speaks where none of these is installed, or another engine speaks. A voice or alias of such a name
+goes first.
 """
 
 SPEECH_PATH = "/v1/audio/speech"
