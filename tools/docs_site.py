@@ -1,6 +1,6 @@
 """Hook of MkDocs: takes pages from the root of the repository, and turns links to files outside the site into text.
 
-README.md becomes the start page. A link from ``docs/`` to a file of the repository (``../configs/worker.yaml``) has no
+README.md becomes the start page. A recording gets a player. A link from ``docs/`` to a file of the repository (``../configs/worker.yaml``) has no
 target on the site: its text remains, with the path.
 """
 
@@ -58,11 +58,13 @@ def from_root(markdown: str) -> str:
 
 
 def within_site(markdown: str) -> str:
-    """Replace the links that leave ``docs/`` by their text and the path."""
+    """Add players to links to recordings, and replace the links that leave ``docs/`` by their text and the path."""
     pages = {source: name for name, source in PAGES.items()}
 
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
+        if target.endswith(".mp3"):
+            return f'<audio controls preload="none" src="{target}"></audio> {match[0]}'
         if not target.startswith("../"):
             return match[0]
         path = target.removeprefix("../")
