@@ -134,6 +134,18 @@ def test_american_phonemes_are_said_in_a_british_accent(american: str, british: 
     assert british_phonemes(american) == british
 
 
+def test_each_accent_is_loaded_once(hibari_model: HibariModel) -> None:
+    assert hibari_model.phonemizer_in("en") is hibari_model.phonemizer_in("en-AU") is hibari_model.phonemizer
+    assert hibari_model.phonemizer_in("en_gb") is hibari_model.phonemizer_in(BRITISH) is not hibari_model.phonemizer
+
+
+def test_accents_share_what_is_the_same_in_both(hibari_model: HibariModel) -> None:
+    american, british = (hibari_model.phonemizer_in(language).g2p for language in (AMERICAN, BRITISH))
+    assert british.tagger is american.tagger
+    assert british.tokenizer is american.tokenizer
+    assert british.lexicon is not american.lexicon
+
+
 @given(st.text("ˈˌ æɑʌɔəɛɜɪiʊuAIOQWYaɒᵻᵊːɹɾtdnszʃ"))
 def test_british_phonemes_stay_as_they_are(phonemes: str) -> None:
     british = british_phonemes(phonemes)

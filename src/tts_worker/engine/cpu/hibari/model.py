@@ -115,11 +115,17 @@ class HibariModel:
         return self.phonemizer_in(self._languages[voice])
 
     def phonemizer_in(self, language: str) -> Phonemizer:
-        """Return the phonemizer of an accent. Its first use takes half a second to load the dictionaries."""
-        if language not in self._phonemizers:
+        """Return the phonemizer of an accent, the American one for all that are not British.
+
+        Its first use takes half a second to load the dictionaries.
+        """
+        is_british = language.lower().replace("_", "-") == BRITISH.lower()
+        accent = BRITISH if is_british else AMERICAN
+        if accent not in self._phonemizers:
             vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
-            self._phonemizers[language] = Phonemizer(EnglishG2P.load(british=language == BRITISH), vocabulary)
-        return self._phonemizers[language]
+            english = self.phonemizer.english.load_british() if is_british else EnglishG2P.load()
+            self._phonemizers[accent] = Phonemizer(english, vocabulary)
+        return self._phonemizers[accent]
 
     def predict(self, ids: Sequence[int], speed: float, voice: str = VOICE) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.

@@ -169,12 +169,20 @@ class EnglishG2P:
     make_token: Callable[..., Any]
 
     @classmethod
-    def load(cls, *, british: bool = False) -> EnglishG2P:
-        """Load the dictionaries and rules of American or British English; takes half a second."""
+    def load(cls) -> EnglishG2P:
+        """Load it for American English; takes half a second."""
         from hibari.g2p import G2P
         from hibari.g2p.token import Tok
 
-        return cls(G2P(british=british), Tok)
+        return cls(G2P(), Tok)
+
+    def load_british(self) -> EnglishG2P:
+        """Load British English, 20 MB: tokenizer and tagger, which take 50, are those of American English."""
+        from hibari.g2p import G2P
+
+        british = G2P(british=True)
+        british.tokenizer, british.tagger = self.g2p.tokenizer, self.g2p.tagger
+        return EnglishG2P(british, self.make_token)
 
 
 class Phonemizer:
@@ -186,6 +194,7 @@ class Phonemizer:
     """
 
     def __init__(self, english: EnglishG2P, vocabulary: Mapping[str, int]) -> None:
+        self.english = english
         self.g2p = english.g2p
         self.make_token = english.make_token
         self.vocabulary = vocabulary
