@@ -359,7 +359,7 @@ def test_a_port_in_use_may_become_free(grpc: bool, capsys: pytest.CaptureFixture
 def test_voices_lists_the_voices_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     config = Path(__file__).parents[2] / "configs" / "worker.yaml"
     assert main(["voices", "--config", str(config)]) == 0
-    assert "heart (default)" in capsys.readouterr().out
+    assert "heart, af_heart (default)" in capsys.readouterr().out
     assert main(["voices", "--url", "http://127.0.0.1:9"]) == 1
     assert "the worker cannot be reached" in capsys.readouterr().err
 

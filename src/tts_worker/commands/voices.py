@@ -71,8 +71,9 @@ async def _show(voices: list[dict[str, Any]], args: argparse.Namespace, player: 
         print(json.dumps({"voices": voices}, ensure_ascii=False))
     for voice in voices:
         if not args.json:
-            name = f"{voice['id']}{' (default)' if voice['default'] else ''}"
-            print(f"{name:24} {voice['engine']:10} {','.join(voice['languages']):8} {voice['description']}", flush=True)
+            names = ", ".join((voice["id"], *voice.get("aliases", ())))
+            name = f"{names}{' (default)' if voice['default'] else ''}"
+            print(f"{name:28} {voice['engine']:10} {','.join(voice['languages']):8} {voice['description']}", flush=True)
         if player is not None:
             sink = await PlayerSink.open(player)
             async for pcm in speak(_introduction(voice), voice["id"]):

@@ -146,7 +146,8 @@ async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
     pack = install_cpu_voice(site, "hannah_p")
     shutil.copy(default_model_path(), pack / CPU_MODEL)
     (pack / "metadata.yaml").write_text(
-        f"aliases: [hannah]\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n", "utf-8"
+        f"aliases: [hannah]\ngender: female\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n",
+        "utf-8",
     )
     worker = Worker(Settings())
     await worker.start()
@@ -156,6 +157,8 @@ async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
         assert voices.default == "heart"
         assert voices.get("hannah") == voices.get("hannah_p")
         assert voices.get("hannah").loudness_lufs == -25.9
+        about = voices.get("hannah").for_clients("heart")
+        assert (about.gender, about.aliases, about.is_default) == ("female", ("hannah",), False)
         assert voices.is_taken("hannah")
     finally:
         await worker.stop()
