@@ -1,7 +1,7 @@
 """Hook of MkDocs: takes pages from the root of the repository, and turns links to files outside the site into text.
 
-README.md becomes the start page. A recording gets a player. A link from ``docs/`` to a file of the repository (``../configs/worker.yaml``) has no
-target on the site: its text remains, with the path.
+README.md becomes the start page. A recording gets a player. A link from ``docs/`` to a file of the repository
+(``../configs/worker.yaml``) has no target on the site: its text remains, with the path.
 """
 
 from __future__ import annotations
