@@ -5,7 +5,7 @@
 # Tags change. For a reproducible build, pin a digest: --build-arg BASE=python:3.12-slim@sha256:...
 ARG BASE=python:3.12-slim
 FROM ${BASE}
-ARG EXTRAS=cosyvoice,grpc,redis,ray
+ARG EXTRAS=gpu,grpc,redis,ray,normalize,webrtc
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # What the container toolkit provides: the devices and the compute libraries.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -70,7 +70,7 @@ SLOW = (
     "integration/test_golden_chunks.py",
     "integration/test_full_disk.py",
     "integration/test_grpc_limits.py",
-    "integration/test_grpc_models.py",
+    "features/grpc/test_models.py",
     "features/fleet/test_up.py",
     "integration/test_leaks_and_races.py",
     "integration/test_logs.py",
@@ -119,6 +119,15 @@ SLOW = (
     "unit/test_fast_subset.py",
     "unit/train/",
     "unit/voices/test_files.py",
+    "features/bench/test_capacity.py",
+    "integration/test_stored_data.py",
+    "property/test_worldwide.py",
+    "unit/audio/test_loudness.py",
+    "unit/client/test_remote.py",
+    "unit/commands/test_installation.py::test_help_of_no_command_needs_torch",
+    "unit/engine/test_arrival_order.py",
+    "unit/engine/test_engine_exit.py",
+    "unit/engine/test_hibari.py",
 )
 """Tests that are marked ``slow``, by folder, file or name: they take seconds, start processes or import PyTorch."""
 

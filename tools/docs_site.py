@@ -1,12 +1,15 @@
-"""Hook of MkDocs: takes pages from the root of the repository, and turns links to files outside the site into text.
+"""Hook of MkDocs: version, repository, icon, pages from the root, and links to files outside of the site.
 
 README.md becomes the start page. A recording gets a player. A link from ``docs/`` to a file of the repository
-(``../configs/worker.yaml``) has no target on the site: its text remains, with the path.
+(``../configs/worker.yaml``) has no target on the site: its text remains, with the path. CI names the repository in the
+environment; a site that is built elsewhere links to none.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,38 @@ PAGES = {
 }
 """Page of the site -> file of the repository."""
 
+ICON = "src/tts_worker/features/page/web/icon.svg"
+
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(?ms)^ *```.*?^ *```$")
 
 
+def on_config(config: Any) -> Any:
+    """Name the version, and the repository that CI builds."""
+    version = version_of((ROOT / "src/tts_worker/version.py").read_text("utf-8"))
+    config.site_name = f"tts-worker {version}"
+    config.copyright = f"Version {version} · Apache-2.0"
+    config.repo_url = repository(os.environ)
+    config.repo_name = "Repository"
+    config.edit_uri = ""
+    return config
+
+
+def version_of(source: str) -> str:
+    """Return the version in the text of ``version.py``, which the environment of the site cannot import."""
+    found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def repository(environment: Mapping[str, str]) -> str | None:
+    """Return the address of the repository in CI, None elsewhere."""
+    server, name = (environment.get(f"GITHUB_{key}") for key in ("SERVER_URL", "REPOSITORY"))
+    return f"{server}/{name}" if server and name else None
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are not in ``docs/``."""
+    """Add the pages that are not in ``docs/``, and the icon of the worker's pages."""
     # MkDocs is installed only where scripts/docs runs.
     from mkdocs.structure.files import File, InclusionLevel  # type: ignore[import-not-found]
 
@@ -34,6 +63,7 @@ def on_files(files: Any, config: Any) -> Any:
         page = File.generated(config, name, content=from_root((ROOT / source).read_text("utf-8")))
         page.inclusion = InclusionLevel.INCLUDED if name in listed else InclusionLevel.NOT_IN_NAV
         files.append(page)
+    files.append(File.generated(config, "icon.svg", content=(ROOT / ICON).read_text("utf-8")))
     return files
 
 

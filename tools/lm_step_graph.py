@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import GraphSpec, Shape, Sizes, random_values, write_graph
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import largest_difference
-from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import SessionOptions, open_graph
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.qwen2 import Layer as DecoderLayer
 from tts_worker.engine.cosyvoice.networks.qwen2 import SpeechLM
+from tts_worker.features.acceleration.onnx_graphs import GraphSpec, Shape, Sizes, random_values, write_graph
+from tts_worker.features.acceleration.onnx_networks import largest_difference
+from tts_worker.features.acceleration.onnx_runtime import SessionOptions, open_graph
 
 FILE = "llm.step.onnx"
 

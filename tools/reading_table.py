@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 CASES = Path(__file__).parents[1] / "tests" / "data" / "reading" / "english_classes.tsv"
-EXAMPLES = 6
+EXAMPLES = 2
 """The largest number of cases of a class in the table."""
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from tts_worker.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
     from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions
@@ -77,11 +79,11 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManager[TTSWorker]:
+def create_worker(settings: Settings | Path | str | None = None) -> AbstractAsyncContextManager[TTSWorker]:
     """Run a worker in this process with its engines loaded and warm; it stops when the context exits.
 
     Args:
-        settings: The settings; None uses the embedded CPU voice.
+        settings: The settings, or their YAML file; None uses the embedded CPU voice.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -89,7 +91,9 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
         MissingServer: Only the client is installed.
     """
     try:
-        from tts_worker.settings import load_settings
+        from pathlib import Path
+
+        from tts_worker.settings import Settings, load_settings
         from tts_worker.worker import running_adapter
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tts_worker."):
@@ -98,7 +102,9 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
             raise MissingServer("a worker in this process") from None
         raise
 
-    return running_adapter(settings if settings is not None else load_settings())
+    if not isinstance(settings, Settings):
+        settings = load_settings(None if settings is None else Path(settings))
+    return running_adapter(settings)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> Client:

@@ -7,7 +7,7 @@ STOP ends the current speech but not the adapter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -16,6 +16,7 @@ import anyio
 from tts_worker.errors import ErrorInfo, InvalidRequest, TTSWorkerError
 from tts_worker.session.host import WorkerHost
 from tts_worker.session.session import LocalSession
+from tts_worker.settings.sections import GrpcModelSettings
 from tts_worker.types import Ended, Outcome, PcmFrame, Receipt, SessionOptions, State, UtteranceKey, Word, Words
 
 
@@ -182,11 +183,23 @@ async def _write(
 
 
 class TTSWorker:
-    """The TTS worker protocol; created by ``tts_worker.create_worker``. Call all methods from one event loop."""
+    """The TTS worker protocol; created by ``tts_worker.create_worker``. Call all methods from one event loop.
 
-    def __init__(self, models: WorkerHost, options: SessionOptions | None = None) -> None:
+    Args:
+        models: The worker.
+        options: Options of the speech that has none of its own.
+        aliases: Further model ids, as of ``grpc.models``.
+    """
+
+    def __init__(
+        self,
+        models: WorkerHost,
+        options: SessionOptions | None = None,
+        aliases: Mapping[str, GrpcModelSettings] | None = None,
+    ) -> None:
         self._models = models
         self._options = options or SessionOptions(realtime=False)
+        self._aliases = aliases or {}
         self._live: list[LocalSession] = []
         self._model: str | None = None
 
@@ -205,20 +218,20 @@ class TTSWorker:
         return self._live
 
     async def load_model(self, model_id: str) -> None:
-        """Load and warm up a configured engine; its first voice becomes the default of this object.
+        """Load and warm up a configured engine; its first voice, or that of the alias, becomes the default here.
 
         Loading a loaded engine does nothing.
 
         Raises:
-            UnknownModel: There is no such engine.
+            UnknownModel: There is no such engine or alias.
             TTSWorkerError: The engine failed to start.
         """
-        await self._models.load(model_id)
+        await self._models.load(self._engine_of(model_id))
         self._model = model_id
 
     async def unload_model(self, model_id: str) -> None:
         """Unload an engine; unloading twice does nothing. Raises IllegalCommand while it has sessions."""
-        await self._models.unload(model_id)
+        await self._models.unload(self._engine_of(model_id))
         if self._model == model_id:
             self._model = None
 
@@ -251,8 +264,14 @@ class TTSWorker:
         self._sessions().append(session)
         return SpeechStream(session, text_chunks)
 
+    def _engine_of(self, model: str) -> str:
+        return self._aliases[model].engine if model in self._aliases else model
+
     def _voice_of(self, model: str) -> str | None:
-        return next((voice.name for voice in self._models.hub.voices if voice.engine == model), None)
+        if model in self._aliases and (voice := self._aliases[model].voice) is not None:
+            return voice
+        engine = self._engine_of(model)
+        return next((voice.name for voice in self._models.hub.voices if voice.engine == engine), None)
 
     async def control(self, command: str, played_samples: int | None = None) -> bool:
         """Pause, resume or stop all streams of this object; return whether that changed anything.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tts_worker.finding import Finding
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
-    from tts_worker.server.grpc.server import ExtraPort, GrpcExtension
+    from tts_worker.server.grpc.server import ExtraPort, GrpcServices
     from tts_worker.server.keys import KeyRing
     from tts_worker.session.conversion import Converter
     from tts_worker.session.hub import SessionHub
@@ -103,7 +103,7 @@ class Feature:
         docs: Its page of the documentation, relative to ``docs``.
         http: Adds routes to the HTTP server.
         web: Folder of files for web pages.
-        grpc: Adds a service to the gRPC server.
+        grpc: Returns what adds services to the gRPC server.
         grpc_port: Returns a further gRPC port; None if it is disabled.
         part: Returns what it adds to a worker; None if it is disabled. Raises ConfigError.
         file_checks: Returns the checks of the files that its settings name.
@@ -122,7 +122,7 @@ class Feature:
     docs: str = ""
     http: Extension | None = None
     web: Path | None = None
-    grpc: GrpcExtension | None = None
+    grpc: GrpcServices | None = None
     grpc_port: Callable[[SessionHub, Settings], ExtraPort | None] | None = None
     part: Callable[[SessionHub, Settings, KeyRing], WorkerPart | None] | None = None
     file_checks: Callable[[Settings], Iterable[FileCheck]] | None = None

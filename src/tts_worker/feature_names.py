@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "grpc": (),
     "compat": (),
     "conversion": (),
     "webrtc": ("webrtc",),

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING
 from tts_worker.errors import MissingExtra
 from tts_worker.feature import Registration, features
 from tts_worker.server.connections import limit_by_descriptors
-from tts_worker.server.limits import ApiLimits
 from tts_worker.server.tls import expiry_s
+from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings
 
 try:
     from tts_worker.server.grpc import server
-    from tts_worker.server.grpc.frames import StreamFormat
     from tts_worker.server.grpc.models import ModelCatalog, ServedModel
-    from tts_worker.server.grpc.service import ServiceConfig
 except ModuleNotFoundError:
     raise MissingExtra("the gRPC server", "grpc") from None
 
@@ -71,12 +69,12 @@ async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
         MissingExtra: An extra is not installed.
     """
     settings = worker.settings
-    models = _models(worker)
+    models = model_catalog(worker)
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(
             server.running_server(
                 worker.hub,
-                server.worker_services(worker.hub, models, _service_config(settings), grpc_extensions()),
+                services(worker.hub, settings, models),
                 _port_config(worker, settings.grpc.port),
             )
         )
@@ -85,7 +83,7 @@ async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
             extra = None if feature.grpc_port is None else feature.grpc_port(worker.hub, settings)
             if extra is not None:
                 port = replace(_port_config(worker, extra.port), transport=extra.transport)
-                opened = server.running_server(worker.hub, extra.register, port)
+                opened = server.running_server(worker.hub, [extra.register], port)
                 others[extra.transport] = await stack.enter_async_context(opened)
         found = [
             feature.registration(worker.hub, settings, models, running.address)
@@ -99,29 +97,18 @@ async def running_grpc(worker: Worker) -> AsyncIterator[GrpcServers]:
         yield GrpcServers(running.address, addresses, (running, *others.values()), registrations)
 
 
-def grpc_extensions() -> list[server.GrpcExtension]:
-    """Return what adds the services of the features."""
-    return [feature.grpc for feature in features().values() if feature.grpc is not None]
+def services(hub: SessionHub, settings: Settings, models: ModelCatalog) -> list[server.Register]:
+    """Return what adds the services of the features to the port of the worker."""
+    return [feature.grpc(hub, settings, models) for feature in features().values() if feature.grpc is not None]
 
 
-def _models(worker: Worker) -> ModelCatalog:
+def model_catalog(worker: Worker) -> ModelCatalog:
     engines = worker.settings.engines
     named = {
         name: ServedModel(model.engine, model.family or engines[model.engine].kind, model.voice, model.languages)
         for name, model in worker.settings.grpc.models.items()
     }
     return ModelCatalog(worker, {name: engine.kind for name, engine in engines.items()}, named)
-
-
-def _service_config(settings: Settings) -> ServiceConfig:
-    grpc = settings.grpc
-    session = settings.session
-    return ServiceConfig(
-        stream_format=StreamFormat(grpc.sample_rate_hz),
-        pause_timeout_s=session.pause_timeout_s if grpc.pause_timeout_s is None else grpc.pause_timeout_s,
-        session_idle_s=grpc.session_idle_s,
-        limits=ApiLimits.of(settings),
-    )
 
 
 def _port_config(worker: Worker, port: int) -> server.PortConfig:

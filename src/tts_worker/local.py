@@ -8,7 +8,7 @@ of remote workers load no engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
 from tts_worker.protocol.messages import ConfigureMessage, check_params
+from tts_worker.protocol.session import OutputReader
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.rendering import converted
 from tts_worker.session.conversion import LiveSource, RecordedSource
@@ -153,7 +154,7 @@ class LocalVoices:
         return voice.for_clients(self._hub.voices.default)
 
 
-class DeadlineSession:
+class DeadlineSession(OutputReader):
     """A local session with the audio deadline of a remote one."""
 
     def __init__(
@@ -235,14 +236,8 @@ class DeadlineSession:
             pass
         return None if item is None else self._observe(item)
 
-    async def next(self) -> Output | None:
-        while (item := await self._session.next()) is not None and item is self._deadline_stop:
-            pass
-        return None if item is None else self._observe(item)
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while (item := await self.next()) is not None:
-            yield item
+    async def wait(self) -> None:
+        await self._session.wait()
 
     def _observe(self, item: Output) -> Output:
         if isinstance(item, PcmFrame):

@@ -137,7 +137,7 @@ async def serve(
 
     Args:
         settings: The settings.
-        on_listening: Called with every address, before the engines are warm.
+        on_listening: Called with every address, that of HTTP first, before the engines are warm.
         on_ready: Called when the worker accepts sessions.
         ends_process: The process has no other purpose: a signal ends it even if the drain hangs.
         extension: Adds routes to the HTTP application.
@@ -167,7 +167,9 @@ async def serve(
         try:
             for each in servers:
                 each.begin_drain()
-            await worker.hub.drain(timeout_s)
+            began_s = loop.time()
+            cut_off = await worker.hub.drain(timeout_s)
+            log.info("drained", extra=fields(seconds=round(loop.time() - began_s, 1), cut_off=cut_off))
         finally:  # also after an error, such as running out of memory
             server.should_exit = True
 
@@ -180,7 +182,8 @@ async def serve(
         if settings.grpc.enabled:
             servers.append(await stack.enter_async_context(_running_grpc(worker)))
             scheme = "grpc" if settings.grpc.tls_certificate is None else "grpcs"
-            on_listening(f"{scheme}://{servers[0].address}")
+            for address in (servers[0].address, *servers[0].other_addresses.values()):
+                on_listening(f"{scheme}://{address}")
         stack.enter_context(_reloading(worker, tls, on_reload))
         await worker.start()
         for each in servers:

@@ -123,7 +123,7 @@ class Worker:
         self.hub.models = self.models
         self.parts = self._build_parts()
         """What features have added."""
-        self.retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
+        self._retiring: set[asyncio.Task[None]] = set()  # engines that were replaced and still have sessions
         self._housekeeping: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -222,8 +222,8 @@ class Worker:
             raise
         old = self.engines[name]
         retiring = asyncio.get_running_loop().create_task(self._retire(old, sessions), name=f"retire-{name}")
-        self.retiring.add(retiring)
-        retiring.add_done_callback(self.retiring.discard)
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
         await self._use_engine(name, engine, version)
 
     async def _vacate_engine(self, name: str) -> None:
@@ -289,7 +289,7 @@ class Worker:
         await self.hub.drain(timeout_s=0.0)
         await self.hub.library.close()
         await self.models.close()
-        if retiring := [*self.retiring]:  # their sessions are closed
+        if retiring := [*self._retiring]:  # their sessions are closed
             await asyncio.wait(retiring)
         for engine in self.engines.values():
             await engine.stop()
@@ -323,7 +323,7 @@ async def running_worker(settings: Settings) -> AsyncIterator[Worker]:
 async def running_adapter(settings: Settings) -> AsyncIterator[TTSWorker]:
     """Do the same as ``running_worker`` and yield its ``TTSWorker``."""
     async with running_worker(settings) as worker:
-        yield TTSWorker(worker)
+        yield TTSWorker(worker, aliases=settings.grpc.models)
 
 
 def _hub_config(settings: Settings) -> HubConfig:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 from livekit.plugins.tts_worker import TTS
 from tts_worker.client import Client, OpenedSession, SessionOptions
 from tts_worker.errors import ErrorCode, ErrorInfo, IllegalCommand, SessionClosed
+from tts_worker.protocol.session import OutputReader
 from tts_worker.text.decoding import TextDecoder
 from tts_worker.types import (
     Acknowledged,
@@ -52,7 +52,7 @@ class _Utterance:
     task: asyncio.Task[None] | None = None
 
 
-class LiveKitSession:
+class LiveKitSession(OutputReader):
     """One conversation on one plugin object."""
 
     sample_rate_hz = 24_000
@@ -236,17 +236,9 @@ class LiveKitSession:
             self._paused = self._paused and bool(self._live)
         return item
 
-    async def next(self) -> Output | None:
-        while True:
-            item = self.poll()
-            if item is not None or self._closed:
-                return item
-            self._wakeup.clear()
-            await self._wakeup.wait()
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while (item := await self.next()) is not None:
-            yield item
+    async def wait(self) -> None:
+        self._wakeup.clear()
+        await self._wakeup.wait()
 
 
 def _stopped(utterance: _Utterance, receipt: Receipt | None) -> Ended:

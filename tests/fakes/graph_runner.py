@@ -6,8 +6,8 @@ from time import perf_counter
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CapturingRunner
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compute, Tensors
+from tts_worker.features.acceleration.graphs import CapturedGraph, CapturingRunner
 
 
 class FakeGraphRunner(CapturingRunner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from tts_worker.types import Boundary, Segment, Span
 
@@ -19,8 +20,9 @@ class WordText:
         self.source += delta if isinstance(delta, str) else delta.decode()
         return self._cut(r"\w+\s+")
 
-    def skip(self, delta: str | bytes) -> None:
-        self.source += delta if isinstance(delta, str) else delta.decode()
+    def abandon(self, rest: Iterable[str | bytes]) -> None:
+        for delta in rest:
+            self.source += delta if isinstance(delta, str) else delta.decode()
 
     def flush(self) -> list[Segment]:
         return self._cut(r"\w+\s*")

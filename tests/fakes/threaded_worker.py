@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from tests.fakes.enroller import serving_worker
 from tts_worker.features.compat.cosyvoice_grpc import cosyvoice_service
-from tts_worker.grpc_serving import grpc_extensions
+from tts_worker.grpc_serving import services
 from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.server import PortConfig, running_server, worker_services
-from tts_worker.server.grpc.service import ServiceConfig
+from tts_worker.server.grpc.server import PortConfig, running_server
 from tts_worker.server.limits import ApiLimits
 from tts_worker.settings import Settings
 from tts_worker.worker import Worker
@@ -41,13 +40,13 @@ def worker_in_thread(settings: Settings) -> Iterator[ThreadedWorker]:
         try:
             worker = Worker(settings)
             catalog = ModelCatalog(worker, {name: each.kind for name, each in settings.engines.items()}, {})
-            services = worker_services(worker.hub, catalog, ServiceConfig(), grpc_extensions())
+            registers = services(worker.hub, settings, catalog)
             cosyvoice = cosyvoice_service(worker.hub, ApiLimits.of(settings))
             port = PortConfig(port=0, keys=worker.keys)
             async with (
                 serving_worker(worker) as where,
-                running_server(worker.hub, services, port) as grpc_server,
-                running_server(worker.hub, cosyvoice, replace(port, transport="cosyvoice-grpc")) as cosyvoice_server,
+                running_server(worker.hub, registers, port) as grpc_server,
+                running_server(worker.hub, [cosyvoice], replace(port, transport="cosyvoice-grpc")) as cosyvoice_server,
             ):
                 started.append(ThreadedWorker(worker, where, grpc_server.address, cosyvoice_server.address, loop))
                 ready.set()

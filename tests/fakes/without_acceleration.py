@@ -1,4 +1,4 @@
-"""A pytest plugin: the package of accelerated paths is not there (``pytest -p tests.fakes.without_acceleration``).
+"""A pytest plugin: the feature of accelerated paths is not there (``pytest -p tests.fakes.without_acceleration``).
 
 Test modules and tests that are about it, and so import it, are skipped.
 """
@@ -14,8 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tts_worker.engine.cosyvoice.execution.settings import ACCELERATION
-
+ACCELERATION = "tts_worker.features.acceleration"
 REASON = "is about acceleration"
 
 

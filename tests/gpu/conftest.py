@@ -96,7 +96,7 @@ def free_memory() -> Iterator[None]:
 
     import torch
 
-    from tts_worker.engine.cosyvoice.acceleration import kernels
+    from tts_worker.features.acceleration import kernels
 
     kernels.forget_faults()
     gc.collect()

@@ -19,9 +19,6 @@ from tests.gpu.test_numbers import MAX_ERROR, exact_mel, streamed_mel
 from tests.unit.cosyvoice.bundles import FAMILIES, GOLDEN, tiny
 from tests.unit.streaming.engines import voice
 from tools.bench.gpu_flashinfer import flashinfer_library
-from tts_worker.engine.cosyvoice.acceleration.accelerator import use_kernels
-from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference as relative_difference_of
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.onnx_providers import CUDA
@@ -32,6 +29,9 @@ from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import slot_attention
+from tts_worker.features.acceleration.accelerator import use_kernels
+from tts_worker.features.acceleration.kernels import relative_difference as relative_difference_of
+from tts_worker.features.acceleration.kernels.audio_cases import attention_arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -68,7 +68,7 @@ def spoken(options: LoadOptions) -> tuple[list[EngineOutput], Backend]:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A family, and a folder with the graphs of its tiny bundle: those of the unit tests have fewer layers."""
     pytest.importorskip("onnx", reason="needs the extra 'export'")
-    from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
+    from tts_worker.features.acceleration.onnx_graphs import export_onnx
 
     family = request.param
     folder = tmp_path_factory.mktemp("graphs")

@@ -15,14 +15,14 @@ from tests.fakes.graph_runner import FakeGraphRunner
 from tests.gpu.engines import device_engine, draw_ids, forced, relative_difference, relative_error, seeded, speak_crowd
 from tests.unit.cosyvoice.bundles import FAMILIES
 from tests.unit.streaming.engines import bundle
-from tts_worker.engine.cosyvoice.acceleration import compiling, kernels
-from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
-from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.settings import CompileMode
 from tts_worker.engine.cosyvoice.execution.streams import CudaStream, streams_for
 from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.token_runner import FirstTokens
+from tts_worker.features.acceleration import compiling, kernels
+from tts_worker.features.acceleration.compiling import TorchCompiler
+from tts_worker.features.acceleration.graphs import CudaGraphRunner
 from tts_worker.types import Boundary, Done, SynthesisParams
 
 pytestmark = pytest.mark.gpu

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import tone_settings, until
 from tts_worker import create_worker
 from tts_worker.adapter import TTSWorker, WorkerState
-from tts_worker.errors import IllegalCommand, InvalidRequest, UnknownModel, UnknownVoice
+from tts_worker.errors import ConfigError, IllegalCommand, InvalidRequest, UnknownModel, UnknownVoice
 from tts_worker.types import Outcome, SessionOptions
 from tts_worker.worker import Worker
 
@@ -169,6 +170,30 @@ async def test_streams_of_one_adapter_are_isolated(worker: Worker, adapter: TTSW
     together = await asyncio.gather(*map(pcm, voices))
     assert together == [alone[voice] for voice in voices]
     await settled(worker)
+
+
+async def test_alias_of_a_model_selects_its_voice() -> None:
+    grpc = {"models": {"cosyvoice2-en-base": {"engine": "tone", "voice": "tone-low"}, "plain": {"engine": "tone"}}}
+    async with create_worker(tone_settings(grpc=grpc)) as adapter:
+
+        async def pcm(options: SessionOptions | None = None) -> bytes:
+            return b"".join([frame async for frame in adapter.synthesize_stream(words(), options)])
+
+        low, tone = [await pcm(SessionOptions(voice=voice, realtime=False)) for voice in ("tone-low", "tone")]
+        for alias, expected in (("cosyvoice2-en-base", low), ("plain", tone)):
+            await adapter.load_model(alias)
+            assert await pcm() == expected != b""
+        await adapter.unload_model("plain")
+        assert adapter.state is WorkerState.UNLOADED
+
+
+async def test_worker_takes_a_file_of_settings(tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text("engines: {tone: {kind: tone}}")
+    async with create_worker(str(file)) as adapter:
+        assert [frame async for frame in adapter.synthesize_stream(words())]
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        create_worker(tmp_path / "missing.yaml")
 
 
 async def test_models_in_use_are_not_unloaded() -> None:

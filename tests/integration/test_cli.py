@@ -224,7 +224,8 @@ def served(*args: str, environment: dict[str, str] | None = None) -> Iterator[tu
                 url = json.loads(url)["url"]
                 assert json.loads(process.stdout.readline())["message"] == "ready"
             else:
-                assert process.stdout.readline() == "ready\n"
+                others = list(iter(process.stdout.readline, "ready\n"))
+                assert all(line.startswith("listening on grpc://") for line in others)
             yield process, url
         finally:
             process.kill()
@@ -396,6 +397,8 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"[gpu]", "[livekit]", "[grpc]"} <= set(findings)
     doctor.print_findings([Finding("[ray]", Status.OPTIONAL, "several machines", "pip install ray")])
     assert "  optional [ray]               several machines  -> pip install ray\n" in capsys.readouterr().out
+    assert main(["doctor", *TONE]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 11, "it fits on one screen"
     assert main(["doctor", "--set", "server.prt=1"]) == 1
     assert "server.prt: unknown setting" in capsys.readouterr().out
 
@@ -434,6 +437,13 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --voice?" in error_of(capsys)
 
 
+def test_drain_ends_with_a_line_that_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with served() as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert re.search(r"INFO tts_worker.serving: drained seconds=[\d.]+ cut_off=0\n$", capfd.readouterr().err)
+
+
 def test_examples_of_the_help_are_valid() -> None:
     for name, command in all_commands().items():
         for example in command.examples:
@@ -448,7 +458,8 @@ def test_serve_open_opens_the_page(tmp_path: Path) -> None:
     os.mkfifo(opened)
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    with served("--open", environment={**os.environ, "BROWSER": f"{browser} %s"}) as (_, url):
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    with served("--open", "--set", "grpc={enabled: true, port: 0}", environment=environment) as (_, url):
         assert opened.read_text().strip() == url  # waits for the browser
 
 

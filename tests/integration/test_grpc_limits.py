@@ -24,13 +24,13 @@ from tests.integration.grpc_worker import LONG, TEXT, GrpcWorker, SynthesizeStre
 from tests.integration.test_connections import open_tcp
 from tts_worker.client import ClientSettings, SessionOptions, connect
 from tts_worker.errors import AddressInUse, ErrorCode, InvalidRequest, RateLimited, TTSWorkerError, Unauthenticated
+from tts_worker.features.grpc.converse import ConverseCall
+from tts_worker.features.grpc.frames import StreamFormat
+from tts_worker.features.grpc.sessions import SessionTable
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.proto_codec import CODE_KEY, RETRY_AFTER_KEY
 from tts_worker.server import connections
-from tts_worker.server.grpc.converse import ConverseCall
-from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.server.grpc.sessions import SessionTable
 from tts_worker.server.limits import ApiLimits
 from tts_worker.worker import running_worker
 

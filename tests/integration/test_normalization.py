@@ -13,14 +13,13 @@ import pytest
 
 from tests.conftest import tone_settings, until
 from tests.integration.test_session import say
-from tts_worker.errors import ConfigError, MissingExtra
+from tts_worker.errors import MissingExtra
 from tts_worker.front_end.normalizer import Normalize, load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.session import hub as hub_module
 from tts_worker.session.factory import HubConfig
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.normalizing import SegmentNormalizer
-from tts_worker.settings import load_settings
 from tts_worker.types import Alignment, Command, EndText, EngineInfo, Event, Outcome, SessionOptions, Text
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.library import VoiceLibrary
@@ -42,11 +41,6 @@ async def test_own_reading_needs_no_wetext(monkeypatch: pytest.MonkeyPatch) -> N
     async with running_worker(tone_settings()) as worker:
         worker.hub.open(ASKED).close()
         assert worker.hub.config.normalizer is None  # and no thread
-
-
-def test_removed_setting_names_its_replacement() -> None:
-    with pytest.raises(ConfigError, match=r"text.normalize: removed: .*text.reading \(own or reference\)"):
-        load_settings(flags={"text": {"normalize": False}})
 
 
 async def test_numbers_are_expanded_and_words_keep_their_offsets(worker: Worker) -> None:

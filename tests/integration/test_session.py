@@ -269,6 +269,14 @@ async def test_drain_finishes_utterances_and_opens_no_session(worker: Worker) ->
     await draining
 
 
+async def test_drain_counts_the_sessions_that_it_cuts_off(worker: Worker) -> None:
+    for text in ("", TEXT, TEXT):
+        session = worker.hub.open(FAST)
+        if text:
+            session.speak(text)
+    assert await worker.hub.drain(timeout_s=0.0) == 2
+
+
 async def test_drain_closes_idle_sessions(worker: Worker) -> None:
     silent = worker.hub.open(FAST)
     speaking = worker.hub.open(FAST)

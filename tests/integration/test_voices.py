@@ -580,8 +580,10 @@ def encoded(container: str, codec: str, rate_hz: int) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("container", "codec", "rate_hz"), [("mp4", "aac", 44_100), ("webm", "libopus", 48_000)])
-def test_m4a_and_webm_recordings_are_read(served: Served, container: str, codec: str, rate_hz: int) -> None:
+@pytest.mark.parametrize(
+    ("container", "codec", "rate_hz"), [("mp4", "aac", 44_100), ("adts", "aac", 44_100), ("webm", "libopus", 48_000)]
+)
+def test_m4a_aac_and_webm_recordings_are_read(served: Served, container: str, codec: str, rate_hz: int) -> None:
     audio = encoded(container, codec, rate_hz)
     assert served.add("phone", audio).json()["stored"]["figures"]["seconds"] == pytest.approx(4.0, abs=0.2)
     assert served.http.delete("/v1/voices/phone").status_code == 200

@@ -12,13 +12,15 @@ pytest.importorskip("livekit.agents", reason="needs the extra 'livekit'")
 
 from livekit.agents import Agent, APIConnectOptions, function_tool, tokenize, tts
 from livekit.agents.voice.agent_session import SessionConnectOptions
+from livekit.agents.voice.io import _CaptureCancelledEvent
 
+from livekit import rtc
 from livekit.plugins.tts_worker import TTS
 from tests.behavior.recording_client import RecordingClient
 from tests.behavior.transports import faulty_worker, serve_setup
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
-from tests.fakes.livekit_agent import run_agent
+from tests.fakes.livekit_agent import FakeSpeaker, run_agent
 from tests.fakes.proxy import run_proxy
 from tests.integrations.test_livekit import BRISK, connect_plugin, delivered_samples, serve_plugin, stream_text
 from tts_worker.client import Client, ClientSettings, SessionOptions
@@ -166,6 +168,42 @@ async def test_receipt_of_an_unplayed_reply_says_so() -> None:
         unplayed, whole = recorded.receipts
         assert (unplayed.samples_played, unplayed.text_spoken, unplayed.text_remaining) == (0, "", REPLY)
         assert whole.text_spoken == "Yes?"
+
+
+class BusySpeaker(FakeSpeaker):
+    """Accepts no audio of the first speech, as LiveKit's output for avatars does while an older one is cleared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = asyncio.Event()
+
+    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
+        if not self.waits.is_set():
+            self.waits.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled = _CaptureCancelledEvent(playback_position=0, interrupted=True)
+                asyncio.get_running_loop().call_soon(self._dispatch_playback_finished, cancelled)
+                raise
+        await super().capture_frame(frame)
+
+
+async def test_receipt_of_a_reply_that_the_sink_did_not_accept_says_so() -> None:
+    async with serve_plugin() as (voice, recorded):
+        speaker = BusySpeaker()
+        async with run_agent(voice, [LONG, "Yes?"], sink=speaker) as harness:
+            voice.attach(harness.session)
+            reply = harness.session.generate_reply(user_input="Count!")
+            await speaker.waits.wait()
+            reply.interrupt()
+            await reply
+            await harness.session.generate_reply(user_input="And?")
+            await until(lambda: len(recorded.receipts) == 2)
+        unplayed, whole = recorded.receipts
+        assert (unplayed.samples_played, unplayed.text_spoken) == (0, "")
+        assert whole.text_spoken == "Yes?"
+        assert len(speaker.played[0]) // 2 == whole.samples_sent
 
 
 async def test_receipt_of_a_stream_outside_the_agent_is_not_held() -> None:

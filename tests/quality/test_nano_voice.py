@@ -1,6 +1,6 @@
 """The demonstration voice: a recognizer understands most of its words, and calls behave as with any other voice.
 
-The limits are the first goals of the voice (docs/demonstration-voice.md), measured here on held-out sentences. How fast
+The limits are the first goals of the voice (docs/benchmarks.md), measured here on held-out sentences. How fast
 it speaks is recorded on a quiet machine, in the package's ``scores.json``, which must belong to its weights.
 """
 

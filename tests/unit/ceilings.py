@@ -25,7 +25,7 @@ APART = ("features", "client", "integrations")
 CORE = "core"
 """Row of the table: all packages that are not ``APART``."""
 
-_SUBPACKAGES = ("engine/cosyvoice", "engine/cosyvoice/acceleration")
+_SUBPACKAGES = ("engine/cosyvoice",)
 """Folders with a row of their own, besides the top ones and the features."""
 
 _NO_CODE = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})

@@ -234,18 +234,6 @@ def test_records_of_features_are_cheap_to_read() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-def test_acceleration_is_imported_only_by_name() -> None:
-    """The plain path must work without the folder: ``engine.cosyvoice.execution.plan`` looks for it."""
-    folder = "engine.cosyvoice.acceleration"
-    about_it = (folder, "features.acceleration")
-    wrong = [
-        _describe(found)
-        for found in _imports()
-        if found.imported.startswith(f"tts_worker.{folder}") and not found.importer.startswith(about_it)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 def test_package_does_not_need_the_tools() -> None:
     """``tools`` is not installed."""
     assert [_describe(found) for found in _imports() if found.imported.split(".")[0] == "tools"] == []
@@ -301,7 +289,7 @@ def test_cosyvoice_needs_only_a_pytorch_machine() -> None:
     wrong = [
         _describe(found)
         for found in _imports()
-        if found.importer.startswith("engine.cosyvoice")
+        if found.importer.startswith(("engine.cosyvoice", "features.acceleration"))
         and found.at_module_level
         and found.imported.split(".")[0] not in {*allowed, *(["triton"] if found.importer.endswith("_triton") else [])}
     ]

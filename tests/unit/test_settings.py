@@ -25,7 +25,6 @@ from tts_worker.settings import (
     sections,
     tree,
 )
-from tts_worker.settings.problems import REMOVED
 
 MOST_SETTINGS = 140
 """May only fall."""
@@ -135,26 +134,6 @@ def test_settings_stay_few() -> None:
     assert len(declared) <= MOST_SETTINGS
 
 
-@pytest.mark.parametrize("name", sorted(REMOVED))
-def test_removed_setting_says_what_to_do(tmp_path: Path, name: str) -> None:
-    *section, key = name.split(".")
-    flags: dict[str, Any] = {key: 1}
-    if section[:1] == ["engines"]:
-        section = ["engines", "mine"]
-        flags |= {"kind": name.split(".")[1], **({"bundle": "b"} if "cosyvoice" in name else {})}
-    for part in reversed(section):
-        flags = {part: flags}
-    with pytest.raises(ConfigError, match="removed: ") as refused:
-        load_settings(flags=flags)
-    assert REMOVED[name] in refused.value.message or REMOVED.get(section[0], "-") in refused.value.message
-
-
-def test_removed_variable_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TTS_WORKER_QUOTAS__REDIS_URL", "redis://redis")
-    with pytest.raises(ConfigError, match=r"TTS_WORKER_QUOTAS__REDIS_URL: removed: set registry\.quotas_url"):
-        load_settings()
-
-
 def settings_that_are_paths() -> Iterator[tuple[str, str, str]]:
     """Yield section, setting and a value of the section without which it is invalid."""
     for section, field in Settings.model_fields.items():
@@ -176,13 +155,6 @@ def test_replaced_section_of_the_file_is_ignored(tmp_path: Path) -> None:
     tone = {"engines": {"b": {"kind": "tone"}}}
     assert set(load_settings(file, tone).engines) == {"a", "b"}
     assert set(load_settings(file, tone, replaced=["engines"]).engines) == {"b"}
-
-
-@pytest.mark.parametrize("name", ["kernels", "graphs", "compile", "attention", "overlap"])
-def test_removed_switch_of_acceleration_has_an_answer(tmp_path: Path, name: str) -> None:
-    engine = f"engines: {{a: {{kind: cosyvoice, bundle: b, {name}: false}}}}"
-    with pytest.raises(ConfigError, match=f"engines.a.{name}: removed: .*acceleration: off"):
-        load_settings(written(tmp_path, engine))
 
 
 @pytest.mark.parametrize(("written_as", "mode"), [("off", "off"), ("auto", "auto"), ("'off'", "off")])

@@ -44,9 +44,6 @@ from tools.bench.gpu_plan import Figures, Plan, Results
 from tools.bench.measure_stages import measure_stage_times, speak_together
 from tools.bench.stage_times import stage_times_as_json
 from tools.random_bundle.writer import write_random_bundle
-from tts_worker.engine.cosyvoice.acceleration import kernels
-from tts_worker.engine.cosyvoice.acceleration.compiling import BUDGET_S
-from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.bundle.config import V1, V2, V3
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -56,6 +53,9 @@ from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES, cuda_utterances
 from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.errors import DeviceLost
+from tts_worker.features.acceleration import kernels
+from tts_worker.features.acceleration.compiling import BUDGET_S
+from tts_worker.features.acceleration.graphs import CapturingRunner
 from tts_worker.features.bench.stats import percentile
 from tts_worker.features.bench.texts import SENTENCES
 from tts_worker.types import Segment, UtteranceKey

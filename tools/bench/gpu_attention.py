@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from tools.bench.gpu_flashinfer import FlashInfer, check_flashinfer, find_flashinfer
-from tts_worker.engine.cosyvoice.acceleration.graphs import CudaGraphRunner
 from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops import FusedOperator
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.engine.cosyvoice.ops.language_model import attention_splits, slot_attention
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.acceleration.graphs import CudaGraphRunner
 from tts_worker.features.bench.stats import percentile
 
 Figures = dict[str, Any]

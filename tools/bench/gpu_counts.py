@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tts_worker.engine.cosyvoice.acceleration.graphs import CapturingRunner
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
+from tts_worker.features.acceleration.graphs import CapturingRunner
 
 
 def stage_times_of(engine: CosyVoiceEngine) -> dict[str, float]:

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tts_worker.engine.cosyvoice.acceleration.kernels import relative_difference
-from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
 from tts_worker.engine.cosyvoice.networks.blocks import Estimator
 from tts_worker.engine.cosyvoice.networks.flow import Flow
 from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention, rotate_first_heads
 from tts_worker.errors import BackendMismatch, BackendUnavailable
+from tts_worker.features.acceleration.kernels import relative_difference
+from tts_worker.features.acceleration.kernels.audio_cases import attention_arguments
 
 log = logging.getLogger(__name__)
 

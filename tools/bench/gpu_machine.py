@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tts_worker.engine.cosyvoice.acceleration import kernels
+from tts_worker.features.acceleration import kernels
 
 PACKAGES = ("torch", "triton", "flashinfer-python", "flash-attn", "tensorrt", "onnxruntime", "onnxruntime-gpu", "numpy")
 

@@ -1,1 +1,1 @@
-"""What only real speech can show about the streaming engine, measured on a bundle: see docs/demonstration-voice.md."""
+"""What only real speech can show about the streaming engine, measured on a bundle: see bench/results."""

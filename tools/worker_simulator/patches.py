@@ -20,9 +20,9 @@ from tts_worker.engine.loop import EngineLoop
 from tts_worker.errors import ErrorInfo, QuotaExceeded, SendTimeout, TTSWorkerError
 from tts_worker.features.batch.runner import BatchRunner
 from tts_worker.features.batch.store import BatchFolder
+from tts_worker.features.grpc.converse import ConverseCall
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import ModelManager, ModelState
-from tts_worker.server.grpc.converse import ConverseCall
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
 from tts_worker.types import Ended

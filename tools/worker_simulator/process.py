@@ -15,7 +15,7 @@ from tts_worker import grpc_serving
 from tts_worker.callers import set_caller
 from tts_worker.features.fleet.registration import registrar_of
 from tts_worker.features.fleet.settings import RegistrySettings
-from tts_worker.server.grpc.converse import ConversationService
+from tts_worker.features.grpc.converse import ConversationService
 from tts_worker.server.limits import ApiLimits
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
@@ -76,7 +76,7 @@ class SimulatedWorker:
         await self.worker.start()
         self.is_alive = True
         self.world.network.hosts[self.address] = self
-        models = grpc_serving._models(self.worker)
+        models = grpc_serving.model_catalog(self.worker)
         settings = self.worker.settings
         self.registrar = registrar_of(self.hub, settings, models, self.address, settings.section(RegistrySettings).url)
         self.registrar.start()

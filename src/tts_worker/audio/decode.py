@@ -1,6 +1,7 @@
 """Decoding of recordings to mono samples, with limits checked before and while decoding.
 
-WAV, FLAC, Ogg (Vorbis, Opus) and MP3 are decoded by libsndfile; M4A and WebM by PyAV, where it is installed.
+WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and CAF are decoded by libsndfile; M4A, AAC and WebM by PyAV, where it is
+installed.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -19,11 +21,12 @@ MAX_AUDIO_BYTES = 64 << 20
 MAX_RATE_HZ = 192_000
 MAX_CHANNELS = 8
 
-_FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG"})
+RECORDING_FORMATS = "WAV, FLAC, Ogg, MP3, AIFF, CAF, M4A, AAC or WebM"
+_FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG", "AIFF", "CAF"})
 """libsndfile's names of the accepted formats. Its parsers for rare formats are not needed and less well tested."""
 _HEAD_BYTES = 12
 
-_UNREADABLE = "the audio cannot be read: it must be a complete WAV, FLAC, Ogg, MP3, M4A or WebM file"
+_UNREADABLE = f"the audio cannot be read: it must be a complete {RECORDING_FORMATS} file"
 _BLOCK_SAMPLES = 1 << 16
 """Decoded at a time: silence of many channels at a high rate decodes to ten thousand times the size of its file."""
 
@@ -52,66 +55,79 @@ def check_container(head: bytes) -> None:
         head: At least the first 12 bytes of the file.
 
     Raises:
-        InvalidRequest: They are not those of a WAV, FLAC, Ogg, MP3, M4A or WebM file.
+        InvalidRequest: They are not those of a file in one of ``RECORDING_FORMATS``.
     """
-    is_wav = head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE"
+    is_aiff = head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC")
     is_mp3 = head[:3] == b"ID3" or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)
-    if not (is_wav or is_mp3 or head[:4] in (b"fLaC", b"OggS") or needs_av(head)):
+    if not (_is_wav(head) or is_aiff or is_mp3 or head[:4] in (b"fLaC", b"OggS", b"caff") or needs_av(head)):
         raise InvalidRequest(_UNREADABLE)
 
 
 def needs_av(head: bytes) -> bool:
-    """Whether a file is M4A (MP4) or WebM (Matroska), which libsndfile does not read."""
-    return head[4:8] == b"ftyp" or head[:4] == b"\x1a\x45\xdf\xa3"
+    """Whether a file is M4A (MP4), AAC (ADTS) or WebM (Matroska), which libsndfile does not read."""
+    is_aac = len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0  # MPEG audio of layer 0, which MP3 is not
+    return is_aac or head[4:8] == b"ftyp" or head[:4] == b"\x1a\x45\xdf\xa3"
 
 
-def _read_head(path: Path) -> bytes:
+def _is_wav(head: bytes) -> bool:
+    return head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE"
+
+
+def _with_data_size(file: bytes) -> bytes:
+    """Return a WAV file whose ``data`` chunk has a size, if none was written: its header was not patched at the end."""
+    order: Literal["big", "little"] = "big" if file[:4] == b"RIFX" else "little"
+    start = len(b"RIFF----WAVE")
+    while file[start : start + 4] not in (b"data", b""):
+        size = int.from_bytes(file[start + 4 : start + 8], order)
+        start += 8 + size + size % 2
+    size_at, data_at = start + 4, start + 8
+    if len(file) <= data_at or any(file[size_at:data_at]):
+        return file
+    return file[:size_at] + (len(file) - data_at).to_bytes(4, order) + file[data_at:]
+
+
+def _size_bytes(path: Path) -> int:
+    if not path.is_file():
+        raise InvalidRequest(f"{path.name}: no such audio file")
+    return path.stat().st_size
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(_HEAD_BYTES)
+            return file.read(max_bytes)
     except OSError as error:
         raise InvalidRequest(f"{path.name} cannot be read: {error.strerror}") from None
 
 
 def read_recording(
-    audio: Path | str | bytes,
-    max_s: float = MAX_DECODED_S,
-    *,
-    max_rate_hz: int = MAX_RATE_HZ,
-    max_channels: int = MAX_CHANNELS,
+    audio: Path | str | bytes, max_s: float = MAX_DECODED_S, *, max_rate_hz: int = MAX_RATE_HZ
 ) -> Recording:
-    """Decode a WAV, FLAC, Ogg, MP3, M4A or WebM file and average its channels.
+    """Decode a file in one of ``RECORDING_FORMATS`` and average its channels.
 
     Args:
         audio: A path, or the content of the file.
         max_s: Longest accepted duration; decoding stops there.
         max_rate_hz: Highest accepted sample rate, checked before decoding.
-        max_channels: Most channels accepted, likewise.
 
     Raises:
         InvalidRequest: The file is missing, not audio, damaged, empty, too long, too large or contains NaN or infinity,
             or its sample rate or channels are out of range.
-        MissingExtra: soundfile, or PyAV for M4A and WebM, is not installed.
+        MissingExtra: soundfile, or PyAV for M4A, AAC and WebM, is not installed.
     """
     try:
         import soundfile
     except ImportError:
         raise MissingExtra("reading prompt audio (soundfile)", "cosyvoice") from None
-    source: io.BytesIO | str
-    if isinstance(audio, bytes):
-        source = io.BytesIO(audio)
-        size_bytes = len(audio)
-    else:
-        path = Path(audio)
-        if not path.is_file():
-            raise InvalidRequest(f"{path.name}: no such audio file")
-        source = str(path)
-        size_bytes = path.stat().st_size
+    size_bytes = len(audio) if isinstance(audio, bytes) else _size_bytes(Path(audio))
     if size_bytes > MAX_AUDIO_BYTES:
         raise InvalidRequest(f"the audio has {size_bytes >> 20} MiB; the limit is {MAX_AUDIO_BYTES >> 20} MiB")
-    head = audio[:_HEAD_BYTES] if isinstance(audio, bytes) else _read_head(Path(audio))
+    head = audio[:_HEAD_BYTES] if isinstance(audio, bytes) else _read(Path(audio), _HEAD_BYTES)
     check_container(head)
-    mono = _Mono(max_s, max_rate_hz, max_channels)
+    if _is_wav(head):
+        audio = _with_data_size(audio if isinstance(audio, bytes) else _read(Path(audio), MAX_AUDIO_BYTES))
+    source = io.BytesIO(audio) if isinstance(audio, bytes) else str(audio)
+    mono = _Mono(max_s, max_rate_hz)
     if needs_av(head):
         _read_with_av(source, mono)
         return mono.recording()
@@ -133,22 +149,20 @@ class _Mono:
     Args:
         max_s: Longest accepted duration.
         max_rate_hz: Highest accepted sample rate.
-        max_channels: Most channels accepted.
     """
 
-    def __init__(self, max_s: float, max_rate_hz: int, max_channels: int) -> None:
+    def __init__(self, max_s: float, max_rate_hz: int) -> None:
         self._max_s = max_s
         self._max_rate_hz = max_rate_hz
-        self._max_channels = max_channels
         self._rate_hz = 0
         self._samples = 0
         self._blocks: list[Floats] = []
 
     def begin(self, rate_hz: int, channels: int) -> None:
         """Check what the header says."""
-        if rate_hz > self._max_rate_hz or channels > self._max_channels:
+        if rate_hz > self._max_rate_hz or channels > MAX_CHANNELS:
             raise InvalidRequest(
-                f"the audio may have at most {self._max_channels} channels and {self._max_rate_hz} Hz; "
+                f"the audio may have at most {MAX_CHANNELS} channels and {self._max_rate_hz} Hz; "
                 f"it has {channels} and {rate_hz} Hz"
             )
         self._rate_hz = rate_hz
@@ -175,7 +189,7 @@ def _read_with_av(source: io.BytesIO | str, mono: _Mono) -> None:
     try:
         import av
     except ImportError:
-        raise MissingExtra("reading M4A and WebM recordings (PyAV)", "media") from None
+        raise MissingExtra("reading M4A, AAC and WebM recordings (PyAV)", "media") from None
     try:
         with av.open(source, mode="r") as container:
             if not container.streams.audio:

@@ -105,8 +105,8 @@ class Client:
         """Return the speech of ``source`` in the voice of ``options``, in parts of s16le while it is generated.
 
         Args:
-            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file or its content, or live audio: parts of s16le mono, of
-                any length. An ordinary iterable runs on a thread.
+            source: A WAV, FLAC, Ogg, MP3, AIFF, CAF, M4A, AAC or WebM file or its content, or live audio: parts of
+                s16le mono, of any length. An ordinary iterable runs on a thread.
             options: Voice, model, speed, seed, sample rate and pacing.
             live_rate_hz: Sample rate of live audio.
 

@@ -44,7 +44,7 @@ from tts_worker.types import SessionOptions
 
 _Answer = TypeVar("_Answer")
 
-CACHE_TTL_S = 0.5
+_CACHE_TTL_S = 0.5
 """How long a list of workers is used before the registry is read again."""
 _REFRESH_TIMEOUT_S = 0.05
 """How long a session waits for a newer list if it has an old one, so that a hanging Redis does not delay sessions."""
@@ -82,7 +82,7 @@ class FleetConnector:
         self._connectors: dict[str, GrpcConnector] = {}
         self._links: set[FailoverLink] = set()
         self._workers: list[ResolvedWorker] = []
-        self._fetched_at_s = -CACHE_TTL_S
+        self._fetched_at_s = -_CACHE_TTL_S
         self._refresh_task: asyncio.Task[None] | None = None
         self._registry_error: ConnectionLost | None = None
         self._suspects: dict[str, float] = {}
@@ -212,7 +212,7 @@ class FleetConnector:
         While the registry is unreachable, the old list is used and the read continues in the background.
         """
         loop = asyncio.get_running_loop()
-        if self._workers and not newest and loop.time() - self._fetched_at_s < CACHE_TTL_S:
+        if self._workers and not newest and loop.time() - self._fetched_at_s < _CACHE_TTL_S:
             return
         if self._refresh_task is None:
             self._refresh_task = loop.create_task(self._fetch(), name="tts-client-registry")

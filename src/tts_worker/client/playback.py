@@ -30,7 +30,7 @@ PLAYERS: dict[str, tuple[str, ...]] = {
 _NO_DEVICE = ("audio open failed", "Could not initialize SDL")
 """What ffplay says without an audio device, before it exits with code 0."""
 
-UNDRAINED_S = 0.5
+_UNDRAINED_S = 0.5
 """A program may end while its last buffer is still playing."""
 
 SAVE_INSTEAD = "Speech.save(path) writes a file instead"
@@ -289,7 +289,7 @@ class PlayerSink:
         if code or any(message in told for message in _NO_DEVICE):
             await self._failed("", told)
         duration_s = self._written_samples / self._sample_rate_hz
-        if self.elapsed_s < max(duration_s / 2, 0.98 * duration_s - UNDRAINED_S):
+        if self.elapsed_s < max(duration_s / 2, 0.98 * duration_s - _UNDRAINED_S):
             await self._failed(f"it ended after {self.elapsed_s:.1f} s of {duration_s:.1f} s of speech", told)
 
     async def abort(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from tts_worker.client.arguments import check_key, check_str, check_text, whole_samples
@@ -42,6 +41,7 @@ from tts_worker.protocol.messages import (
     WorkerMessage,
     check_params,
 )
+from tts_worker.protocol.session import OutputReader
 from tts_worker.types import (
     Acknowledged,
     ControlName,
@@ -58,7 +58,7 @@ from tts_worker.types import (
 )
 
 
-class RemoteSession:
+class RemoteSession(OutputReader):
     """Client side of an admitted session. Construct it on the event loop."""
 
     def __init__(self, link: Link, config: RemoteConfig) -> None:
@@ -470,14 +470,6 @@ class RemoteSession:
             return utterance.at_playback(item)
         return item
 
-    async def next(self) -> Output | None:
-        while True:
-            item = self.poll()
-            if item is not None or self._closed:
-                return item
-            self._wakeup.clear()
-            await self._wakeup.wait()
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while (item := await self.next()) is not None:
-            yield item
+    async def wait(self) -> None:
+        self._wakeup.clear()
+        await self._wakeup.wait()

@@ -111,7 +111,8 @@ class TTS:
         """Return the speech of ``source`` in ``voice``, for engines that convert voices.
 
         Args:
-            source: A WAV, FLAC, Ogg, MP3, M4A or WebM file, or its content, or live audio: parts of s16le mono.
+            source: A WAV, FLAC, Ogg, MP3, AIFF, CAF, M4A, AAC or WebM file, or its content, or live audio: parts of
+                s16le mono.
             live_rate_hz: Sample rate of live audio.
             options: Voice, model, speed, seed and sample rate; those of texts have no effect.
 

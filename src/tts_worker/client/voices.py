@@ -51,7 +51,7 @@ class WorkerVoices:
 
         Args:
             name: Name of the voice.
-            audio: The file or its content: WAV, FLAC, Ogg, MP3, M4A or WebM, 3 to 30 s of one speaker.
+            audio: The file or its content: WAV, FLAC, Ogg, MP3, AIFF, CAF, M4A, AAC or WebM, 3 to 30 s of one speaker.
             fields: Those of ``VoiceUpload``: transcript, consent (required), style, languages, tags, ...
 
         Raises:

@@ -21,7 +21,7 @@ from time import perf_counter
 
 from tts_worker.client.playback import find_player
 from tts_worker.commands.common import add_settings_arguments, quiet_logs, settings_from
-from tts_worker.commands.doctor_backends import backend_findings
+from tts_worker.commands.doctor_backends import import_torch, torch_finding
 from tts_worker.commands.installation import install_command
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import TTSWorkerError
@@ -48,6 +48,9 @@ _EXTRAS: dict[str, Extra] = {
 
 _BASE = ("numpy", "soxr", "soundfile", "hibari-tts", "pydantic-settings", "fastapi", "uvicorn", "rich")
 
+_INSTALLED = (*_BASE, "onnxruntime", "player")
+"""What the summary has in one line."""
+
 _COLORS = {Status.OK: 32, Status.OPTIONAL: 2, Status.WARNING: 33, Status.FAULT: "1;31"}
 """Status -> ANSI code: green, dim, yellow, bold red."""
 
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     with Bar(shown=sys.stderr.isatty()) as bar:
         bar.update("looking at the installation")
         findings = [_system(), *map(_package, _BASE), *map(extra_finding, _extras()), _player()]
-        findings += [*backend_findings(), *_feature_findings(), checked]
+        findings += [torch_finding(import_torch()), *_feature_findings(), checked]
         if settings is not None:
             valid = settings
             bar.update("speaking")
@@ -79,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"version": __version__, "findings": [asdict(finding) for finding in findings]}))
     else:
-        print_findings(findings)
+        print_findings(summary(findings))
     return 1 if any(finding.status is Status.FAULT for finding in findings) else 0
 
 
@@ -87,6 +90,23 @@ def _feature_findings() -> Iterator[Finding]:
     for feature in features().values():
         if feature.checks is not None:
             yield from feature.checks()
+
+
+def summary(findings: list[Finding]) -> list[Finding]:
+    """Return the report on one screen: what is installed, and what is not and may be, is one line each."""
+    packages = [each.what for each in findings if each.status is Status.OK and each.what in _INSTALLED]
+    extras = [each.what.strip("[]") for each in findings if each.status is Status.OK and each.what[0] == "["]
+    optional = [each for each in findings if each.status is Status.OPTIONAL]
+    missing = [each.what.strip("[]") for each in optional if each.what[0] == "["]
+    advice = f"{install_command('NAME')}; --json says what each is for" if missing else ""
+    lines = [
+        Finding("packages", Status.OK, ", ".join(packages)),
+        Finding("extras", Status.OK, ", ".join(extras)),
+        Finding("extras", Status.OPTIONAL, ", ".join(missing), advice),
+        *(each for each in optional if each.what == "player"),
+    ]
+    other = [each for each in findings if each.what not in packages and each.what[0] != "[" and each not in optional]
+    return [other[0], *(line for line in lines if line.detail), *other[1:]]
 
 
 def print_findings(findings: list[Finding]) -> None:

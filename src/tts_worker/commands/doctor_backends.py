@@ -1,33 +1,16 @@
-"""What ``tts-worker doctor`` says about ONNX Runtime and PyTorch, found out by using them."""
+"""What ``tts-worker doctor`` says about PyTorch, found out by using it."""
 
 from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tts_worker.commands.installation import install_command
-from tts_worker.commands.onnxruntime_builds import (
-    diagnose,
-    gpu_command,
-    imported_folder,
-    installed_builds,
-)
 from tts_worker.engine.cosyvoice.execution.settings import OLDEST_TORCH
 from tts_worker.finding import Finding, Status
-
-
-def backend_findings() -> Iterator[Finding]:
-    """Check ONNX Runtime, which the CPU voice needs, and PyTorch, which CosyVoice needs."""
-    builds = diagnose(installed_builds(), imported_folder(), install_command())
-    yield Finding("onnxruntime", Status.OK if builds.works else Status.FAULT, builds.detail, builds.advice)
-    torch = importlib.import_module("torch") if find_spec("torch") is not None else None
-    yield torch_finding(torch)
-    if builds.works:
-        yield onnxruntime_finding()
 
 
 def is_recent(torch: Any) -> bool:
@@ -40,7 +23,13 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
 
 
+def import_torch() -> Any:
+    """Return PyTorch; None if it is not installed."""
+    return importlib.import_module("torch") if find_spec("torch") is not None else None
+
+
 def torch_finding(torch: Any) -> Finding:
+    """Describe PyTorch, which CosyVoice needs, and the devices that it sees."""
     what = "backend torch"
     if torch is None:
         return Finding(what, Status.OPTIONAL, "not installed; only the built-in voice can speak", _cosyvoice_command())
@@ -61,30 +50,3 @@ def torch_finding(torch: Any) -> Finding:
 
 def _cosyvoice_command() -> str:
     return install_command("gpu" if has_nvidia_driver() else "cosyvoice")
-
-
-def onnxruntime_finding() -> Finding:
-    """Load every provider of the installed build that the worker would use."""
-    from tts_worker.engine.cosyvoice.execution.onnx_providers import CPU, CUDA, PREFERENCE, load_problem
-
-    what = "backend onnxruntime"
-    try:
-        onnxruntime = importlib.import_module("onnxruntime")
-    except ImportError as error:
-        return Finding(what, Status.FAULT, f"onnxruntime cannot be imported: {error!s:.200}", install_command())
-    onnxruntime.set_default_logger_severity(4)  # the reasons are in the findings
-    available = onnxruntime.get_available_providers()
-    problems = {name: load_problem(onnxruntime, name) for name in PREFERENCE if name in available}
-    states = [f"{_short(name)} {problem or 'works'}" for name, problem in problems.items()]
-    states += [f"{_short(name)} not in this build" for name in PREFERENCE if name not in available]
-    detail = f"{onnxruntime.__version__}: {', '.join(states)}"
-    if problems.get(CPU, "missing"):
-        return Finding(what, Status.FAULT, detail, install_command())
-    if problems.get(CUDA, "missing") and has_nvidia_driver():
-        advice = gpu_command() if CUDA not in available else "install the CUDA and cuDNN libraries that it names"
-        return Finding(what, Status.OK, detail, advice)
-    return Finding(what, Status.OK, detail)
-
-
-def _short(provider: str) -> str:
-    return provider.removesuffix("ExecutionProvider")

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     # On standard output, so that a parent process can read the address (port 0).
     def on_listening(url: str) -> None:
         nonlocal address
-        address = url
+        address = address or url  # the first one has the page
         _announce(json_line("listening", url=url) if as_json else f"listening on {url}")
 
     def on_ready() -> None:

@@ -124,6 +124,7 @@ class Dialogue(Generic[_S]):
         self._context: str | None = None  # the client's name for the utterance being written
         self._context_key: UtteranceKey | None = None
         self._retired_context: str | None = None
+        self._stopped_context: str | None = None  # that a STOP has named
         self._contexts: dict[UtteranceKey, str] = {}
         self.replies.put(self.ready_message())
 
@@ -179,6 +180,7 @@ class Dialogue(Generic[_S]):
                 session.resume()
             case StopMessage():
                 self._retire_context()
+                self._stopped_context = message.context
                 reason = message.reason or message.type_name()
                 session.stop(reason, message.played_samples, self._key(message.utterance))
                 self._on_stop()
@@ -241,7 +243,7 @@ class Dialogue(Generic[_S]):
         session = self.session
         if context is not None:
             self._retire_ended_context()
-            if context == self._retired_context:
+            if context in (self._retired_context, self._stopped_context):
                 return
         is_next = context is not None and self._context not in (None, context)
         key = session.speak_next(message.text) if is_next else session.speak(message.text)

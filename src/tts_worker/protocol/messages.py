@@ -320,10 +320,12 @@ class StopMessage(Message, tag="stop"):
     Attributes:
         played_samples: Samples of the utterance that were played, if known.
         utterance: Number of that utterance, see ``PlayedMessage``.
+        context: A context whose text may be still on its way; it is dropped.
     """
 
     played_samples: Samples | None = None
     utterance: int | None = None
+    context: Name | None = None
     reason: Annotated[str, Meta(max_length=64, pattern=_VALID)] | None = None
 
 

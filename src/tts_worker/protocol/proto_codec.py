@@ -52,7 +52,7 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "flush": (FlushMessage, ()),
     "pause": (PauseMessage, ()),
     "resume": (ResumeMessage, ()),
-    "stop": (StopMessage, ("reason", "played_samples", "utterance")),
+    "stop": (StopMessage, ("reason", "played_samples", "utterance", "context")),
     "played": (PlayedMessage, ("samples", "utterance")),
     "configure": (ConfigureMessage, VOICE_FIELDS),
 }
@@ -112,7 +112,7 @@ def parse_client_message(request: pb.ConverseRequest) -> ClientMessage:
     fields = _present(part, names)
     if isinstance(part, pb.ConverseRequest.Start):
         fields |= _start_fields(part)
-    elif "context" in names and "context" not in fields:
+    elif kind in (TextMessage, EndMessage) and "context" not in fields:
         raise InvalidMessage("context must have 1 to 128 characters", kind.type_name())
     if "reason" in fields:
         fields["reason"] = fields["reason"][:64]

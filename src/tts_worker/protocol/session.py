@@ -5,6 +5,7 @@ Commands never block. All methods must be called from one event loop.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -109,3 +110,29 @@ class Session(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[Output]: ...
+
+
+class OutputReader(ABC):
+    """The part of a session that waits for what ``poll`` returns."""
+
+    @property
+    @abstractmethod
+    def state(self) -> State: ...
+
+    @abstractmethod
+    def poll(self) -> Output | None: ...
+
+    @abstractmethod
+    async def wait(self) -> None:
+        """Wait until ``poll`` may return something."""
+
+    async def next(self) -> Output | None:
+        while True:
+            item = self.poll()
+            if item is not None or self.state is State.CLOSED:
+                return item
+            await self.wait()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while (item := await self.next()) is not None:
+            yield item

@@ -417,14 +417,16 @@ class ConverseRequest(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class Stop(_message.Message):
-        __slots__ = ("reason", "played_samples", "utterance")
+        __slots__ = ("reason", "played_samples", "utterance", "context")
         REASON_FIELD_NUMBER: _ClassVar[int]
         PLAYED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
         UTTERANCE_FIELD_NUMBER: _ClassVar[int]
+        CONTEXT_FIELD_NUMBER: _ClassVar[int]
         reason: str
         played_samples: int
         utterance: int
-        def __init__(self, reason: _Optional[str] = ..., played_samples: _Optional[int] = ..., utterance: _Optional[int] = ...) -> None: ...
+        context: str
+        def __init__(self, reason: _Optional[str] = ..., played_samples: _Optional[int] = ..., utterance: _Optional[int] = ..., context: _Optional[str] = ...) -> None: ...
     class Played(_message.Message):
         __slots__ = ("samples", "utterance")
         SAMPLES_FIELD_NUMBER: _ClassVar[int]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from tts_worker.audio.decode import RECORDING_FORMATS
 from tts_worker.errors import InvalidRequest
 
 MULTIPART = "multipart/form-data"
@@ -110,7 +111,7 @@ def upload_body(
     *,
     optional: Collection[str] = (),
     live: bool = False,
-    formats: str = "WAV, FLAC, Ogg, MP3, M4A or WebM",
+    formats: str = RECORDING_FORMATS,
 ) -> dict[str, Any]:
     """Describe a body with recordings for OpenAPI: files of a multipart form, base64 text in other bodies.
 

@@ -32,7 +32,7 @@ class LiveSource:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSource:
-    """A whole WAV, FLAC, Ogg, MP3, M4A or WebM file."""
+    """A whole file, in one of ``RECORDING_FORMATS``."""
 
     audio: bytes
 

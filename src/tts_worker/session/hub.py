@@ -34,7 +34,7 @@ from tts_worker.session.engine_port import EnginePort
 from tts_worker.session.factory import HubConfig, SessionFactory
 from tts_worker.session.language_routing import LanguageRouter
 from tts_worker.session.lexicons import LexiconCache
-from tts_worker.session.quotas import CallerQuotas, Quotas, sessions_exceeded
+from tts_worker.session.quotas import CallerQuotas, Metered, Quotas, sessions_exceeded
 from tts_worker.session.record import SessionObserver
 from tts_worker.session.session import LocalSession, SessionHooks
 from tts_worker.session.slots import SlotTable
@@ -388,9 +388,9 @@ class SessionHub:
             TTSWorkerError: As ``admit``.
         """
         caller = current_caller()
-        await self._caller_quotas.refresh_source(caller)
+        await self._caller_quotas.refresh(Metered.SOURCE, caller)
         with self._counting_refusals():
-            if (refusal := self._caller_quotas.source_refusal(caller)) is not None:
+            if (refusal := self._caller_quotas.refusal(Metered.SOURCE, caller)) is not None:
                 raise refusal
         if self.converter is None:
             raise InvalidRequest("this installation does not convert speech: it lacks the feature conversion")
@@ -493,7 +493,7 @@ class SessionHub:
             return None
         refusal: TTSWorkerError | None = None
         if not opened.is_conversion:
-            refusal = self._caller_quotas.character_refusal(opened.caller)
+            refusal = self._caller_quotas.refusal(Metered.CHARACTERS, opened.caller)
         if refusal is None and self.voices.is_deleted(voice := opened.session.params.voice):
             refusal = UnknownVoice(f'the voice "{voice}" was deleted')
         if refusal is None and queued:
@@ -538,7 +538,7 @@ class SessionHub:
     def _charge_text(self, session: str, chars: int) -> None:
         if (opened := self._sessions.get(session)) is not None:
             self.usage.of(opened.caller.key).characters += chars
-            self._caller_quotas.charge_characters(opened.caller, chars)
+            self._caller_quotas.charge(Metered.CHARACTERS, opened.caller, chars)
 
     def _count_audio(self, session: str, seconds: float) -> None:
         if (opened := self._sessions.get(session)) is not None:
@@ -546,7 +546,7 @@ class SessionHub:
 
     def _charge_source(self, caller: Caller, seconds: float) -> None:
         self.usage.of(caller.key).source_s += seconds
-        self._caller_quotas.charge_source(caller, seconds)
+        self._caller_quotas.charge(Metered.SOURCE, caller, seconds)
 
     def _mark_idle(self, session: str) -> None:
         self.slots.mark_idle(session, self._loop.time())
@@ -614,16 +614,22 @@ class SessionHub:
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
-    async def drain(self, timeout_s: float) -> None:
-        """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all."""
+    async def drain(self, timeout_s: float) -> int:
+        """Open no more sessions, close idle ones, let running utterances end; after ``timeout_s`` close all.
+
+        Returns:
+            Number of sessions that were closed while they spoke.
+        """
         self._draining = True
         with anyio.move_on_after(timeout_s):
             while self._close_idle():
                 self._all_closed.clear()
                 with anyio.move_on_after(_DRAIN_CHECK_S):
                     await self._all_closed.wait()
-        for opened in list(self._sessions.values()):
+        speaking = list(self._sessions.values())
+        for opened in speaking:
             opened.session.close("drain")
+        return len(speaking)
 
     def _close_idle(self) -> bool:
         """Close all idle sessions; return whether any session remains."""

@@ -9,9 +9,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from enum import Enum
 
 from tts_worker.callers import Caller, MinuteQuota
 from tts_worker.errors import QuotaExceeded
+
+
+class Metered(str, Enum):
+    """What the API keys may use so much of per minute."""
+
+    REQUESTS = "requests"
+    CHARACTERS = "characters"
+    SOURCE = "source"  # seconds of source audio of voice conversions
 
 
 class Quotas:
@@ -23,39 +32,24 @@ class Quotas:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._requests: dict[str, MinuteQuota] = {}  # by API key
-        self._characters: dict[str, MinuteQuota] = {}
-        self._source_s: dict[str, MinuteQuota] = {}
+        self._buckets: dict[tuple[Metered, str], MinuteQuota] = {}  # by API key
 
     async def take_request(self, key: str, per_minute: float) -> float:
         """Count a request of a key if it may be made now; return 0, else the seconds until it may."""
-        quota = self._bucket(self._requests, key, per_minute)
-        now_s = self._clock()
-        if (wait_s := quota.wait_s(now_s)) == 0:
-            quota.charge(1, now_s)
+        if (wait_s := self.wait_s(Metered.REQUESTS, key, per_minute)) == 0:
+            self.charge(Metered.REQUESTS, key, per_minute, 1)
         return wait_s
 
-    async def refresh_characters(self, key: str, per_minute: float) -> None:
+    async def refresh(self, kind: Metered, key: str, per_minute: float) -> None:
         """Learn what other workers have charged to a key, before a session opens. Never raises."""
 
-    def character_wait_s(self, key: str, per_minute: float) -> float:
-        """Return 0 if a key may begin an utterance, else the seconds until it may."""
-        return self._bucket(self._characters, key, per_minute).wait_s(self._clock())
+    def wait_s(self, kind: Metered, key: str, per_minute: float) -> float:
+        """Return 0 if a key may begin to use more, else the seconds until it may."""
+        return self._bucket(kind, key, per_minute).wait_s(self._clock())
 
-    def charge_characters(self, key: str, per_minute: float, chars: int) -> None:
-        """Charge accepted text to a key."""
-        self._bucket(self._characters, key, per_minute).charge(chars, self._clock())
-
-    async def refresh_source(self, key: str, per_minute: float) -> None:
-        """Learn what other workers have charged to a key, before a voice conversion opens. Never raises."""
-
-    def source_wait_s(self, key: str, per_minute: float) -> float:
-        """Return 0 if a key may begin a voice conversion, else the seconds until it may."""
-        return self._bucket(self._source_s, key, per_minute).wait_s(self._clock())
-
-    def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
-        """Charge source audio of a conversion to a key."""
-        self._bucket(self._source_s, key, per_minute).charge(seconds, self._clock())
+    def charge(self, kind: Metered, key: str, per_minute: float, units: float) -> None:
+        """Charge accepted text, or source audio, to a key."""
+        self._bucket(kind, key, per_minute).charge(units, self._clock())
 
     async def reserve_session(self, key: str, lease: str, max_sessions: int) -> bool:
         """Return whether the other workers leave room for a session of a key. The hub counts those of this worker."""
@@ -73,10 +67,10 @@ class Quotas:
     async def aclose(self) -> None:
         """Release what is shared with other workers."""
 
-    def _bucket(self, buckets: dict[str, MinuteQuota], key: str, per_minute: float) -> MinuteQuota:
-        bucket = buckets.get(key)
+    def _bucket(self, kind: Metered, key: str, per_minute: float) -> MinuteQuota:
+        bucket = self._buckets.get((kind, key))
         if bucket is None or bucket.per_minute != per_minute:
-            bucket = buckets[key] = MinuteQuota(per_minute, self._clock())
+            bucket = self._buckets[kind, key] = MinuteQuota(per_minute, self._clock())
         return bucket
 
 
@@ -90,34 +84,23 @@ class CallerQuotas:
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
-    async def refresh_source(self, caller: Caller) -> None:
-        """Learn what other workers have charged to the caller, before a voice conversion opens."""
-        if caller.key is not None and caller.source_seconds_per_minute is not None:
-            await self._quotas.refresh_source(caller.key, caller.source_seconds_per_minute)
+    async def refresh(self, kind: Metered, caller: Caller) -> None:
+        """Learn what other workers have charged to the caller."""
+        if (limit := _limit(kind, caller)) is not None:
+            await self._quotas.refresh(kind, *limit)
 
-    def character_refusal(self, caller: Caller) -> QuotaExceeded | None:
-        """Return the error if the caller may not begin an utterance now."""
-        if caller.key is None or caller.characters_per_minute is None:
+    def refusal(self, kind: Metered, caller: Caller) -> QuotaExceeded | None:
+        """Return the error if the caller may not begin an utterance, or a conversion, now."""
+        if (limit := _limit(kind, caller)) is None or not (wait_s := self._quotas.wait_s(kind, *limit)):
             return None
-        wait_s = self._quotas.character_wait_s(caller.key, caller.characters_per_minute)
-        return _exceeded(caller.key, "characters", wait_s) if wait_s else None
+        units = "source audio" if kind is Metered.SOURCE else kind.value
+        message = f'the API key "{caller.key}" has exceeded its {units} per minute'
+        return QuotaExceeded(message, retry_after_s=round(wait_s + 0.5))
 
-    def source_refusal(self, caller: Caller) -> QuotaExceeded | None:
-        """Return the error if the caller may not begin a voice conversion now."""
-        if caller.key is None or caller.source_seconds_per_minute is None:
-            return None
-        wait_s = self._quotas.source_wait_s(caller.key, caller.source_seconds_per_minute)
-        return _exceeded(caller.key, "source audio", wait_s) if wait_s else None
-
-    def charge_characters(self, caller: Caller, chars: int) -> None:
-        """Charge accepted text to the caller."""
-        if caller.key is not None and caller.characters_per_minute is not None:
-            self._quotas.charge_characters(caller.key, caller.characters_per_minute, chars)
-
-    def charge_source(self, caller: Caller, seconds: float) -> None:
-        """Charge source audio of a conversion to the caller."""
-        if caller.key is not None and caller.source_seconds_per_minute is not None:
-            self._quotas.charge_source(caller.key, caller.source_seconds_per_minute, seconds)
+    def charge(self, kind: Metered, caller: Caller, units: float) -> None:
+        """Charge accepted text, or source audio, to the caller."""
+        if (limit := _limit(kind, caller)) is not None:
+            self._quotas.charge(kind, *limit, units)
 
     async def reserve_session(self, caller: Caller, *, replaces: bool) -> str | None:
         """Reserve a session, and learn what other workers have charged to the caller.
@@ -134,8 +117,7 @@ class CallerQuotas:
         """
         if caller.key is None:
             return None
-        if caller.characters_per_minute is not None:
-            await self._quotas.refresh_characters(caller.key, caller.characters_per_minute)
+        await self.refresh(Metered.CHARACTERS, caller)
         if caller.max_sessions is None:
             return None
         lease = secrets.token_hex(8)
@@ -160,8 +142,10 @@ class CallerQuotas:
             self._quotas.release_session(caller.key, lease)
 
 
-def _exceeded(key: str, units: str, wait_s: float) -> QuotaExceeded:
-    return QuotaExceeded(f'the API key "{key}" has exceeded its {units} per minute', retry_after_s=round(wait_s + 0.5))
+def _limit(kind: Metered, caller: Caller) -> tuple[str, float] | None:
+    """Return the caller's key and what it may use per minute; None without such a limit."""
+    per_minute = caller.source_seconds_per_minute if kind is Metered.SOURCE else caller.characters_per_minute
+    return None if caller.key is None or per_minute is None else (caller.key, per_minute)
 
 
 def sessions_exceeded(caller: Caller) -> QuotaExceeded:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from tts_worker.audio.output import OutputFormat
 from tts_worker.errors import ErrorInfo, TTSWorkerError, as_exception
+from tts_worker.protocol.session import OutputReader
 from tts_worker.session.engine_port import CommandPort
 from tts_worker.session.frame_clock import TIMER_RESOLUTION_S, FrameClock
 from tts_worker.session.machine import SessionMachine
@@ -61,7 +62,7 @@ class SessionHooks:
     on_close: Callable[[str], None] = lambda session: None
 
 
-class LocalSession:
+class LocalSession(OutputReader):
     """A session on an engine in this process, opened by ``SessionHub.open``.
 
     Args:
@@ -425,13 +426,6 @@ class LocalSession:
         self._post()
         return item
 
-    async def next(self) -> Output | None:
-        while True:
-            item = self.poll()
-            if item is not None or self._machine.state is State.CLOSED:
-                return item
-            await self.wait()
-
     async def wait(self, deliver: Callable[[], bool] | None = None) -> None:
         """Wait until ``poll`` may return something or ``wake`` is called, for readers with several sources.
 
@@ -480,10 +474,6 @@ class LocalSession:
     def wake(self) -> None:
         """End a pending ``wait``."""
         self._wakeup.set()
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while (item := await self.next()) is not None:
-            yield item
 
     def _note(self, item: Output, now_s: float) -> None:
         """Record an output in the pacer, the observer and the log record."""

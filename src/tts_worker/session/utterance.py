@@ -41,7 +41,7 @@ class TextSource(Protocol):
     def flush(self) -> Sequence[Segment]: ...
     def flush_words(self) -> Sequence[Segment]: ...
     def end(self) -> Sequence[Segment]: ...
-    def skip(self, delta: str | bytes) -> None: ...
+    def abandon(self, rest: Iterable[str | bytes]) -> None: ...
 
 
 class AudioOutput(Protocol):
@@ -247,10 +247,7 @@ class Utterance:
     def abandon_text(self) -> None:
         """Stop reading text. Unread text still counts as source text of the playback report."""
         if not self.text_read:
-            for item in self._unread:
-                if isinstance(item, str | bytes):
-                    self._text.skip(item)
-            self._text.end()  # completes a split character
+            self._text.abandon(item for item in self._unread if isinstance(item, str | bytes))
             self.text_phase = TextPhase.READ
         self._unread.clear()
 

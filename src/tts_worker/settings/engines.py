@@ -107,13 +107,6 @@ class CosyVoiceEngineSettings(Section):
         is_name = isinstance(bundle, str) and Path(bundle).name == bundle and not Path(bundle).exists()
         return installed_voices().get(str(bundle), bundle) if is_name else bundle
 
-    @field_validator("backend", mode="before")
-    @classmethod
-    def _check_backend_name(cls, name: object) -> object:
-        if name == "onnx":
-            raise ValueError("onnx is called onnxruntime now")
-        return name
-
 
 EngineSettings = Annotated[
     HibariEngineSettings | KokoroEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings,

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
-from tts_worker.settings.problems import REMOVED, invalid_settings
+from tts_worker.settings.problems import invalid_settings
 from tts_worker.settings.sections import TextSettings
 from tts_worker.settings.tree import ENV_PREFIX, Settings, feature_paths
 from tts_worker.text.lexicon import Lexicon
@@ -196,7 +196,5 @@ def _check_environment() -> None:
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name.upper() not in _CLIENT_VARIABLES:
             path = name[len(ENV_PREFIX) :].lower().split("__")
-            if (removed := REMOVED.get(".".join(path))) is not None:
-                raise ConfigError(f"environment variable {name}: {removed}")
             if path[0] not in Settings.model_fields:
                 raise ConfigError(f"environment variable {name}: unknown setting {path[0]!r}")

@@ -14,78 +14,6 @@ from tts_worker.errors import ConfigError
 from tts_worker.feature_names import SECTIONS
 from tts_worker.settings.engines import ENGINE_KINDS
 
-_ACCELERATION = (
-    "acceleration: auto (the default) takes the fast paths that give PyTorch's numbers in a check on this machine, "
-    "acceleration: off takes none"
-)
-REMOVED = {
-    name: f"removed: {advice}"
-    for name, advice in {
-        "text.normalize": "numbers are always read, and text.reading (own or reference) says by which rules; "
-        "a session leaves its text as written with normalize: false",
-        "text.lexicon_file": "text.lexicon takes the path of a file, too",
-        "telephony.enabled": "telephony.max_calls: 0 accepts no calls",
-        "batch.enabled": "batch.parallel: 0 accepts no batches",
-        "quotas": "set registry.quotas_url; workers share quotas under registry.prefix",
-        "quotas.redis_url": "set registry.quotas_url",
-        "quotas.prefix": "workers share quotas under registry.prefix",
-        "models.default": "the first of models.preload, or of engines, is the default: put it first",
-        "grpc.max_connections": "server.max_connections applies to every port",
-        "grpc.frame_ms": "frames have 20 ms; a client asks for other ones with its option frame_ms",
-        "voices.openai_names": "the OpenAI API accepts these names; voices.aliases maps them to other voices",
-        "tracing.service_name": "set the environment variable OTEL_SERVICE_NAME",
-        "engines.cosyvoice.plan_cache": "plans are stored below XDG_CACHE_HOME, by default ~/.cache",
-        "engines.cosyvoice.graphs_dir": "graphs are read from the directory onnx of the bundle",
-        "engines.cosyvoice.stride_chunks": "the engine chooses it for its device",
-        "engines.cosyvoice.decode_batch": "the engine chooses it for its device",
-        "engines.cosyvoice.render_batch": "the engine chooses it for its device",
-        "engines.cosyvoice.graphs": _ACCELERATION,
-        "engines.cosyvoice.kernels": _ACCELERATION,
-        "engines.cosyvoice.compile": _ACCELERATION,
-        "engines.cosyvoice.attention": _ACCELERATION,
-        "engines.cosyvoice.overlap": _ACCELERATION,
-        "engines.cosyvoice.context_tokens": "the bundle's own context_tokens applies, at most 250",
-    }.items()
-} | {
-    name: f"removed: it is {value} for every worker; delete this setting"
-    for name, value in {
-        "server.max_header_bytes": "32 KiB",
-        "server.max_buffered_bytes": "64 MiB",
-        "server.header_timeout_s": "10 s",
-        "server.body_timeout_s": "60 s",
-        "server.heartbeat_s": "20 s",
-        "grpc.connection_idle_s": "30 s",
-        "session.end_idle_s": "60 s",
-        "session.window_ms": "1500 ms",
-        "session.max_queued_utterances": "16",
-        "session.max_message_chars": "100,000",
-        "session.max_messages_per_s": "1,000",
-        "webrtc.connect_timeout_s": "15 s",
-        "webrtc.silence_timeout_s": "10 s",
-        "telephony.join_timeout_s": "10 s",
-        "batch.key_share": "0.5",
-        "batch.max_items": "1,000",
-        "batch.max_chars": "1,000,000",
-        "batch.max_running": "100",
-        "batch.max_kept": "10,000",
-        "voices.watch_interval_s": "1 s",
-        "models.min_residency_s": "2 minutes",
-        "models.check_interval_s": "30 s",
-        "models.max_parallel_loads": "1",
-        "ray.look_back_s": "10 s",
-        "ray.upscale_delay_s": "10 s",
-        "ray.downscale_delay_s": "300 s",
-        "hang_timeout_s": "30 s",
-        "engines.tone.chunk_ms": "100 ms",
-        "engines.cosyvoice.first_tokens": "8",
-        "engines.cosyvoice.cached_voices": "4",
-        "engines.cosyvoice.smooth_start": "on",
-        "engines.cosyvoice.first_chunk_on_device": "on",
-    }.items()
-}
-"""Settings of earlier versions, and what to do instead. An engine is named by its kind."""
-
-
 _OF_FEATURES = {section: feature for feature, sections in SECTIONS.items() for section in sections}
 
 
@@ -128,8 +56,6 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
         kind = str(path[2])  # pydantic inserts the kind of an engine
         path = (*path[:2], *path[3:])
     match details["type"]:
-        case "extra_forbidden" if (removed := REMOVED.get(_removed_name(path, kind))) is not None:
-            return SettingProblem(path, removed)
         case "extra_forbidden" if (feature := _OF_FEATURES.get(".".join(map(str, path)))) is not None:
             return SettingProblem(path, f"this installation lacks the feature {feature}")
         case "extra_forbidden":
@@ -143,10 +69,6 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
             return SettingProblem(path, "must be a mapping of names to values")
         case _:
             return SettingProblem(path, details["msg"].removeprefix("Value error, "))
-
-
-def _removed_name(path: Sequence[str | int], kind: str | None) -> str:
-    return ".".join(map(str, path if kind is None else ("engines", kind, *path[2:])))
 
 
 def _names(root: type[BaseModel], path: Sequence[str | int], kind: str | None) -> list[str]:

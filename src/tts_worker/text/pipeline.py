@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 
 from tts_worker.errors import IllegalCommand
 from tts_worker.text.clause_segmenter import ClauseSegmenter
@@ -144,16 +145,12 @@ class TextPipeline:
             )
         return self._finish(Boundary.END)
 
-    def skip(self, delta: str | bytes) -> None:
-        """Take text that is not spoken and only counts in ``source``.
-
-        Raises:
-            IllegalCommand: Called after ``end``.
-        """
-        self._read()
-        text = self._decoder.feed(delta)
-        self._parts.append(text)
-        self._length += len(text)
+    def abandon(self, rest: Iterable[str | bytes] = ()) -> None:
+        """End the text without reading what is unread; that and ``rest`` only count in ``source``."""
+        self._parts += [self._unread, *map(self._decoder.feed, rest), self._decoder.end()]
+        self._unread = ""
+        self._quiet_chars = -1
+        self._ended = True
 
     def _read(self) -> None:
         """Run the text that has not been read through the stages."""

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from tts_worker.audio.decode import Recording, read_recording
+from tts_worker.audio.decode import RECORDING_FORMATS, Recording, read_recording
 from tts_worker.audio.prompt import MAX_PROMPT_S, PromptFigures
 from tts_worker.audio.window import Window
 from tts_worker.errors import InvalidRequest, NotReady, OverCapacity, TextTooLong
@@ -22,7 +22,6 @@ from tts_worker.voices.files import Voice
 
 MAX_PROMPT_BYTES = 8 << 20  # 30 s of 48 kHz 16-bit stereo is 5.5 MiB
 MAX_PROMPT_CHARS = 1_000
-MAX_CHANNELS = 2
 _RETRY_AFTER_S = 2.0
 
 
@@ -203,7 +202,7 @@ def check_size(recording: bytes, transcript: str) -> None:
         TextTooLong: The recording or the transcript is too large.
     """
     if not recording:
-        raise InvalidRequest("the recording is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
+        raise InvalidRequest(f"the recording is empty: send a {RECORDING_FORMATS} file")
     if len(recording) > MAX_PROMPT_BYTES:
         raise TextTooLong(f"a recording may have at most {MAX_PROMPT_BYTES >> 20} MiB")
     if len(transcript) > MAX_PROMPT_CHARS:
@@ -216,4 +215,4 @@ def read_prompt(recording: bytes) -> Recording:
     Raises:
         InvalidRequest: The file cannot be read, or its rate, channels or duration are out of range.
     """
-    return read_recording(recording, MAX_PROMPT_S, max_channels=MAX_CHANNELS)
+    return read_recording(recording, MAX_PROMPT_S)

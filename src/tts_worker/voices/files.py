@@ -40,6 +40,7 @@ STYLE_SEPARATOR = "@"
 """``anna@happy`` is the style "happy" of the voice ``anna``."""
 DETAILS_FILE = "details.json"
 _NAME = re.compile(rf"\w[\w.-]{{0,63}}(?:{STYLE_SEPARATOR}\w[\w-]{{0,31}})?")
+_MAX_NAME_BYTES = 255 - 32  # a file's name has at most 255, and that of a hidden folder has a prefix and a suffix
 _HIDDEN = re.compile(rf"\.({_NAME.pattern})\.\d+\.[0-9a-f]+\.old")
 _FIELDS = {"format", "family", "prompt_text", "seconds", "gain_db", "notes", "content_hash"}
 _DTYPES = {
@@ -130,8 +131,11 @@ class Voice:
 
 def voice_folder(root: Path, name: str) -> Path:
     """Return ``root/name``. Raises InvalidRequest for a name that could lead out of ``root``."""
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest("a voice's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit")
+    if not _NAME.fullmatch(name) or len(name.encode()) > _MAX_NAME_BYTES:
+        raise InvalidRequest(
+            "a voice's name has up to 64 letters, digits, _ . or -, and begins with a letter or digit; at most "
+            f"{_MAX_NAME_BYTES} bytes"
+        )
     return root / name
 
 

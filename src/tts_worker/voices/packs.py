@@ -2,7 +2,7 @@
 
 ``family`` is the kind of the engine, or a family of its models (``cosyvoice2``, ``cosyvoice3``). Each style has a
 recording and its transcript, by default ``prompts/<style>.wav`` (or another audio format) and ``prompts/<style>.txt``.
-Files of the older schema, with ``model_id`` and without a usable ``name``, are read too. Nothing in a pack is executed.
+Files of older schemas, with ``model_id`` or ``model_info``, are read too. Nothing in a pack is executed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tts_worker.errors import ConfigError, InvalidRequest
 from tts_worker.safe_yaml import RefusedYaml, parse_yaml
@@ -40,8 +48,8 @@ class PackStyle(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: str = Field("", max_length=200)
-    text: str = Field("", max_length=1_000)
+    prompt: str = Field("", max_length=200, validation_alias=AliasChoices("prompt", "audio", "file"))
+    text: str = Field("", max_length=1_000, validation_alias=AliasChoices("text", "transcript"))
 
 
 class VoicePack(VoiceMetadata):
@@ -56,8 +64,7 @@ class VoicePack(VoiceMetadata):
         lexicon: Word -> spelling or /phonemes/.
         aliases: Further names of the voice; a voice with such a name goes first.
         model_sha256: Hash of the voice's model, for a pack with one.
-        model_id: Of the older schema, like all attributes after it; only ``audio.sample_rate`` and
-            ``reference_audio.default_reference`` are used.
+        performance: What was measured of the voice, for people.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,30 +78,13 @@ class VoicePack(VoiceMetadata):
     lexicon: dict[str, Any] = Field(default_factory=dict)
     aliases: tuple[VoiceName, ...] = Field((), max_length=8)
     model_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    model_id: str | None = None
-    version: str | None = None
-    author: str | None = None
-    source_url: str | None = None
-    created_at: str | date | None = None
-    resources: dict[str, Any] = Field(default_factory=dict)
     performance: dict[str, Any] = Field(default_factory=dict)
-    audio: dict[str, Any] = Field(default_factory=dict)
-    reference_audio: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        data = dict(data)
-        if isinstance(language := data.pop("language", None), str):
-            data.setdefault("languages", [language])
-        audio = data.get("audio")
-        if isinstance(audio, Mapping) and "sample_rate" in audio:
-            data.setdefault("sample_rate", audio["sample_rate"])
-        reference = data.get("reference_audio")
-        if isinstance(reference, Mapping) and isinstance(prompt := reference.get("default_reference"), str):
-            data.setdefault("styles", {NEUTRAL: {"prompt": prompt}})
+    def _one_language(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(language := data.get("language"), str):
+            return {"languages": [language], **{key: value for key, value in data.items() if key != "language"}}
         return data
 
     @field_validator("capabilities", mode="before")
@@ -204,13 +194,29 @@ def read_voicepack(folder: Path) -> InstalledPack:
 
 
 def _named_by_folder(data: Any, folder: Path) -> Any:
-    """Fill in name and family. In the older schema ``name`` is a title for people."""
+    """Fill in name and family."""
     if not isinstance(data, Mapping):
         return data
-    data = dict(data)
-    if "model_id" in data and data.get("name") != folder.name:
-        data.setdefault("title", data.pop("name", ""))
+    if isinstance(info := data.get("model_info"), Mapping):
+        data = {"model_id": folder.name, **info, **data}
+    if "model_id" in data:
+        data = _from_older(dict(data), folder.name)
     return {"name": folder.name, "family": folder.parent.name, **data}
+
+
+def _from_older(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Convert metadata of an older schema, which describe a model: ``name`` is a title, many keys have no use here."""
+    if data.get("name") != name:
+        data.setdefault("title", data.pop("name", ""))
+    if isinstance(audio := data.get("audio"), Mapping) and "sample_rate" in audio:
+        data.setdefault("sample_rate", audio["sample_rate"])
+    if isinstance(reference := data.get("reference_audio"), Mapping) and "default_reference" in reference:
+        data.setdefault("prompts", {NEUTRAL: reference["default_reference"]})
+    if isinstance(prompts := data.get("prompts"), Mapping):
+        styles = {style: {"prompt": prompt} if isinstance(prompt, str) else prompt for style, prompt in prompts.items()}
+        data.setdefault("styles", styles)
+    known = {*VoicePack.model_fields, "language"}
+    return {key: value for key, value in data.items() if key in known}
 
 
 def _decode(file: Path, raw: bytes) -> str:

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from tests.fakes.torch_build import fake_torch
-from tests.unit.cosyvoice.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
+from tests.features.acceleration.fake_tensorrt import FakeTrt, use_cpu_as_cuda
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration import kernels
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
-from tts_worker.features.acceleration import checks
+from tts_worker.features.acceleration import checks, kernels
 from tts_worker.finding import Status
 
 

@@ -39,7 +39,7 @@ from tts_worker.features.batch.store import (
     remove_abandoned_folders,
     stored_ids,
 )
-from tts_worker.session.quotas import Quotas
+from tts_worker.session.quotas import Metered, Quotas
 from tts_worker.types import SessionOptions
 from tts_worker.worker import Worker, running_worker
 
@@ -214,6 +214,27 @@ async def test_drain_ends_downloads_that_wait() -> None:
             await second
 
 
+async def test_token_of_a_key_gives_no_access_to_its_batches(tmp_path: Path) -> None:
+    server = {"key_file": str(key_file(tmp_path))}
+    async with (
+        serving(server=server) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as http,
+    ):
+        body = {**PCM, "items": items("One.")}
+        path = f"/v1/batch/{(await http.post('/v1/batch', json=body, headers=bearer(OPERATOR))).json()['id']}"
+        wanted = {"scopes": ["speak", "admin"]}
+        token = bearer((await http.post("/v1/tokens", json=wanted, headers=bearer(OPERATOR))).json()["token"])
+        for answer in (
+            await http.post("/v1/batch", json=body, headers=token),
+            await http.get("/v1/batch", headers=token),
+            await http.get(path, headers=token),
+            await http.get(f"{path}/results", headers=token),
+            await http.delete(path, headers=token),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+        assert (await http.get(path, headers=bearer(OPERATOR))).status_code == 200
+
+
 async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lock is an open file, and batches are kept for a day."""
     monkeypatch.setattr("tts_worker.features.batch.runner.MAINTENANCE_S", 0.02)
@@ -222,8 +243,10 @@ async def test_finished_batches_hold_no_lock(tmp_path: Path, monkeypatch: pytest
         batch = await batches_of(worker).submit(BatchRequest.model_validate({**PCM, "items": items("One.")}))
         await batches_of(worker).wait(batch, 0)
         name = batch.stored.id
-        for runner in (batches_of(worker), batches_of(other)):
-            await until(lambda runner=runner: name in runner.batches and not runner.batches[name].folder.is_claimed)
+        await until(lambda: name in batches_of(other).batches)
+        third = BatchFolder(tmp_path, name)
+        await until(third.claim)
+        third.release()
         await batches_of(worker).delete(batch)
         assert await batches_of(other).find(name) is None, "the other worker sees that it is deleted"
         await until(lambda: name not in batches_of(other).batches)
@@ -524,7 +547,6 @@ async def test_deleted_copy_ends_the_batch_that_was_taken_over(tmp_path: Path) -
         await runner.delete(copy)
         assert await waiting is None
         assert worker.hub.live_sessions == 0
-        assert not running.folder.is_claimed
         assert await asyncio.to_thread(lambda: list(tmp_path.iterdir())) == []
 
 
@@ -617,7 +639,7 @@ async def test_breaks_count_in_the_quota_of_characters() -> None:
             session = worker.hub.open(SessionOptions(realtime=False))
         session.speak('a<break time="10s"/>b')
         session.end_text()
-        await until(lambda: worker.hub.quotas.character_wait_s("alice", 60.0) > 100)
+        await until(lambda: worker.hub.quotas.wait_s(Metered.CHARACTERS, "alice", 60.0) > 100)
         session.close()
 
 

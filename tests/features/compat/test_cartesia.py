@@ -198,19 +198,6 @@ async def test_sdk_streams_server_sent_events(encoding: str) -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_sse_rejections_use_vendor_errors() -> None:
-    async with serving() as address, sdk(address) as client:
-        for fields, kind, code in (
-            ({"voice": "unknown"}, cartesia_sdk.NotFoundError, "unknown_voice"),
-            ({"output_format": {**FORMAT, "container": "wav"}}, cartesia_sdk.BadRequestError, "invalid_request"),
-            ({"add_phoneme_timestamps": True}, cartesia_sdk.BadRequestError, "invalid_request"),
-            ({"transcript": "  "}, cartesia_sdk.UnprocessableEntityError, "unspeakable_text"),
-        ):
-            with pytest.raises(kind) as exc_info:
-                await client.tts.sse(**{**SPEECH, "output_format": FORMAT, **fields})
-            assert exc_info.value.body["error_code"] == code
-
-
 async def test_sse_failure_is_the_last_event() -> None:
     async with (
         running_worker(tone_settings(**LONG_TIMEOUTS)) as worker,
@@ -299,38 +286,6 @@ async def test_livekit_plugin_streams_with_word_timestamps() -> None:
             assert "".join(words).split() == TEXT.split()
             assert [word.start_time for word in words] == sorted(word.start_time for word in words)
         await until_live_sessions(address, 0)
-
-
-async def test_livekit_interruption_frees_the_session() -> None:
-    async with serving() as address, plugin(address) as tts:
-        stream = tts.stream()
-        stream.push_text(LONG)
-        stream.flush()
-        await stream.__anext__()
-        await stream.aclose()
-        async with tts.stream() as following:  # the plugin closes the interrupted socket when it needs the next one
-            following.push_text("Yes.")
-            following.end_input()
-            assert [event async for event in following]
-        await until_live_sessions(address, 0)
-
-
-async def test_livekit_plugin_downloads_and_raises_errors() -> None:
-    from livekit.agents import APIConnectOptions, APIError, APIStatusError
-
-    once = APIConnectOptions(max_retry=0)
-    async with serving() as address, plugin(address) as tts:
-        frame = await tts.synthesize(TEXT, conn_options=once).collect()
-        assert frame.samples_per_channel >= SAMPLES
-        tts.update_options(voice="unknown")
-        with pytest.raises(APIStatusError) as exc_info:
-            await tts.synthesize(TEXT, conn_options=once).collect()
-        assert exc_info.value.status_code == 404
-        async with tts.stream(conn_options=once) as stream:
-            stream.push_text(TEXT)
-            stream.end_input()
-            with pytest.raises(APIError, match="unknown_voice"):
-                await stream.__anext__()
 
 
 # -- formats ----------------------------------------------------------------------------------------------------------

@@ -211,3 +211,10 @@ async def test_unknown_path_of_a_socket_is_not_found() -> None:
         with pytest.raises(Exception, match="404"):
             async with connect(f"ws://{address}/v1/nothing"):
                 pass
+
+
+async def test_text_in_a_script_of_no_voice_is_an_error() -> None:
+    """The voice cannot say it: silence would hide that."""
+    async with serving(engines={"cpu": {"kind": "hibari"}}) as address, http(address) as client:
+        answer = await client.post("/v1/audio/speech", json={"input": "你好", "voice": "heart"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unspeakable_text")

@@ -18,6 +18,7 @@ from tts_worker.features.compat import cosyvoice_pb2 as pb
 from tts_worker.features.compat import cosyvoice_pb2_grpc
 from tts_worker.grpc_serving import running_grpc
 from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
+from tts_worker.serving import serve
 from tts_worker.worker import Worker, running_worker
 
 TEXT = "Hello there, my friend."
@@ -102,6 +103,21 @@ async def test_cancelling_frees_the_slot_at_once() -> None:
         assert worker.hub.live_sessions == 1
         call.cancel()
         await until(lambda: worker.hub.live_sessions == 0)
+
+
+async def test_serve_tells_the_address() -> None:
+    grpc_section = {"enabled": True, "port": 0, "cosyvoice_port": 0}
+    addresses: list[str] = []
+    ready = asyncio.Event()
+    settings = tone_settings(server={"port": 0}, grpc=grpc_section)
+    serving = asyncio.create_task(serve(settings, addresses.append, ready.set))
+    try:
+        await ready.wait()
+        assert [address.partition("://")[0] for address in addresses] == ["http", "grpc", "grpc"]
+        assert len(await ask(addresses[-1].removeprefix("grpc://"), sft(voice="tone"))) > 48_000
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
 
 
 async def test_a_recording_is_enrolled_once() -> None:

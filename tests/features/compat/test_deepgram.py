@@ -10,21 +10,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.behavior.faults import fault_at
 from tests.behavior.table import LONG
-from tests.behavior.transports import Setup, serve_setup
 from tests.conftest import serving
 from tests.fakes.late import LateModule
 from tests.integration.test_websocket import until_live_sessions
-from tts_worker.engine.tone import Fault
 
 deepgram = LateModule("deepgram", "needs the package deepgram-sdk")
 deepgram_environment = LateModule("deepgram.environment")
@@ -37,9 +31,6 @@ pytestmark = [  # of the SDK
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, TEXT))  # the tone engine: 60 ms a character
-QUIET_BYTES = 2 * 2_400  # 100 ms at 24 kHz
-KEY = "key-of-a-client"
-TOKEN = {"Authorization": f"Token {KEY}"}
 
 
 class Client:
@@ -161,17 +152,6 @@ async def test_download_has_the_format(query: str, rate_hz: int, subtype: str) -
         assert answer.headers["dg-request-id"] == answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("path", ["/v1/speak", "/v2/speak"])
-async def test_bare_samples_are_those_of_the_socket(path: str) -> None:
-    async with serving() as address, httpx.AsyncClient(timeout=60) as http, dial(address) as client:
-        query = "?model=flux-haley-en&encoding=linear16&container=none"
-        answer = await http.post(f"http://{address}{path}{query}", json={"text": TEXT})
-        await client.send("Speak", text=TEXT)
-        await client.send("Flush")
-        await client.until("Flushed")
-        assert answer.content == client.pcm
-
-
 async def test_model_names_a_voice_or_the_default() -> None:
     aliases = {"aura-2-apollo-en": "tone-high"}
     async with serving(voices={"aliases": aliases}) as address, httpx.AsyncClient(timeout=60) as http:
@@ -196,7 +176,6 @@ async def test_model_names_a_voice_or_the_default() -> None:
         ("?encoding=linear16&sample_rate=12345", 400),
         ("?speed=3", 400),
         ("?callback=http://example.com", 400),
-        ("?model=missing", 400),
     ],
 )
 async def test_invalid_request_has_the_vendors_error(query: str, status: int) -> None:
@@ -209,7 +188,7 @@ async def test_invalid_request_has_the_vendors_error(query: str, status: int) ->
         await until_live_sessions(address, 0)
 
 
-@pytest.mark.parametrize("query", ["&encoding=mp3", "&sample_rate=12345", "&speed=0.1", "&model=missing"])
+@pytest.mark.parametrize("query", ["&encoding=mp3", "&sample_rate=12345", "&speed=0.1"])
 async def test_handshake_is_denied_with_the_reason(query: str) -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:
@@ -217,19 +196,6 @@ async def test_handshake_is_denied_with_the_reason(query: str) -> None:
                 pass
         assert refused.value.response.status_code == 400
         assert refused.value.response.headers["dg-error"]
-
-
-async def test_key_comes_as_a_token() -> None:
-    async with serving(server={"api_keys": [KEY]}) as address, httpx.AsyncClient(timeout=60) as http:
-        url = f"http://{address}/v1/speak?model=tone"
-        assert (await http.post(url, json={"text": TEXT}, headers=TOKEN)).status_code == 200
-        refused = await http.post(url, json={"text": TEXT}, headers={"Authorization": "Token wrong"})
-        assert (refused.status_code, refused.json()["err_code"]) == (401, "UNAUTHENTICATED")
-        async with dial(address, additional_headers=TOKEN) as client:
-            await client.until("Metadata")
-        async with sdk(address, KEY) as client:
-            parts = [part async for part in client.speak.v1.audio.generate(text=TEXT, model="tone")]
-            assert parts
 
 
 # -- the socket -------------------------------------------------------------------------------------------------------
@@ -285,15 +251,6 @@ async def test_flush_without_text_is_answered() -> None:
         assert client.pcm == b""
 
 
-@pytest.mark.parametrize("text", ["...", "🎉", "—"])
-async def test_quiet_turn_is_silence(text: str) -> None:
-    async with serving() as address, dial(address) as client:
-        await client.send("Speak", text=text)
-        await client.send("Flush")
-        await client.until("Flushed")
-        assert client.pcm == bytes(QUIET_BYTES)
-
-
 @pytest.mark.parametrize("message", ["no JSON", "[]", '{"type": "Sing"}', '{"type": "Speak", "text": 7}', b"\0\0"])
 async def test_invalid_message_is_a_warning(message: str | bytes) -> None:
     async with serving() as address, dial(address) as client:
@@ -305,49 +262,3 @@ async def test_invalid_message_is_a_warning(message: str | bytes) -> None:
         await client.send("Flush")
         await client.until("Flushed")
         assert len(client.pcm) // 2 >= SAMPLES
-
-
-async def test_too_long_message_is_an_error_with_its_close_code() -> None:
-    async with serving() as address, dial(address) as client:
-        await client.send("Speak", text="x" * 100_001)
-        assert (await client.until("Error"))["code"] == "TEXT_TOO_LONG"
-        end = await client.rest()
-        assert end.rcvd is not None
-        assert end.rcvd.code == 1009
-        await until_live_sessions(address, 0)
-
-
-async def test_incomplete_speech_is_an_error() -> None:
-    async with serve_setup(Setup(engine=fault_at(Fault.RAISE, 2, generation=1))) as address, dial(address) as client:
-        await client.send("Speak", text=LONG)
-        await client.send("Flush")
-        assert (await client.until("Error"))["description"]
-        end = await client.rest()
-        assert end.rcvd is not None
-        assert end.rcvd.code == 1011
-        assert "Flushed" not in [message["type"] for message in client.log]
-
-
-async def test_full_worker_refuses_the_turn() -> None:
-    async with serving(session={"max_sessions": 1}) as address, dial(address) as first, dial(address) as second:
-        await first.send("Speak", text=LONG * 20)
-        await first.until_audio()
-        await second.send("Speak", text=TEXT)
-        assert (await second.until("Error"))["code"] == "OVER_CAPACITY"
-
-
-@given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=6).map(sorted))
-@settings(max_examples=5, deadline=None)
-def test_audio_does_not_depend_on_how_the_text_is_cut(cuts: list[int]) -> None:
-    async def speak() -> tuple[bytes, bytes]:
-        async with serving() as address, dial(address) as whole, dial(address) as cut:
-            for start, end in zip([0, *cuts], [*cuts, len(TEXT)], strict=True):
-                await cut.send("Speak", text=TEXT[start:end])
-            await whole.send("Speak", text=TEXT)
-            for client in (whole, cut):
-                await client.send("Flush")
-                await client.until("Flushed")
-            return whole.pcm, cut.pcm
-
-    whole, cut = asyncio.run(speak())
-    assert np.array_equal(np.frombuffer(whole, "<i2"), np.frombuffer(cut, "<i2"))

@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 
-from tests.behavior.faults import fault_at
 from tests.behavior.table import LONG
-from tests.behavior.transports import Setup, serve_setup
 from tests.conftest import serving
 from tests.fakes.late import LateModule
-from tests.features.compat.test_deepgram import QUIET_BYTES, SAMPLES, TEXT, Client, dial, sdk
+from tests.features.compat.test_deepgram import SAMPLES, TEXT, Client, dial, sdk
 from tests.integration.test_websocket import until_live_sessions
-from tts_worker.engine.tone import Fault
 
 deepgram_flux = LateModule("deepgram.speak.v2.types", "needs the package deepgram-sdk")
 
@@ -142,13 +139,6 @@ async def test_close_finishes_the_turn_and_tells_the_totals() -> None:
         assert end.rcvd.code == 1000
 
 
-@pytest.mark.parametrize("text", ["...", "🎉"])
-async def test_quiet_turn_is_silence(text: str) -> None:
-    async with serving() as address, flux(address) as client:
-        assert (await say(client, text))["audio_duration_ms"] == 100
-        assert client.pcm == bytes(QUIET_BYTES)
-
-
 async def test_blank_turn_has_no_audio_and_a_warning() -> None:
     async with serving() as address, flux(address) as client:
         assert (await say(client, " \n"))["audio_duration_ms"] == 0
@@ -232,6 +222,15 @@ async def test_interruption_without_an_offset_has_no_text() -> None:
         assert report["audio_played_ms"] == round(len(client.pcm) / 48)
         await client.send("Interrupt")
         assert (await client.until("Warning"))["code"] == "NO_ACTIVE_SPEECH"
+
+
+async def test_interruption_in_a_quiet_turn_reports_it() -> None:
+    async with serving() as address, flux(address) as client:
+        quiet = await say(client, "...")
+        await say(client, "Hello there.")
+        report = await interrupt(client, 50)
+        assert report["metadata"]["speech_id"] == quiet["speech_id"]
+        assert (report["text_spoken"], report["text_remaining"]) == ("...", "Hello there.")
 
 
 async def test_interruption_of_what_was_played_is_a_warning() -> None:
@@ -337,17 +336,7 @@ async def test_error_ends_the_connection(message: str, code: str) -> None:
         await until_live_sessions(address, 0)
 
 
-async def test_incomplete_speech_is_an_error() -> None:
-    setup = Setup(engine=fault_at(Fault.RAISE, 2, generation=1))
-    async with serve_setup(setup) as address, flux(address) as client:
-        await client.send("Speak", text=LONG)
-        await client.send("Flush")
-        assert (await client.until("Error"))["code"] == "NET-0000"
-        await client.rest()
-        assert "SpeechMetadata" not in kinds(client)
-
-
-@pytest.mark.parametrize("query", ["&encoding=mp3", "&model=missing", "&speed=2"])
+@pytest.mark.parametrize("query", ["&encoding=mp3", "&speed=2"])
 async def test_handshake_is_denied_with_the_reason(query: str) -> None:
     async with serving() as address:
         with pytest.raises(InvalidStatus) as refused:

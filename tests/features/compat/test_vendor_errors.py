@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.asyncio.client import connect
 
 from tests.behavior.faults import fault_at
 from tests.behavior.table import LONG
@@ -129,58 +128,9 @@ async def test_voice_uses_worker_format_by_default() -> None:
         assert (await http.get("/v1/voices/tone-low")).json() == listed["tone-low"]
 
 
-TRUNCATED = Setup(engine=fault_at(Fault.TRUNCATE, chunk=5, generation=1))
-"""The first utterance of each session ends after a second, with most of its text unspoken."""
-
-
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/tts/sse", "/v1/text-to-speech/tone/stream/with-timestamps"])
-async def test_download_that_ends_before_its_text_fails(path: str) -> None:
-    body = {
-        "input": LONG,
-        "text": LONG,
-        "transcript": LONG,
-        "voice": "tone",
-        "response_format": "pcm",
-        "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
-    }
-    async with (
-        serve_setup(TRUNCATED) as address,
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
-        client.stream("POST", path, json=body) as response,
-    ):
-        assert response.status_code == 200
-        content = b""
-        try:
-            async for part in response.aiter_bytes():
-                content += part
-        except httpx.RemoteProtocolError:
-            content += b"broken off"
-    assert len(content) > 10_000
-    assert content.endswith(b"broken off") or b"synthesis_failed" in content[-500:]
-
-
-@pytest.mark.parametrize("path", ["/tts/websocket", "/v1/text-to-speech/tone/multi-stream-input"])
-async def test_context_that_ends_before_its_text_ends_with_an_error(path: str) -> None:
-    cartesia = {
-        "context_id": "a",
-        "transcript": LONG,
-        "continue": False,
-        "voice": {"id": "tone"},
-        "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
-    }
-    elevenlabs = ({"context_id": "a", "text": LONG}, {"context_id": "a", "close_context": True})
-    async with serve_setup(TRUNCATED) as address, connect(f"ws://{address}{path}", max_size=None) as socket:
-        for message in (cartesia,) if path.startswith("/tts") else elevenlabs:
-            await socket.send(json.dumps(message))
-        last: dict[str, Any] = {}
-        while not (last.get("done") or last.get("isFinal") or last.get("error")):
-            last = json.loads(await socket.recv())
-        assert "synthesis_failed" in last.values()
-
-
 async def test_batch_item_that_ends_before_its_text_fails() -> None:
     async with (
-        serve_setup(TRUNCATED) as address,
+        serve_setup(Setup(engine=fault_at(Fault.TRUNCATE, chunk=5, generation=1))) as address,
         httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client,
     ):
         answer = await client.post("/v1/batch", json={"items": [{"input": LONG}], "voice": "tone"})

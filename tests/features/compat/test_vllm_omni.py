@@ -10,24 +10,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 import soundfile
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.behavior.faults import fault_at
 from tests.behavior.table import LONG
-from tests.behavior.transports import Setup, serve_setup
 from tests.conftest import serving
 from tests.fakes.enroller import EnrollingWorker, serving_worker
 from tests.fakes.recordings import speech, wav
 from tests.integration.test_websocket import until_live_sessions
-from tts_worker.engine.tone import Fault
 
 TEXT = "Hello there, my friend. How are you today?"
 SAMPLES = 24 * 60 * sum(map(str.isalpha, TEXT))  # the tone engine: 60 ms a character
-QUIET_BYTES = 2 * 2_400  # 100 ms at 24 kHz
 STREAM: dict[str, Any] = {"voice": "tone", "response_format": "pcm", "stream_audio": True}
 
 
@@ -116,14 +111,6 @@ async def test_audio_that_is_not_streamed_is_one_file(audio_format: str) -> None
             client.audio.clear()
 
 
-async def test_audio_is_that_of_the_http_route() -> None:
-    async with serving() as address, dial(address, **STREAM, seed=3) as client, httpx.AsyncClient(timeout=60) as http:
-        body = {"input": TEXT, "voice": "tone", "response_format": "pcm", "seed": 3}
-        whole = await http.post(f"http://{address}/v1/audio/speech", json=body)
-        await client.say(TEXT)
-        assert b"".join(client.audio) == whole.content
-
-
 async def test_words_have_their_times() -> None:
     async with serving() as address, dial(address, **STREAM, word_timestamps=True) as client:
         await client.say(TEXT)
@@ -177,13 +164,6 @@ async def test_flush_without_text_is_done_at_once() -> None:
         done = await client.say(" \n")
         assert (done["utterance_index"], done["total_sentences"]) == (0, 0)
         assert client.kinds == ["session.done"]
-
-
-@pytest.mark.parametrize("text", ["...", "🎉"])
-async def test_quiet_turn_is_silence(text: str) -> None:
-    async with serving() as address, dial(address, **STREAM) as client:
-        await client.say(text)
-        assert b"".join(client.audio) == bytes(QUIET_BYTES)
 
 
 async def test_close_frees_the_session() -> None:
@@ -260,16 +240,6 @@ async def test_config_in_the_middle_of_a_turn_is_an_error() -> None:
         await client.send("session.config", **STREAM)
         assert "in progress" in (await client.until("error"))["message"]
         await client.say("my friend.")
-
-
-async def test_incomplete_speech_is_an_error() -> None:
-    setup = Setup(engine=fault_at(Fault.RAISE, 2, generation=1))
-    async with serve_setup(setup) as address, dial(address, voice="tone") as client:
-        await client.send("input.text", text=LONG)
-        await client.send("input.done")
-        await client.until("error")
-        assert await client.close_code() == 1011
-        assert client.audio == []
 
 
 async def test_many_connections_speak_at_once() -> None:

@@ -36,6 +36,7 @@ from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import PROTOCOL_VERSION
 from tts_worker.session.conversion import RecordedSource
+from tts_worker.session.quotas import Metered
 from tts_worker.settings import load_settings
 from tts_worker.types import SessionOptions
 
@@ -470,7 +471,7 @@ def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> N
 
     async def convert() -> None:
         with acting_as(caller):
-            hub.quotas.charge_characters("app", 1, 100)  # which do not apply
+            hub.quotas.charge(Metered.CHARACTERS, "app", 1, 100)  # which do not apply
             conversion = await hub.convert(options, RecordedSource(wav(speech(1.5, 16_000))))
             assert [item async for item in conversion.outputs()]
             with pytest.raises(QuotaExceeded) as refused:
@@ -481,13 +482,14 @@ def test_source_audio_per_minute_limits_conversions(worker: ThreadedWorker) -> N
 
 
 def test_conversion_knows_the_charges_of_other_workers(worker: ThreadedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def learn(key: str, per_minute: float) -> None:
-        hub.quotas.charge_source(key, per_minute, 60)
+    async def learn(kind: Metered, key: str, per_minute: float) -> None:
+        if kind is Metered.SOURCE:
+            hub.quotas.charge(kind, key, per_minute, 60)
 
     async def convert() -> None:
         with acting_as(Caller("shared", source_seconds_per_minute=10)), pytest.raises(QuotaExceeded):
             await hub.convert(SessionOptions(voice="anna"), RecordedSource(SOURCE))
 
     hub = worker.worker.hub
-    monkeypatch.setattr(hub.quotas, "refresh_source", learn)
+    monkeypatch.setattr(hub.quotas, "refresh", learn)
     asyncio.run_coroutine_threadsafe(convert(), worker.loop).result()

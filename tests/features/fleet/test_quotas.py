@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,6 +23,7 @@ from tests.integration.test_websocket import dial
 from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
 from tts_worker.features.fleet.quotas import RedisQuotas
+from tts_worker.session.quotas import Metered
 
 _prefixes = itertools.count()
 
@@ -36,9 +37,9 @@ def long_redis_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def sharing(url: str, *, workers: int = 2) -> AsyncIterator[list[RedisQuotas]]:
-    """Quotas of several workers that exchange with one Redis."""
-    prefix = f"q{next(_prefixes)}:"
+async def sharing(url: str, prefix: str = "", *, workers: int = 2) -> AsyncIterator[list[RedisQuotas]]:
+    """Quotas of several workers that exchange with one Redis, by default with a prefix of their own."""
+    prefix = prefix or f"q{next(_prefixes)}:"
     members = [RedisQuotas(RedisStore(url), prefix, lambda: asyncio.get_running_loop().time()) for _ in range(workers)]
     tasks = [asyncio.create_task(member.run()) for member in members]
     try:
@@ -80,27 +81,28 @@ async def test_request_of_a_broken_connection_counts_once() -> None:
 async def test_characters_are_charged_once_over_workers() -> None:
     async with sharing(embedded_redis()) as (one, two):
         for member in (one, two):
-            await member.refresh_characters("app", 10)
-        one.charge_characters("app", 10, 400)
-        two.charge_characters("app", 10, 600)
-        assert one.character_wait_s("app", 10) > 0, "its own text counts at once"
+            await member.refresh(Metered.CHARACTERS, "app", 10)
+        one.charge(Metered.CHARACTERS, "app", 10, 400)
+        two.charge(Metered.CHARACTERS, "app", 10, 600)
+        assert one.wait_s(Metered.CHARACTERS, "app", 10) > 0, "its own text counts at once"
         await eventually(lambda: _waits(one, 5_000))
         await eventually(lambda: _waits(two, 5_000))
-        await asyncio.gather(*(member.refresh_characters("app", 10) for member in (one, two) for _ in range(20)))
+        await asyncio.gather(
+            *(member.refresh(Metered.CHARACTERS, "app", 10) for member in (one, two) for _ in range(20))
+        )
         for member in (one, two):  # 991 characters at 10 a minute
-            assert 5_000 < member.character_wait_s("app", 10) <= 991 * 6
+            assert 5_000 < member.wait_s(Metered.CHARACTERS, "app", 10) <= 991 * 6
 
 
 async def test_source_audio_is_charged_over_workers() -> None:
     async with sharing(embedded_redis()) as (one, two):
-        one.charge_characters("app", 10, 1_000)  # which do not apply
-        one.charge_source("app", 10, 60.5)
-        two.charge_source("app", 10, 40)
-        await eventually(lambda: _settled(one, "source"))
-        await eventually(lambda: _settled(two, "source"))
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)  # which do not apply
+        one.charge(Metered.SOURCE, "app", 10, 60.5)
+        two.charge(Metered.SOURCE, "app", 10, 40)
+        for member in (one, two, one):
+            await member.refresh(Metered.SOURCE, "app", 10)
         for member in (one, two):  # 91.5 s at 10 a minute
-            await member.refresh_source("app", 10)
-            assert 500 < member.source_wait_s("app", 10) <= 91.5 * 6
+            assert 500 < member.wait_s(Metered.SOURCE, "app", 10) <= 91.5 * 6
 
 
 class _Answers:
@@ -155,7 +157,7 @@ async def answers_of(redis_url: str) -> AsyncIterator[_Answers]:
 
 
 async def _waits(member: RedisQuotas, seconds: float) -> bool:
-    return member.character_wait_s("app", 10) > seconds
+    return member.wait_s(Metered.CHARACTERS, "app", 10) > seconds
 
 
 async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +174,11 @@ async def test_lost_answers_charge_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(RedisStore, "evaluate", lossy)
     async with sharing(embedded_redis()) as (one, two):
-        one.charge_characters("app", 10, 1_000)
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)
         await until(lambda: lost == 0 and not one.is_away)
-        await eventually(lambda: _settled(one))
-        await two.refresh_characters("app", 10)
-        assert 5_000 < two.character_wait_s("app", 10) <= 991 * 6
+        for member in (one, two):
+            await member.refresh(Metered.CHARACTERS, "app", 10)
+        assert 5_000 < two.wait_s(Metered.CHARACTERS, "app", 10) <= 991 * 6
 
 
 async def test_a_cancelled_script_is_cancelled() -> None:
@@ -192,15 +194,10 @@ async def test_a_cancelled_script_is_cancelled() -> None:
     await store.aclose()
 
 
-async def _settled(member: RedisQuotas, kind: str = "characters") -> bool:
-    charges = member.charges[kind, "app"]
-    return charges.sending is None and charges.unsent == 0
-
-
 async def test_sessions_of_a_crashed_worker_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tts_worker.features.fleet.quotas.LEASE_S", 0.3)
-    async with sharing(embedded_redis()) as (one, two):
-        crashed = RedisQuotas(RedisStore(embedded_redis()), one.prefix)  # it renews nothing
+    async with sharing(embedded_redis(), "crashed:") as (one, two):
+        crashed = RedisQuotas(RedisStore(embedded_redis()), "crashed:")  # it renews nothing
         assert await crashed.reserve_session("app", "a", 2)
         assert await one.reserve_session("app", "b", 2)
         assert not await two.reserve_session("app", "c", 2)
@@ -219,23 +216,31 @@ def unregistered(prefix: str) -> dict[str, Any]:
     return {"registry": {"quotas_url": embedded_redis(), "prefix": prefix}}
 
 
-async def test_session_reserved_during_a_renewal_stays_counted() -> None:
+async def test_session_reserved_during_a_renewal_stays_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tts_worker.features.fleet.quotas.LEASE_S", 0.3)
+
     class SlowStore:
         name = "slow"
         answers = asyncio.Event()
+        asked: ClassVar[list[tuple[object, ...]]] = []
 
-        async def evaluate(self, *_: object) -> int:
+        async def evaluate(self, script: str, key: str, values: tuple[object, ...], timeout_s: float) -> int:
+            self.asked.append(values)
             await self.answers.wait()
             return 1
 
-    quotas = RedisQuotas(SlowStore(), "slow:", asyncio.get_running_loop().time)
-    renewing = asyncio.create_task(quotas.renew("app"))  # of a key whose sessions have ended
-    await asyncio.sleep(0)
+    store = SlowStore()
+    quotas = RedisQuotas(store, "slow:", asyncio.get_running_loop().time)
+    quotas.hold_session("app", "ended")
+    quotas.release_session("app", "ended")
+    running = asyncio.create_task(quotas.run())
+    await until(lambda: store.asked)  # to end the only lease of the key
     reserving = asyncio.create_task(quotas.reserve_session("app", "lease", 1))
-    await asyncio.sleep(0)
-    SlowStore.answers.set()
-    await asyncio.gather(renewing, reserving)
-    assert quotas.leases == {"app": {"lease"}}, "it is renewed from now on"
+    await until(lambda: len(store.asked) == 2)
+    store.answers.set()
+    assert await reserving
+    await until(lambda: (300, 1, "lease") in store.asked)  # it is renewed from now on
+    running.cancel()
 
 
 async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
@@ -266,28 +271,31 @@ async def test_two_workers_answer_429_for_one_key(tmp_path: Path) -> None:
 @pytest.mark.skipif(REAL_REDIS is None, reason="Debian's redis-server is not installed")
 async def test_outage_of_redis_leaves_each_worker_its_quota(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tts_worker.features.fleet.quotas")
-    async with real_redis("secret") as server, sharing(server.url) as (one, two):
+    async with real_redis("secret") as server, sharing(server.url, "outage:") as (one, two):
         assert await one.take_request("app", 1) == 0
         assert await two.take_request("app", 1) > 0
         assert await one.reserve_session("app", "a", 1)
-        await one.refresh_characters("app", 10)
+        await one.refresh(Metered.CHARACTERS, "app", 10)
         await server.kill()
-        one.charge_characters("app", 10, 1_000)
+        one.charge(Metered.CHARACTERS, "app", 10, 1_000)
         assert await two.take_request("app", 1) > 0, "it goes on from what it knew"
         assert await two.take_request("new", 1) == 0
         assert await two.take_request("new", 1) > 0, "it applies the quota on its own"
         assert await two.reserve_session("app", "b", 1), "the hub checks the sessions of this worker"
         two.release_session("app", "b")
-        assert one.character_wait_s("app", 10) > 0
+        assert one.wait_s(Metered.CHARACTERS, "app", 10) > 0
         await server.start()  # it has lost everything
-        await eventually(lambda: _settled(one))
-        await two.refresh_characters("app", 10)
-        assert two.character_wait_s("app", 10) > 5_000, "text of the outage is charged"
+
+        async def is_charged() -> bool:
+            await two.refresh(Metered.CHARACTERS, "app", 10)
+            return two.wait_s(Metered.CHARACTERS, "app", 10) > 5_000
+
+        await eventually(is_charged)  # the text of the outage
 
         async def is_held() -> bool:
             client = Redis.from_url(server.url)
             try:
-                return await client.zcard(f"quota:{one.prefix}sessions:app") == 1
+                return await client.zcard("quota:outage:sessions:app") == 1
             finally:
                 await client.aclose()
 

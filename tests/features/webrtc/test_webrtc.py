@@ -9,7 +9,6 @@ import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import patch
 
 import anyio
 import numpy as np
@@ -22,16 +21,14 @@ from tests.integration.test_websocket import metric, until_live_sessions
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
-    from aiortc import RTCCertificate
+    from aiortc import RTCCertificate, RTCPeerConnection, RTCSessionDescription
 
     from tests.features.webrtc.webrtc_client import connected_client, impair_network, post_offer, unconnected_client
     from tts_worker.features.webrtc import peer
-    from tts_worker.features.webrtc.peer import Peer
 
 from tts_worker.features.webrtc.offers import Offer, PeerRegistry
 from tts_worker.features.webrtc.settings import WebRtcSettings
 from tts_worker.server.limits import ApiLimits
-from tts_worker.types import SessionOptions
 from tts_worker.worker import running_worker
 
 TEXT = "Hello there, my friend. How are you today?"
@@ -279,20 +276,22 @@ async def test_peer_that_never_connects_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_offers_are_negotiated_one_at_a_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    negotiate = Peer.negotiate
     negotiating: list[int] = []
     running = 0
 
-    async def counted(peer: Peer, sdp: str) -> str:
-        nonlocal running
-        running += 1
-        negotiating.append(running)
-        try:
-            return await negotiate(peer, sdp)
-        finally:
+    class CountedConnection(RTCPeerConnection):
+        async def setRemoteDescription(self, description: RTCSessionDescription) -> None:
+            nonlocal running
+            running += 1
+            negotiating.append(running)
+            await super().setRemoteDescription(description)
+
+        async def setLocalDescription(self, description: RTCSessionDescription) -> None:
+            nonlocal running
+            await super().setLocalDescription(description)
             running -= 1
 
-    monkeypatch.setattr(Peer, "negotiate", counted)
+    monkeypatch.setattr("tts_worker.features.webrtc.peer.RTCPeerConnection", CountedConnection)
     async with unconnected_client() as client:
         sdp = await client.offer()
         answers = await asyncio.gather(*(post_offer(address, sdp) for _ in range(8)))
@@ -397,51 +396,3 @@ async def test_missing_extra_is_501_with_install_command(address: str, monkeypat
         answer = await post_offer(other, sdp)
         assert answer.status_code == 501
         assert 'pip install ".[webrtc]"' in answer.json()["error"]["message"]
-
-
-@asynccontextmanager
-async def unconnected_peer() -> AsyncIterator[tuple[Peer, list[str | bytes]]]:
-    """A peer without a connection, and the messages that it has handled."""
-    handled: list[str | bytes] = []
-    settings = tone_settings()
-    async with running_worker(settings) as worker:
-        options = SessionOptions()
-        session = await worker.hub.admit(options)
-        section = settings.section(WebRtcSettings)
-        peer = Peer(worker.hub, session, options, section, ApiLimits.of(settings), lambda peer: None)
-        with patch.object(peer, "handle_message", handled.append):
-            yield peer, handled
-        await peer.release()
-
-
-async def test_a_turn_of_the_event_loop_handles_one_message() -> None:
-    async with unconnected_peer() as (peer, handled):
-        for number in "123":
-            peer.on_message(number)
-        assert handled == ["1"]
-        await asyncio.sleep(0)
-        assert handled == ["1", "2"]
-        await asyncio.sleep(0)
-        assert handled == ["1", "2", "3"]
-
-
-async def test_messages_wait_for_the_voice_of_the_first() -> None:
-    async with unconnected_peer() as (peer, handled):
-        start = json.dumps({"type": "start", "voice": "tone"})
-        peer.on_message(start)
-        peer.on_message("2")
-        assert handled == []
-        await until(lambda: len(handled) == 2)
-        assert handled == [start, "2"]
-
-
-async def test_messages_of_a_released_peer_are_dropped() -> None:
-    errors: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    async with unconnected_peer() as (peer, handled):
-        for number in "123":
-            peer.on_message(number)
-        await peer.release()
-        peer.on_message("4")
-        assert handled == ["1"]
-    assert errors == []

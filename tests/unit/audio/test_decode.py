@@ -1,4 +1,4 @@
-"""Only four container formats are decoded, checked by the first bytes and by the decoder."""
+"""Only a few container formats are decoded, checked by the first bytes and by the decoder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tts_worker.audio.decode import read_recording
 from tts_worker.errors import InvalidRequest
@@ -17,7 +19,7 @@ from tts_worker.features.conversion.windows import recording_windows
 from tts_worker.voices.enrollment import read_prompt
 
 TONE = (0.3 * np.sin(np.arange(24_000) / 9)).astype(np.float32)
-ALLOWED = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"}
+ALLOWED = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF", "CAF"}
 
 
 def encoded(kind: str, subtype: str | None = None) -> bytes:
@@ -38,6 +40,30 @@ def test_supported_container_is_read(tmp_path: Path, kind: str) -> None:
     for recording in (read_recording(raw), read_recording(tmp_path / "prompt"), read_prompt(raw)):
         assert recording.rate_hz == 24_000
         assert recording.seconds == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("order", ["LITTLE", "BIG"])
+def test_wav_whose_sizes_were_never_written_is_read(tmp_path: Path, order: str) -> None:
+    out = io.BytesIO()
+    soundfile.write(out, TONE, 24_000, format="WAV", endian=order)
+    raw = bytearray(out.getvalue())
+    data_at = raw.index(b"data") + 8
+    raw[4:8] = raw[data_at - 4 : data_at] = bytes(4)
+    (tmp_path / "prompt").write_bytes(raw)
+    for recording in (read_recording(bytes(raw)), read_recording(tmp_path / "prompt")):
+        assert len(recording.samples) == len(TONE)
+
+
+@given(st.binary(max_size=60))
+def test_chunks_of_a_wav_may_be_anything(chunks: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read_recording(b"RIFF\0\0\0\0WAVE" + chunks)
+
+
+def test_six_channels_are_averaged() -> None:
+    out = io.BytesIO()
+    soundfile.write(out, np.repeat(TONE[:, None], 6, axis=1), 24_000, format="WAV")
+    assert np.allclose(read_prompt(out.getvalue()).samples, TONE, atol=1e-3)
 
 
 def test_mp3_without_tags_is_read() -> None:
@@ -62,7 +88,7 @@ def test_other_container_is_rejected(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("disguise", [b"ID3\x03\x00\x00\x00\x00\x00\x00", b"\xff\xfb\x90\x00"])
 def test_disguised_container_is_rejected(disguise: bytes) -> None:
     with pytest.raises(InvalidRequest, match="WAV, FLAC, Ogg, MP3"):
-        read_recording(disguise + encoded("AIFF"))
+        read_recording(disguise + encoded("AU"))
 
 
 def silence(seconds: int, rate_hz: int, channels: int) -> bytes:

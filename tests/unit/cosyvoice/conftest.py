@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tts_worker.feature_names import present
+
 
 def _digest(file: Path) -> bytes:
     return hashlib.blake2b(file.read_bytes()).digest()
@@ -51,12 +53,11 @@ def sessions_are_created_once() -> Iterator[None]:
     """ONNX Runtime optimizes a graph for half a second; its sessions keep nothing between calls."""
     pytest.importorskip("torch", reason="needs the extra 'cosyvoice'")
     from tts_worker.engine.cosyvoice.execution import onnx_providers
-    from tts_worker.engine.cosyvoice.execution.settings import ACCELERATION, has_acceleration
     from tts_worker.engine.cosyvoice.voices import audio_frontend
 
     users = [audio_frontend, onnx_providers]
-    if has_acceleration():
-        users.append(import_module(f"{ACCELERATION}.onnx_runtime"))
+    if "acceleration" in present():
+        users.append(import_module("tts_worker.features.acceleration.onnx_runtime"))
     installed = pytest.importorskip("onnxruntime", reason="ships with the CPU voice")
     create: Callable[..., Any] = onnx_providers.create_session
     sessions: dict[Hashable, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import zipfile
 from collections import OrderedDict
@@ -311,7 +312,6 @@ def test_unknown_and_zero_tensors_are_notes(tmp_path: Path) -> None:
         (lambda path: shutil.rmtree(path), "no such model directory"),
         (remove("cosyvoice2.yaml"), "holds none of cosyvoice.yaml, cosyvoice2.yaml, cosyvoice3.yaml"),
         (lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice3.yaml"), "rename the file to cosyvoice2"),
-        (lambda path: (path / "cosyvoice.yaml").write_text("a: 1"), "cosyvoice.yaml"),
         (
             lambda path: (path / "cosyvoice2.yaml").rename(path / "cosyvoice.yaml"),
             "cosyvoice.yaml: describes a cosyvoice2 model; rename the file to cosyvoice2.yaml",
@@ -332,6 +332,26 @@ def test_non_model_directory_is_refused(tmp_path: Path, prepare: Callable[[Path]
         Bundle.open(path)
 
     assert complaint in raised.value.message
+
+
+def test_yaml_of_an_older_generation_is_ignored(tmp_path: Path) -> None:
+    path = copy_of("cosyvoice2", tmp_path)
+    (path / "cosyvoice.yaml").write_text("a: 1")
+
+    assert Bundle.open(path).config.family == "cosyvoice2"
+
+
+@pytest.mark.parametrize("rl", [False, True])
+def test_the_other_language_model_is_named_if_only_it_is_there(tmp_path: Path, rl: bool) -> None:
+    path = copy_of("cosyvoice3", tmp_path)
+    there, missing = ("llm.pt", "llm.rl.pt") if rl else ("llm.rl.pt", "llm.pt")
+    if not rl:
+        next(path.glob("llm.*")).rename(path / there)
+
+    hint = f"{missing}: is missing, but there is {there}: set rl to {str(not rl).lower()}"
+    with pytest.raises(BundleError, match=re.escape(hint)):
+        Bundle.open(path, rl=rl).load_weights("llm")
+    assert hint in str(Bundle.open(path, rl=rl).validate())
 
 
 def test_safetensors_are_memory_mapped_copy_on_write(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.execution import plan, settings
+from tts_worker.engine.cosyvoice.execution import plan
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.execution.plan import (
     ABSENT,
@@ -33,14 +33,6 @@ PLAIN_TESTS = (
     "tests/unit/streaming/test_contract.py",
 )
 """Some tests of the networks, and the contract of an engine."""
-DOCTOR = """
-from tests.fakes import without_acceleration
-from tts_worker.commands.doctor_backends import backend_findings
-from tts_worker.features.acceleration import FEATURE
-
-for finding in [*backend_findings(), *FEATURE.checks()]:
-    print(finding.what, finding.status.name, finding.detail)
-"""
 
 
 def on(device: str) -> Any:
@@ -64,7 +56,7 @@ def test_cpu_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpu_without_acceleration_takes_the_plain_path(
     is_wanted: bool, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "has_acceleration", lambda: False)
+    monkeypatch.setattr(plan, "present", lambda: ())
     monkeypatch.setattr(ops.kernel_switch, "is_on", True)  # by another engine of the process
     planned = plan_execution(on("cuda"), Any, StreamingConfig(graphs=True, acceleration=is_wanted))  # type: ignore
     assert is_plain(planned)
@@ -86,35 +78,18 @@ def test_gpu_takes_what_acceleration_has_checked(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("backend", [Backend.ONNXRUNTIME, Backend.TENSORRT])
 def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plan, "has_acceleration", lambda: False)
+    monkeypatch.setattr(plan, "present", lambda: ())
     options = BackendOptions(backend, tmp_path, ChunkPlan(1, 1, 4))
     with pytest.raises(ConfigError, match=f"backend: {backend.value} cannot be used .*set backend: torch"):
         select_backend(on("cpu"), options)
     assert select_backend(on("cpu"), BackendOptions(Backend.TORCH, tmp_path, options.plan)).degraded == ()
 
 
-def test_folder_without_its_record_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deleting a folder of sources may leave its cache behind, which is importable as an empty package."""
-    assert settings.has_acceleration()
-    monkeypatch.setattr(settings, "ACCELERATION", "tests.data")
-    assert not settings.has_acceleration()
-
-
-def run_without_acceleration(*arguments: str) -> str:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    return done.stdout
-
-
 def test_engine_passes_its_tests_without_acceleration() -> None:
     plugins = "-p", "tests.fakes.without_acceleration", "-p", "no:cacheprovider", "-n", "0"
-    summary = run_without_acceleration("-m", "pytest", "-q", *plugins, *PLAIN_TESTS).splitlines()[-1]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, *PLAIN_TESTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    summary = done.stdout.splitlines()[-1]
     assert " passed" in summary
     assert "skipped" not in summary
-
-
-def test_doctor_says_that_acceleration_is_absent() -> None:
-    findings = run_without_acceleration("-c", DOCTOR)
-    assert "\nacceleration OPTIONAL not part of this installation" in findings
-    assert "backend torch OK" in findings

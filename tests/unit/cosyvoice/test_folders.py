@@ -11,7 +11,7 @@ from tts_worker.engine import cosyvoice, cpu
 PACKAGE = "tts_worker.engine.cosyvoice."
 ENGINE = "engine.py and its neighbors"
 FOLDERS = ("ops", "networks", "v1", "bundle", "execution", "tokens", "audio", "voices", ENGINE)
-"""Lowest first: a folder imports from itself and the ones before it. None imports ``acceleration``, the last one."""
+"""Lowest first: a folder imports from itself and the ones before it."""
 
 
 def imports(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -26,8 +26,8 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def test_folders_of_cosyvoice_import_those_before_them() -> None:
     root = Path(cosyvoice.__path__[0])
-    assert {path.parent.name for path in root.glob("*/__init__.py")} == {*FOLDERS, "acceleration"} - {ENGINE}
-    order = {name: place for place, name in enumerate((*FOLDERS, "acceleration"))}
+    assert {path.parent.name for path in root.glob("*/__init__.py")} == {*FOLDERS} - {ENGINE}
+    order = {name: place for place, name in enumerate(FOLDERS)}
     seen = 0
     for path, imported in imports(root):
         if imported.startswith(PACKAGE):

@@ -22,10 +22,10 @@ from tools.random_bundle.writer import write_random_bundle
 from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.execution.plan import ABSENT
-from tts_worker.engine.cosyvoice.execution.settings import has_acceleration
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
 from tts_worker.engine.cosyvoice.offline import load_offline_engine
 from tts_worker.engine.cosyvoice.voices.cache import VoiceState
+from tts_worker.feature_names import present
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
@@ -159,7 +159,7 @@ def test_invalid_arguments_are_reported(bundle: Path, tmp_path: Path, capsys: py
     out = tmp_path / "never.wav"
     base = ["--bundle", str(bundle), "--out", str(out)]
     anna = [*base, "--voice", "anna"]
-    graphs = "create it with: tts-worker export onnx" if has_acceleration() else ABSENT
+    graphs = "create it with: tts-worker export onnx" if "acceleration" in present() else ABSENT
     cases: list[tuple[list[str], int, str]] = [
         ([*anna, "?!... 。"], 1, "there is nothing in this text that can be spoken"),
         ([*anna, "  "], 1, "there is nothing in this text that can be spoken"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice.acceleration.graph_files import (
+from tests.features.acceleration.graph_files import (
     networks,  # of few layers, as time is proportional to their number
 )
 from tests.unit.cosyvoice.networks import FAMILIES

@@ -65,6 +65,17 @@ def test_text_of_a_stopped_context_is_dropped() -> None:
     assert reports(worker.settle()) == [("a", "one "), ("b", "two ")]
 
 
+def test_stop_before_the_first_text_of_a_context_drops_it() -> None:
+    """The client stops a turn whose text is still on its way through another part of it."""
+    worker = DialogueWorker()
+    worker.receive(TextMessage(text="one ", context="a"))
+    worker.receive(StopMessage(context="b"))
+    for context in ("a", "b"):
+        worker.receive(TextMessage(text="late ", context=context))
+    worker.receive(TextMessage(text="three ", context="c", end=True))
+    assert reports(worker.settle()) == [("a", "one "), ("c", "three ")]
+
+
 def test_text_after_an_unnoticed_end_is_dropped() -> None:
     worker = DialogueWorker()
     worker.receive(TextMessage(text="one ", context="a"))

@@ -19,11 +19,11 @@ from tts_worker.client.batches import BatchOptions, BatchText
 from tts_worker.commands import say
 from tts_worker.features.batch import command as batch
 from tts_worker.features.batch.request import BatchItem, BatchRequest
+from tts_worker.features.grpc.frames import StreamFormat
+from tts_worker.features.grpc.options import parse_start_options
 from tts_worker.protocol import proto_codec
 from tts_worker.protocol import tts_worker_pb2 as pb
 from tts_worker.protocol.messages import StartMessage
-from tts_worker.server.grpc.frames import StreamFormat
-from tts_worker.server.grpc.options import parse_start_options
 from tts_worker.types import SessionOptions, SynthesisParams, UrlMode
 
 OPTIONS = {field.name: field for field in dataclasses.fields(SessionOptions)}

@@ -30,7 +30,6 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
-from tts_worker.engine.cosyvoice.acceleration.graphs import CapturedGraph, CudaGraphRunner
 from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import to_int16
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -46,6 +45,7 @@ from tts_worker.engine.cosyvoice.execution.streams import (
     TimingEvent,
 )
 from tts_worker.engine.cosyvoice.loader import load_networks
+from tts_worker.features.acceleration.graphs import CapturedGraph, CudaGraphRunner
 from tts_worker.types import Audio, Boundary, Cancel, EndText, Open, Segment, SynthesisParams, Text, UtteranceKey
 
 TEXT = segments(("Hello, ", Boundary.CLAUSE), ("world and you.", Boundary.SENTENCE), (" it is.", Boundary.END))

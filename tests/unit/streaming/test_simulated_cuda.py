@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.cuda.device import SimulatedDevice, SimulatedStream, simulated_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.streaming.engines import FAMILIES, bundle, cancel_two, engine, settings, voice
-from tests.unit.streaming.simulated_cuda import SimulatedDevice, SimulatedStream, simulated_cuda
 from tests.unit.streaming.test_device import TEXT, speak_together
 from tests.unit.streaming.test_engine import assert_pcm_close
 from tests.unit.streaming.test_first_chunk import record_batches

@@ -58,6 +58,19 @@ def test_text_without_speech_makes_no_segment(text: str) -> None:
     assert pipeline.source == text
 
 
+def test_abandoned_text_counts_but_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A STOP must not wait for it."""
+    pipeline = TextPipeline(TextOptions())
+    pipeline.feed("Hello ")
+    euro = "\N{EURO SIGN}".encode()
+    pipeline.feed(euro[:2])
+    monkeypatch.setattr("tts_worker.text.filter.TextFilter.push", lambda *_: pytest.fail("it is read"))
+    pipeline.abandon([euro[2:], " there", euro[:1]])
+    assert pipeline.source == "Hello \N{EURO SIGN} there\N{REPLACEMENT CHARACTER}"
+    with pytest.raises(IllegalCommand):
+        pipeline.feed("more")
+
+
 def test_calls_after_the_end_are_illegal() -> None:
     pipeline = TextPipeline()
     pipeline.end()

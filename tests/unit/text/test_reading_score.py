@@ -92,6 +92,6 @@ def test_text_that_cannot_be_read_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("name", "described"), [("agent", "sentences of agents"), ("blind", "more, written")])
 def test_documented_score_is_reached(name: str, described: str) -> None:
     cases = read_cases(ROOT / "tests" / "data" / "reading" / f"{name}_sentences.tsv")
-    documented = re.search(rf"\| (\d+) {described}.* \| (\d+);", (ROOT / "docs" / "text.md").read_text("utf-8"))
+    documented = re.search(rf"\| (\d+) {described}.* \| (\d+);", (ROOT / "docs" / "benchmarks.md").read_text("utf-8"))
     assert documented is not None
     assert (len(cases), sum(result.is_right for result in score(cases))) == (int(documented[1]), int(documented[2]))

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.cosyvoice.acceleration.graph_files import networks
+from tests.features.acceleration.graph_files import networks
 from tests.unit.cosyvoice.bundles import FAMILIES, tiny
 from tests.unit.cosyvoice.networks import apart, load_thin
 from tools.lm_step_graph import FILE, lm_step_spec, main
-from tts_worker.engine.cosyvoice.acceleration.onnx_networks import BoundGraph
-from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import SessionOptions, open_graph
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.kv_cache import SlotPool
+from tts_worker.features.acceleration.onnx_networks import BoundGraph
+from tts_worker.features.acceleration.onnx_runtime import SessionOptions, open_graph
 
 TOLERANCE = 5e-5
 

@@ -43,6 +43,7 @@ SIZES: dict[str, Any] = {
     "tolerance_frames": 2,
 }
 BAD_NAMES = ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "x" * 65, "a\0b", "a\n", "a b", "C:x"]
+BAD_NAMES += ["\U00020000" * 64, "中" * 64 + "@" + "中" * 32]  # too many bytes for the name of a file
 
 
 def voice(tokens: int = 10) -> Voice:
@@ -117,10 +118,19 @@ def test_voices_are_listed_and_not_overwritten(tmp_path: Path) -> None:
         load_voice(tmp_path, "half")
 
 
+@pytest.mark.parametrize("name", ["中" * 64, "\U00020000" * 50, "x" * 64 + "@" + "y" * 32])
+def test_longest_names_are_stored_and_hidden(tmp_path: Path, name: str) -> None:
+    save_voice(tmp_path, name, voice())
+    save_voice(tmp_path, name, voice(5), replace=True)
+    assert stored_voices(tmp_path) == [name]
+    hide_voice(tmp_path, name)
+    assert len(load_voice(tmp_path, name, deleted=True).tokens) == 5
+
+
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_unsafe_voice_name_is_refused(tmp_path: Path, name: str) -> None:
     root = tmp_path / "above" / "voices"
-    for use in (voice_folder, load_voice, lambda root, name: save_voice(root, name, voice())):
+    for use in (voice_folder, load_voice, hide_voice, stored_hash, lambda *at: save_voice(*at, voice())):
         with pytest.raises(InvalidRequest, match="name"):
             use(root, name)
     assert list(tmp_path.rglob("*")) == []

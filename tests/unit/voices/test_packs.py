@@ -72,6 +72,29 @@ def test_older_schema_takes_its_name_from_the_folder(tmp_path: Path) -> None:
     assert [prompt.file.name for prompt in installed.prompts()] == ["seed.wav"]
 
 
+@pytest.mark.parametrize("prompt", ["ref/seed.wav", "{audio: ref/seed.wav, transcript: What is said.}"])
+def test_schema_that_describes_a_model_is_read(tmp_path: Path, prompt: str) -> None:
+    folder = tmp_path / "cosyvoice2" / "en-base"
+    (folder / "ref").mkdir(parents=True)
+    (folder / "ref" / "seed.wav").write_bytes(wav(speech(4)))
+    (folder / "metadata.yaml").write_text(
+        "model_info: {name: A Base Voice, family: cosyvoice2, version: 2.0.5, vram_mb: 1500, gpu_required: true}\n"
+        f"language: en\nsample_rate: 24000\nspeakers: [default]\ncitation: a paper\nprompts: {{neutral: {prompt}}}\n",
+        "utf-8",
+    )
+    installed = read_voicepack(folder)
+    pack = installed.pack
+    assert (pack.name, pack.title, pack.family, pack.languages) == ("en-base", "A Base Voice", "cosyvoice2", ("en",))
+    [recording] = installed.prompts()
+    assert (recording.file.name, recording.text) == ("seed.wav", "What is said." if "audio" in prompt else "")
+
+
+def test_unknown_key_of_the_present_schema_is_refused(folder: Path) -> None:
+    (folder / "metadata.yaml").write_text("licence: CC0", "utf-8")
+    with pytest.raises(ConfigError, match="licence"):
+        read_voicepack(folder)
+
+
 def test_check_reports_each_recording(folder: Path) -> None:
     assert check_voicepack(folder).ok
     add_prompt(folder, "happy", seconds=1)

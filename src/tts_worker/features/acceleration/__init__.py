@@ -1,4 +1,7 @@
-"""What goes with the accelerated paths of the CosyVoice engine: exported graphs, and checks of optional libraries."""
+"""Optional ways to execute the networks of CosyVoice: fused kernels, CUDA graphs, the compiler, ONNX Runtime, TensorRT.
+
+``engine.cosyvoice.execution.plan`` finds them through ``accelerator``.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,6 @@ if TYPE_CHECKING:
 
 
 def _checks() -> Iterable[Finding]:
-    from tts_worker.engine.cosyvoice.execution.settings import has_acceleration
-    from tts_worker.finding import Finding, Status
-
-    if not has_acceleration():
-        detail = "not part of this installation: CosyVoice computes with PyTorch's operators, which is slower on a GPU"
-        return [Finding("acceleration", Status.OPTIONAL, detail)]
     from tts_worker.features.acceleration.checks import findings
 
     return findings()

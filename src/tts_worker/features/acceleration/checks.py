@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tts_worker.commands.doctor_backends import is_recent
+from tts_worker.commands.doctor_backends import import_torch, is_recent
 from tts_worker.commands.installation import install_command
-from tts_worker.engine.cosyvoice.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.errors import BackendUnavailable
+from tts_worker.features.acceleration.onnx_checks import onnxruntime_findings
+from tts_worker.features.acceleration.tensorrt_package import OLDEST_TENSORRT, import_tensorrt
 from tts_worker.finding import Finding, Status
 
 _TENSORRT_DISTRIBUTIONS = re.compile(r"tensorrt(-cu\d+)?(-bindings|-libs)?")
@@ -22,8 +22,9 @@ _FLOW_SIZES = (16, 64, 50)  # heads, their size and frames of a page of Fun-Cosy
 
 
 def findings() -> Iterator[Finding]:
-    """Check the kernels on this machine's device, and the optional library that runs flow and vocoder."""
-    torch = importlib.import_module("torch") if find_spec("torch") is not None else None
+    """Check ONNX Runtime, the kernels on this machine's device, and the optional library for flow and vocoder."""
+    yield from onnxruntime_findings()
+    torch = import_torch()
     if torch is not None and is_recent(torch) and torch.version.cuda is not None and torch.cuda.is_available():
         yield kernels_finding(torch)
     yield tensorrt_finding(torch)
@@ -31,7 +32,7 @@ def findings() -> Iterator[Finding]:
 
 def kernels_finding(torch: Any) -> Finding:
     """Say whether CUDA graphs and fused kernels work on the device, and what to do about it."""
-    from tts_worker.engine.cosyvoice.acceleration.graphs import graph_problem
+    from tts_worker.features.acceleration.graphs import graph_problem
 
     what = "kernels"
     problem = graph_problem("cuda", torch)
@@ -47,9 +48,9 @@ def kernel_problem() -> str:
     """Return why the fused kernel of the flow's attention is not used, by comparing it; empty if it is used."""
     import torch
 
-    from tts_worker.engine.cosyvoice.acceleration.kernels import Case, check, triton_problem
-    from tts_worker.engine.cosyvoice.acceleration.kernels.audio_cases import attention_arguments
     from tts_worker.engine.cosyvoice.ops.audio import paged_attention
+    from tts_worker.features.acceleration.kernels import Case, check, triton_problem
+    from tts_worker.features.acceleration.kernels.audio_cases import attention_arguments
 
     if problem := triton_problem():
         return problem
@@ -72,7 +73,7 @@ def tensorrt_finding(torch: Any) -> Finding:
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch is not installed", install_command("tensorrt"))
     if not torch.cuda.is_available():
         return Finding(what, Status.OPTIONAL, f"{version}, but PyTorch sees no CUDA device: runs on PyTorch instead")
-    from tts_worker.engine.cosyvoice.acceleration.tensorrt import check_tensorrt, find_tensorrt
+    from tts_worker.features.acceleration.tensorrt import check_tensorrt, find_tensorrt
 
     device = torch.device("cuda")
     try:
@@ -107,7 +108,7 @@ def _tensorrt_command(torch: Any) -> str:
 
 def _plans(version: str) -> str:
     """Describe the plan cache of this user."""
-    from tts_worker.engine.cosyvoice.acceleration.tensorrt import PlanCache, default_cache
+    from tts_worker.features.acceleration.tensorrt import PlanCache, default_cache
 
     folder = default_cache()
     plans = list(PlanCache(folder).entries())

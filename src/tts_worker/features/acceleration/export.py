@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
-from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR, has_acceleration
-from tts_worker.errors import ConfigError, MissingExtra
+from tts_worker.engine.cosyvoice.execution.settings import GRAPHS_DIR
+from tts_worker.errors import MissingExtra
 
 PARTS = {"flow": "encoder and estimator", "hift": "vocoder"}
 
@@ -27,12 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not has_acceleration():
-        raise ConfigError("exported graphs run on accelerated paths, which are not part of this installation")
     bundle = open_bundle(args.bundle)
-    from tts_worker.engine.cosyvoice.acceleration.onnx_graphs import export_onnx
-    from tts_worker.engine.cosyvoice.acceleration.onnx_runtime import compare_graphs
     from tts_worker.engine.cosyvoice.bundle.networks import Networks
+    from tts_worker.features.acceleration.onnx_graphs import export_onnx
+    from tts_worker.features.acceleration.onnx_runtime import compare_graphs
 
     out: Path = args.out or args.bundle / GRAPHS_DIR
     with Bar() as bar:

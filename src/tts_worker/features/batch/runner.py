@@ -171,9 +171,9 @@ class BatchRunner:
             UnknownLexicon: It names a lexicon that is not stored.
             IllegalCommand: The batch with this key is another one.
             OverCapacity: Too many batches are running, kept ones fill the storage, or the disk is full.
-            Forbidden: The key lacks the scope ``speak``.
+            Forbidden: The key lacks the scope ``speak``, or the caller holds a token.
         """
-        caller = current_caller()
+        caller = _key_holder()
         caller.require(ApiScope.SPEAK)
         name = new_id() if idempotency_key is None else id_of_key(caller.key, idempotency_key)
         async with self._submission:  # a repetition waits for the answer to the first
@@ -227,7 +227,11 @@ class BatchRunner:
         """Return a batch of the current caller, or any for a key with the scope ``admin``.
 
         One that another process runs is a copy of its state.
+
+        Raises:
+            Forbidden: The caller holds a token.
         """
+        caller = _key_holder()
         batch = self.batches.get(name)
         if batch is not None and batch.is_done and await asyncio.to_thread(batch.folder.is_lost):
             self._forget(batch)
@@ -237,13 +241,13 @@ class BatchRunner:
             with suppress(UnreadableBatch):  # its owner is unknown
                 if (content := await asyncio.to_thread(folder.read)) is not None:
                     batch = Batch(content[0], folder, content[1])
-        caller = current_caller()
         if batch is None or (batch.stored.owner != caller.key and ApiScope.ADMIN not in caller.scopes):
             return None
         return batch
 
     async def list(self) -> list[Batch]:
-        """Return the batches of the current caller, the newest first."""
+        """Return the batches of the current caller, the newest first. Raises as ``find`` does."""
+        _key_holder()
         directory = self._directory
         names = set(self.batches)
         if directory is not None:
@@ -553,6 +557,18 @@ class BatchRunner:
         elif not batch.is_done:
             log.info("batch %s continues: %d of %d items", name, len(batch.results), len(batch.request.items))
             self._enqueue(batch)
+
+
+def _key_holder() -> Caller:
+    """Return the current caller.
+
+    Raises:
+        Forbidden: It holds a token of a key: a page, which anyone can open, must not see what the key has synthesized.
+    """
+    caller = current_caller()
+    if caller.token is not None:
+        raise Forbidden("a token gives no access to batches: they belong to the API key")
+    return caller
 
 
 async def _age_s(folder: BatchFolder, now_s: float) -> float:

@@ -144,11 +144,6 @@ class BatchFolder:
         self._identity = _identity(os.fstat(lock.fileno()))
         return True
 
-    @property
-    def is_claimed(self) -> bool:
-        """Whether this object holds the lock of the batch, an open file."""
-        return self._lock is not None
-
     def release(self) -> None:
         """Let another process continue the batch."""
         if self._lock is not None:

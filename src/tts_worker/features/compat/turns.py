@@ -55,6 +55,7 @@ class Turn:
         is_complete: Its text is complete.
         is_due: It is complete as soon as fewer turns are queued.
         is_quiet: It has nothing to say.
+        is_ended: It was spoken; its last audio is being sent.
         samples: Audio sent, at the sample rate of the connection.
         reports: The playback reports of its utterances that have ended.
     """
@@ -66,6 +67,7 @@ class Turn:
     is_complete: bool = False
     is_due: bool = False
     is_quiet: bool = False
+    is_ended: bool = False
     samples: int = 0
     reports: list[Receipt] = field(default_factory=list)
 
@@ -115,7 +117,7 @@ class TurnProtocol(VendorProtocol):
 
     @property
     def turns(self) -> deque[Turn]:
-        """The turns that have not ended; the first one is being spoken."""
+        """The turns whose audio was not sent whole; the first one is being spoken."""
         encoder = self._encoder
         return deque() if encoder is None else encoder.turns
 
@@ -148,7 +150,7 @@ class TurnProtocol(VendorProtocol):
     def flush(self) -> Turn | None:
         """End the turn that takes text, and return it; without one the last of those that are queued, if any."""
         turns = self.turns
-        if not turns:
+        if not turns or turns[-1].is_ended:
             return None
         turn = turns[-1]
         turn.flushes += 1
@@ -173,7 +175,9 @@ class TurnProtocol(VendorProtocol):
             session.stop("interrupted")
             encoder.note_ends(session)
         self._socket.drop(_CONTEXT, "interrupted")
-        return list(encoder.turns)
+        turns = list(encoder.turns)
+        encoder.turns.clear()
+        return turns
 
     def set_speed(self, speed: float) -> None:
         """Set the speed of the text that follows, also of that of a turn that has begun."""
@@ -254,17 +258,22 @@ class _TurnEncoder:
             raise RemoteError(error)
         if self._utterances and self._utterances[0][1] is turn:
             return
-        self.turns.popleft()
-        self.finished = not self.turns
-        if self.turns and self.turns[-1].is_due and self._session is not None:
+        turn.is_complete = turn.is_ended = True
+        if self.turns[-1].is_due and self._session is not None:
             self.turns[-1].is_complete, self.turns[-1].is_due = True, False
             _end_text(self._session)
+        yield from self._last_audio(turn)
+        if turn in self.turns:  # it was not stopped meanwhile
+            self.turns.popleft()
+            yield from self._protocol.ended(turn)
+            self.finished = not self.turns
+
+    def _last_audio(self, turn: Turn) -> Iterator[WireMessage]:
         if turn.is_quiet and not turn.samples:
             yield from self._audio(turn, quiet_turn(self._protocol.rate_hz))
         yield from self._start(turn)
         if rest := turn.encoder.finish():
             yield from self._protocol.audio(turn, rest)
-        yield from self._protocol.ended(turn)
 
 
 def _end_text(session: LocalSession) -> None:

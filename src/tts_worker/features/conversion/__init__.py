@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from tts_worker.feature import Feature
 
 if TYPE_CHECKING:
-    import grpc.aio
-
     from tts_worker.server.application import Application
-    from tts_worker.server.limits import ApiLimits
+    from tts_worker.server.grpc.models import ModelCatalog
+    from tts_worker.server.grpc.server import Register
     from tts_worker.session.conversion import Converter
     from tts_worker.session.hub import SessionHub
+    from tts_worker.settings import Settings
 
 
 def _add_routes(app: Application) -> None:
@@ -21,10 +21,11 @@ def _add_routes(app: Application) -> None:
     routes.add_routes(app)
 
 
-def _add_service(server: grpc.aio.Server, hub: SessionHub, limits: ApiLimits) -> str:
-    from tts_worker.features.conversion import grpc_service
+def _service(hub: SessionHub, settings: Settings, models: ModelCatalog) -> Register:
+    from tts_worker.features.conversion.grpc_service import conversion_service
+    from tts_worker.server.limits import ApiLimits
 
-    return grpc_service.add_service(server, hub, limits)
+    return conversion_service(hub, ApiLimits.of(settings))
 
 
 def _converter() -> Converter:
@@ -33,4 +34,4 @@ def _converter() -> Converter:
     return SourceConverter()
 
 
-FEATURE = Feature(docs="cosyvoice.md", http=_add_routes, grpc=_add_service, converter=_converter)
+FEATURE = Feature(docs="cosyvoice.md", http=_add_routes, grpc=_service, converter=_converter)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
+from tts_worker.audio.decode import RECORDING_FORMATS
 from tts_worker.audio.window import Window
 from tts_worker.errors import InvalidRequest, SessionClosed
 from tts_worker.features.conversion.windows import live_windows, recording_windows
@@ -97,6 +98,6 @@ async def _windows(source: Source) -> AsyncIterator[Window]:
             yield window
         return
     if not source.audio:
-        raise InvalidRequest("the source audio is empty: send a WAV, FLAC, Ogg, MP3, M4A or WebM file")
+        raise InvalidRequest(f"the source audio is empty: send a {RECORDING_FORMATS} file")
     for window in await asyncio.to_thread(recording_windows, source.audio):
         yield window

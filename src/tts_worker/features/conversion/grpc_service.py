@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
 import grpc.aio
@@ -14,6 +14,7 @@ from tts_worker.protocol import tts_worker_pb2_grpc
 from tts_worker.protocol.messages import ChunkMessage
 from tts_worker.protocol.proto_codec import encode_receipt, encode_worker_message
 from tts_worker.server.grpc.calls import Context, ResponseWriter, abort_with
+from tts_worker.server.grpc.server import Drainable, Register
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rendering import failure
 from tts_worker.session.conversion import Conversion, LiveSource, RecordedSource, Source
@@ -99,11 +100,14 @@ class VoiceConversionService:
             self._uploads -= 1
 
 
-def add_service(server: grpc.aio.Server, hub: SessionHub, limits: ApiLimits) -> str:
-    """Add the service and return its full name."""
-    tts_worker_pb2_grpc.add_VoiceConversionServicer_to_server(VoiceConversionService(hub, limits), server)
-    name: str = pb.DESCRIPTOR.services_by_name["VoiceConversion"].full_name
-    return name
+def conversion_service(hub: SessionHub, limits: ApiLimits) -> Register:
+    """Return what adds the service to a server."""
+
+    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
+        tts_worker_pb2_grpc.add_VoiceConversionServicer_to_server(VoiceConversionService(hub, limits), server)
+        return [pb.DESCRIPTOR.services_by_name["VoiceConversion"].full_name], ()
+
+    return register
 
 
 async def _read_start(requests: AsyncIterator[pb.ConvertRequest]) -> pb.ConversionStart:

@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from tts_worker.callers import MinuteQuota
 from tts_worker.client.registry.store import RedisStore
 from tts_worker.errors import ConnectionLost
-from tts_worker.session.quotas import Quotas
+from tts_worker.session.quotas import Metered, Quotas
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +39,6 @@ LEASE_S = 30.0
 _RENEWALS = 3
 _RECENT_S = 60.0
 """Keys that were used within this time are read every ``REFRESH_S``."""
-
-_CHARACTERS = "characters"
-_SOURCE = "source"
 
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + t[2] / 1000\n"
 
@@ -105,13 +101,11 @@ class _Charges:
     """The characters, or the seconds of source audio, of a key that Redis does not know yet.
 
     Attributes:
-        buckets: What this worker knows, by key.
         unsent: Units charged since the last attempt.
         sending: Number and units of the charge that Redis may or may not have.
         used_at_s: When the key was last used.
     """
 
-    buckets: dict[str, MinuteQuota]
     per_minute: float
     used_at_s: float
     unsent: float = 0
@@ -131,12 +125,12 @@ class RedisQuotas(Quotas):
     def __init__(self, store: RedisStore, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._store = store
-        self.prefix = prefix
+        self._prefix = prefix
         self._worker = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._free_senders: list[str] = []  # of requests that were answered
         self._senders = 0
-        self.charges: dict[tuple[str, str], _Charges] = {}  # by kind and API key
+        self._charges: dict[tuple[Metered, str], _Charges] = {}  # by kind and API key
         self.leases: dict[str, set[str]] = {}  # held by this worker, by API key
         self._ended: dict[str, set[str]] = {}  # leases that Redis may still have
         self._changed = asyncio.Event()
@@ -148,13 +142,13 @@ class RedisQuotas(Quotas):
     async def take_request(self, key: str, per_minute: float) -> float:
         sender = self._free_senders.pop() if self._free_senders else self._new_sender()
         try:
-            level = await self._take("requests", key, per_minute, 1, sender, needed=True)
+            level = await self._take(Metered.REQUESTS, key, per_minute, 1, sender, needed=True)
         finally:
             self._free_senders.append(sender)
         if level is None:
             return await super().take_request(key, per_minute)
         units, wait_s = level
-        self._bucket(self._requests, key, per_minute).set_level(units, self._clock())
+        self._bucket(Metered.REQUESTS, key, per_minute).set_level(units, self._clock())
         return wait_s
 
     def _new_sender(self) -> str:
@@ -163,32 +157,22 @@ class RedisQuotas(Quotas):
 
     # -- characters and source audio ----------------------------------------------------------------------------------
 
-    async def refresh_characters(self, key: str, per_minute: float) -> None:
-        await self._exchange(_CHARACTERS, key, self._charges_of(_CHARACTERS, key, per_minute))
+    async def refresh(self, kind: Metered, key: str, per_minute: float) -> None:
+        await self._exchange(kind, key, self._charges_of(kind, key, per_minute))
 
-    def charge_characters(self, key: str, per_minute: float, chars: int) -> None:
-        super().charge_characters(key, per_minute, chars)
-        self._add(_CHARACTERS, key, per_minute, chars)
+    def charge(self, kind: Metered, key: str, per_minute: float, units: float) -> None:
+        super().charge(kind, key, per_minute, units)
+        if kind is not Metered.REQUESTS:  # those are taken one by one
+            self._charges_of(kind, key, per_minute).unsent += units
+            self._changed.set()
 
-    async def refresh_source(self, key: str, per_minute: float) -> None:
-        await self._exchange(_SOURCE, key, self._charges_of(_SOURCE, key, per_minute))
-
-    def charge_source(self, key: str, per_minute: float, seconds: float) -> None:
-        super().charge_source(key, per_minute, seconds)
-        self._add(_SOURCE, key, per_minute, seconds)
-
-    def _add(self, kind: str, key: str, per_minute: float, units: float) -> None:
-        self._charges_of(kind, key, per_minute).unsent += units
-        self._changed.set()
-
-    def _charges_of(self, kind: str, key: str, per_minute: float) -> _Charges:
-        buckets = self._characters if kind == _CHARACTERS else self._source_s
-        charges = self.charges.setdefault((kind, key), _Charges(buckets, per_minute, 0.0))
+    def _charges_of(self, kind: Metered, key: str, per_minute: float) -> _Charges:
+        charges = self._charges.setdefault((kind, key), _Charges(per_minute, 0.0))
         charges.per_minute = per_minute
         charges.used_at_s = self._clock()
         return charges
 
-    async def _exchange(self, kind: str, key: str, charges: _Charges) -> None:
+    async def _exchange(self, kind: Metered, key: str, charges: _Charges) -> None:
         """Send the charges of a key and take over what is left of its quota."""
         async with charges.lock:  # Redis remembers one number of each sender
             if charges.sending is None:
@@ -198,12 +182,12 @@ class RedisQuotas(Quotas):
             level = await self._take(kind, key, charges.per_minute, units, self._worker, number=number)
             if level is not None:
                 charges.sending = None
-                bucket = self._bucket(charges.buckets, key, charges.per_minute)
+                bucket = self._bucket(kind, key, charges.per_minute)
                 bucket.set_level(level[0] - charges.unsent, self._clock())
 
     async def _take(
         self,
-        kind: str,
+        kind: Metered,
         key: str,
         per_minute: float,
         units: float,
@@ -219,7 +203,7 @@ class RedisQuotas(Quotas):
         """
         number = next(self._numbers) if number is None else number
         values: tuple[str | float, ...] = (per_minute, units, int(needed), sender, number)
-        answer = await self._evaluate(_BUCKET, kind, key, values)
+        answer = await self._evaluate(_BUCKET, kind.value, key, values)
         return None if not isinstance(answer, list) else (float(answer[0]), float(answer[1]) / 1000)
 
     # -- sessions -----------------------------------------------------------------------------------------------------
@@ -248,7 +232,7 @@ class RedisQuotas(Quotas):
             self._ended.setdefault(key, set()).add(lease)
             self._changed.set()
 
-    async def renew(self, key: str) -> None:
+    async def _renew(self, key: str) -> None:
         held, ended = self.leases.get(key, set()), self._ended.pop(key, set())
         answer = await self._evaluate(_RENEW, "sessions", key, (int(1000 * LEASE_S), len(held), *held, *ended))
         if answer is None and ended:
@@ -277,14 +261,14 @@ class RedisQuotas(Quotas):
     async def _send(self, *, renews: bool, refreshes: bool) -> None:
         """Send charges and ended leases; read the quotas in use and renew the leases if they are due."""
         now_s = self._clock()
-        for (kind, key), charges in list(self.charges.items()):
+        for (kind, key), charges in list(self._charges.items()):
             is_settled = charges.unsent == 0 and charges.sending is None and not charges.lock.locked()
             if is_settled and now_s - charges.used_at_s > _RECENT_S:
-                del self.charges[kind, key]
+                del self._charges[kind, key]
             elif refreshes or not is_settled:
                 await self._exchange(kind, key, charges)
         for key in [*(self.leases if renews else ()), *self._ended]:
-            await self.renew(key)
+            await self._renew(key)
 
     async def aclose(self) -> None:
         for key, held in self.leases.items():
@@ -304,7 +288,7 @@ class RedisQuotas(Quotas):
         if self.is_away:
             return None
         try:
-            answer = await self._store.evaluate(script, f"quota:{self.prefix}{kind}:{key}", values, TIMEOUT_S)
+            answer = await self._store.evaluate(script, f"quota:{self._prefix}{kind}:{key}", values, TIMEOUT_S)
         except ConnectionLost as error:
             if self._away_until_s is None:
                 log.warning("%s; this worker applies the quotas of API keys on its own", error.message)

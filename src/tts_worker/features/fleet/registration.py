@@ -13,8 +13,7 @@ from tts_worker.client.registry.store import RedisStore
 from tts_worker.features.fleet.registrar import Registrar
 from tts_worker.features.fleet.settings import RegistrySettings
 from tts_worker.protocol.messages import PROTOCOL_VERSION
-from tts_worker.server.grpc.models import ModelCatalog
-from tts_worker.server.grpc.service import SAMPLE_RATES_HZ, load_metrics
+from tts_worker.server.grpc.models import OFFERED_RATES_HZ, ModelCatalog, load_metrics
 from tts_worker.session.hub import SessionHub
 from tts_worker.settings import Settings
 
@@ -49,7 +48,7 @@ def registrar_of(hub: SessionHub, settings: Settings, models: ModelCatalog, addr
                     *(name for voice in voices for name in (voice.name, *voice.aliases)),
                     *settings.voices.aliases,
                 ],
-                sample_rates=list(SAMPLE_RATES_HZ),
+                sample_rates=list(OFFERED_RATES_HZ),
                 protocol_version=PROTOCOL_VERSION,
             ),
             resident_models=models.resident,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,11 +24,12 @@ from aiortc import (
 from aiortc.stats import RTCRemoteInboundRtpStreamStats
 
 from tts_worker.errors import InvalidRequest, RateLimited, TTSWorkerError
+from tts_worker.features.webrtc.message_queue import MessageQueue
 from tts_worker.features.webrtc.playout import FRAME_MS, Playout
 from tts_worker.features.webrtc.settings import WebRtcSettings
 from tts_worker.features.webrtc.track import SpeechTrack
 from tts_worker.protocol.dialogue import Dialogue
-from tts_worker.protocol.json_codec import dumps, find_voice, parse_client_message
+from tts_worker.protocol.json_codec import dumps, parse_client_message
 from tts_worker.protocol.messages import RejectedMessage, ReportMessage, StoppedMessage, WorkerMessage
 from tts_worker.server.limits import ApiLimits
 from tts_worker.server.rates import MessageRate
@@ -44,9 +44,6 @@ _MAX_BUFFERED_BYTES = 1_048_576
 
 _MAX_MESSAGE_BYTES = 60_000
 """Every browser accepts a data channel message of this size."""
-
-_MAX_PENDING_MESSAGES = 1_024
-"""Bound on received messages that are not handled yet."""
 
 CONNECT_TIMEOUT_S = 15.0
 """From the answer to the connection."""
@@ -93,8 +90,7 @@ class Peer:
             on_stop=self._playout.clear,
         )
         self._channel: RTCDataChannel | None = None
-        self._pending_messages: deque[str | bytes] = deque()
-        self._look_up: asyncio.Task[None] | None = None  # of the voice in the first of them
+        self._messages = MessageQueue(self._handle_message, hub.library.look_up, self.end)
         self._track = SpeechTrack(self._pull)
         servers = [
             RTCIceServer(list(s.urls), s.username, None if s.credential is None else s.credential.get_secret_value())
@@ -121,14 +117,14 @@ class Peer:
         """
         try:
             async with turn:
-                description = await self.negotiate(sdp)
+                description = await self._negotiate(sdp)
         except BaseException:
-            await self.release()
+            await self._release()
             raise
         self._task = asyncio.create_task(self._run(), name=f"{self._dialogue.session.id}-peer")
         return description
 
-    async def negotiate(self, sdp: str) -> str:
+    async def _negotiate(self, sdp: str) -> str:
         if "a=fingerprint:" not in sdp or "a=ice-ufrag:" not in sdp:
             raise InvalidRequest("the SDP needs a DTLS fingerprint and ICE credentials")
         if "m=audio" not in sdp or "m=application" not in sdp:
@@ -158,6 +154,7 @@ class Peer:
 
     def end(self) -> None:
         """Close the peer; ``on_end`` follows."""
+        self._messages.close()
         self._ended.set()
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class Peer:
         except Exception as error:
             log.error("session %s: the peer failed", self._dialogue.session.id, exc_info=error)
         finally:
-            await self.release()
+            await self._release()
 
     async def _watch(self) -> None:
         """Wait until the peer ends, its session is closed or its reports stop."""
@@ -197,11 +194,11 @@ class Peer:
                     return stats.timestamp
         return None
 
-    async def release(self) -> None:
+    async def _release(self) -> None:
         self.end()
         self._dialogue.session.close("disconnected")
         self._dialogue.replies.clear()
-        self._pending_messages.clear()
+        self._messages.close()
         self._track.stop()
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5.0):
@@ -219,7 +216,7 @@ class Peer:
             self._connected.set()
         elif state in ("failed", "closed"):
             self._connected.set()
-            self._ended.set()
+            self.end()
 
     # -- audio --------------------------------------------------------------------------------------------------------
 
@@ -255,44 +252,11 @@ class Peer:
         if self._channel is not None:
             return  # one data channel per session
         self._channel = channel
-        channel.on("message", self.on_message)
+        channel.on("message", self._messages.put)
         channel.on("close", self.end)
         self._advance()
 
-    def on_message(self, raw: str | bytes) -> None:
-        """Queue a message. Each turn of the event loop handles one, even if many arrive in one packet."""
-        if self._ended.is_set():
-            return
-        self._pending_messages.append(raw)
-        if len(self._pending_messages) == 1:
-            self._handle_first()
-        elif len(self._pending_messages) > _MAX_PENDING_MESSAGES:
-            self.end()
-
-    def _handle_first(self) -> None:
-        """Handle the first message. It stays in the queue until the next one may be handled."""
-        raw = self._pending_messages[0]
-        voice = find_voice(raw)
-        if voice is None:
-            self.handle_message(raw)
-            asyncio.get_running_loop().call_soon(self._handle_next)
-        else:
-            self._look_up = asyncio.create_task(self._handle_with_voice(raw, voice))
-
-    async def _handle_with_voice(self, raw: str | bytes, voice: str) -> None:
-        await self._hub.library.look_up(voice)
-        if not self._ended.is_set():
-            self.handle_message(raw)
-        self._handle_next()
-
-    def _handle_next(self) -> None:
-        if self._ended.is_set():
-            return
-        self._pending_messages.popleft()
-        if self._pending_messages:
-            self._handle_first()
-
-    def handle_message(self, raw: str | bytes) -> None:
+    def _handle_message(self, raw: str | bytes) -> None:
         try:
             self._rate.count(len(raw), asyncio.get_running_loop().time())
             self._dialogue.receive(raw, parse_client_message)

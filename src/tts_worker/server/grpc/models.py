@@ -1,4 +1,4 @@
-"""Model ids of the worker protocol and the engines and voices they stand for.
+"""What a worker says of itself to orchestrators: its model ids with their engines and voices, and its load.
 
 A model id is the name of an engine, an alias from ``grpc.models`` in the settings (for clients with fixed ids), or the
 name of a voice. An unknown id is an error; there is no fallback.
@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 from tts_worker.errors import IllegalCommand, UnknownModel, UnknownVoice
 from tts_worker.session.host import WorkerHost
+from tts_worker.session.hub import SessionHub
+from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.description import VoiceDescription
+
+OFFERED_RATES_HZ = (8_000, 16_000, 22_050, SAMPLE_RATE_HZ, 32_000, 44_100, 48_000)
+"""Sample rates that the worker tells; multiples of 25 Hz in between work too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +110,22 @@ class ModelCatalog:
     def resident(self) -> list[str]:
         """Ids of the loaded models."""
         return [name for name, model in self._models.items() if self.is_loaded(model)]
+
+
+def load_metrics(hub: SessionHub) -> dict[str, float]:
+    """Load metrics for orchestrators.
+
+    ``queue_depth`` is the number of slots in use, because sessions never queue. ``rtf`` is always present, because
+    orchestrators that sort by it rank a worker without it last.
+    """
+    slots = hub.max_sessions
+    free = hub.free_slots
+    return {
+        "queue_depth": float(slots - free),
+        "live_sessions": float(hub.live_sessions),
+        "free_slots": float(free),
+        "load": (slots - free) / slots,
+        "rtf": hub.rtf,
+        "buffered_s": hub.buffered_s,
+        "ready": float(hub.ready),
+    }

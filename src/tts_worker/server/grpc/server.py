@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,20 +19,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tts_worker.errors import ConfigError
-from tts_worker.protocol import tts_worker_pb2, tts_worker_pb2_grpc
 from tts_worker.server import connections as http_connections
 from tts_worker.server.file_watch import FileStates, file_states
 from tts_worker.server.grpc.calls import KeyGuard
-from tts_worker.server.grpc.converse import ConversationService
 from tts_worker.server.grpc.models import ModelCatalog
 from tts_worker.server.grpc.port_connections import PortConnections
-from tts_worker.server.grpc.service import ServiceConfig, TTSService
-from tts_worker.server.grpc.voices import VoicesService
 from tts_worker.server.keys import KeyRing
-from tts_worker.server.limits import ApiLimits
 from tts_worker.server.listener import listen
 from tts_worker.server.tls import load_context
 from tts_worker.session.hub import SessionHub
+from tts_worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +136,9 @@ class RunningServer:
 
 
 Register = Callable[[grpc.aio.Server], tuple[Sequence[str], Sequence[Drainable]]]
+"""Adds services to a server; returns their full names, and what ends their idle sessions at a drain."""
+
+GrpcServices = Callable[[SessionHub, Settings, ModelCatalog], Register]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,34 +156,11 @@ class ExtraPort:
     register: Register
 
 
-GrpcExtension = Callable[[grpc.aio.Server, SessionHub, ApiLimits], str]
-"""Adds a service and returns its full name."""
-
-_OWN_SERVICES = ("TTSService", "Conversation", "Voices")
-
-
-def worker_services(
-    hub: SessionHub, models: ModelCatalog, config: ServiceConfig, extensions: Sequence[GrpcExtension] = ()
-) -> Register:
-    """The services ``tts.TTSService``, ``tts.Conversation`` and ``tts.Voices``, and those of ``extensions``."""
-
-    def register(server: grpc.aio.Server) -> tuple[Sequence[str], Sequence[Drainable]]:
-        service = TTSService(hub, models, config)
-        conversation = ConversationService(hub, config.limits)
-        tts_worker_pb2_grpc.add_TTSServiceServicer_to_server(service, server)
-        tts_worker_pb2_grpc.add_ConversationServicer_to_server(conversation, server)
-        tts_worker_pb2_grpc.add_VoicesServicer_to_server(VoicesService(hub), server)
-        own = tts_worker_pb2.DESCRIPTOR.services_by_name
-        names = [own[name].full_name for name in _OWN_SERVICES]
-        names += [extend(server, hub, config.limits) for extend in extensions]
-        return names, (service.sessions, conversation)
-
-    return register
-
-
 @asynccontextmanager
-async def running_server(hub: SessionHub, register: Register, config: PortConfig) -> AsyncIterator[RunningServer]:
-    """Listen on one port. On exit, calls have 1 s to end before they are cancelled.
+async def running_server(
+    hub: SessionHub, registers: Iterable[Register], config: PortConfig
+) -> AsyncIterator[RunningServer]:
+    """Listen on one port with the services of ``registers``. On exit, calls have 1 s to end before they are cancelled.
 
     Raises:
         AddressInUse: Another process listens on the port.
@@ -196,7 +172,8 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
     else:
         connections = PortConnections(config.max_connections, partial(observer.connection_closed, "evicted"))
     server = _new_server(hub, config, connections)
-    names, drainable = register(server)
+    added = [register(server) for register in registers]
+    names = [name for names, _ in added for name in names]
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
@@ -211,7 +188,7 @@ async def running_server(hub: SessionHub, register: Register, config: PortConfig
         asyncio.create_task(connections.watch(port), name="grpc-connections"),
     )
     try:
-        yield RunningServer(address, drainable)
+        yield RunningServer(address, [each for _, drainable in added for each in drainable])
     finally:
         for watcher in watchers:
             watcher.cancel()

@@ -36,13 +36,13 @@ from tools.bench.gpu_process import run_isolated
 from tools.random_bundle import writer
 from tools.random_bundle.writer import write_random_bundle
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration.compiling import TorchCompiler
 from tts_worker.engine.cosyvoice.bundle import config
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
 from tts_worker.engine.cosyvoice.loader import LoadOptions, resolve_device
 from tts_worker.engine.cosyvoice.memory import CPU_UTTERANCES
 from tts_worker.errors import ConfigError, DeviceLost, EngineFault, OverCapacity, SynthesisFailed
+from tts_worker.features.acceleration.compiling import TorchCompiler
 from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Done, EngineInfo, EngineReport, Failed
 
 

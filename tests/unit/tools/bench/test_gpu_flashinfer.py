@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fakes.cuda import claimed_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
-from tests.unit.cosyvoice.acceleration.test_fused_audio import claimed_cuda, fused_networks
+from tests.features.acceleration.test_fused_audio import fused_networks
 from tests.unit.cosyvoice.networks import apart, networks
 from tests.unit.cosyvoice.test_flow import LIMIT, RATIO, Speech, advance
 from tests.unit.tools.bench import fake_flashinfer
 from tools.bench.gpu_flashinfer import FlashInfer, PagePlan, check_flashinfer, flashinfer_library
 from tts_worker.engine.cosyvoice import ops
-from tts_worker.engine.cosyvoice.acceleration.accelerator import use_kernels
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
 from tts_worker.engine.cosyvoice.components import Components
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
@@ -30,6 +30,7 @@ from tts_worker.engine.cosyvoice.networks.blocks import chunk_mask
 from tts_worker.engine.cosyvoice.networks.kv_cache import PageRow, PageShape
 from tts_worker.engine.cosyvoice.ops.audio import paged_attention
 from tts_worker.errors import BackendMismatch, BackendUnavailable
+from tts_worker.features.acceleration.accelerator import use_kernels
 
 CPU = torch.device("cpu")
 SHAPE = PageShape(2, 16, 10, count=40, longest=12)

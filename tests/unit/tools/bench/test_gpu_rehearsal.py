@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.fakes.cuda.device import SimulatedDevice, simulated_cuda
 from tests.fakes.graph_runner import FakeGraphRunner
 from tests.unit.cosyvoice.networks import load_shallow
-from tests.unit.streaming.simulated_cuda import SimulatedDevice, simulated_cuda
 from tools.bench import gpu
 from tools.bench.gpu import GpuBench, run_sections
 from tools.bench.gpu_load import slots_for

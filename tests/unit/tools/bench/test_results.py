@@ -89,16 +89,14 @@ def _comparison(suffix: str, title: str, separator: str, keys: list[str], style:
         ("", "first audio, s: this engine / reference", " / ", [f"{side}_first_s" for side in SIDES], ".2f"),
         ("", "wall time, s: this engine / reference", " / ", [f"{side}_wall_s" for side in SIDES], ".1f"),
         ("", "processor time, s: this engine / reference", " / ", [f"{side}_cpu_s" for side in SIDES], ".1f"),
-        ("", "times as fast: first audio, wall time, processor time", ", ", RATIOS, ".1f"),
-        ("_stride-4", "the same with the reference's chunk sizes (`stride_chunks: 4`)", ", ", RATIOS, ".1f"),
-        ("", "largest difference of the mel", "", ["ours_mel_difference_largest"], ".1e"),
         (
-            "",
-            "largest distance from float64: this engine / reference",
-            " / ",
-            ["ours_mel_error_largest", "reference_mel_error_largest"],
-            ".1e",
+            "_stride-4",
+            "times as fast with the reference's chunk sizes (`stride_chunks: 4`): first audio, wall and processor time",
+            ", ",
+            RATIOS,
+            ".1f",
         ),
+        ("", "largest difference of the mel", "", ["ours_mel_difference_largest"], ".1e"),
     ],
 )
 def test_quoted_comparison_matches_the_files(

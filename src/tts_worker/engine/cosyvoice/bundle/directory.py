@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -65,7 +65,8 @@ class Bundle:
         path = Path(path)
         if not path.is_dir():
             raise BundleError(f"{path}: no such model directory; get one with: tts-worker voicepack pull")
-        name = next((name for name in YAML_NAMES if (path / name).is_file()), None)
+        # The newest: early directories of CosyVoice2 hold a cosyvoice.yaml, too.
+        name = next((name for name in reversed(YAML_NAMES) if (path / name).is_file()), None)
         if name is None:
             raise BundleError(f"{path}: holds none of {', '.join(YAML_NAMES)}; not a CosyVoice model directory")
         family = YAML_NAMES[name]
@@ -159,6 +160,9 @@ class Bundle:
 
     def _read(self, part: str, expected: Mapping[str, Shape]) -> tuple[dict[str, Tensor], list[Problem]]:
         file = self.weight_file(part)
+        other = replace(self, rl=not self.rl).weight_file(part)
+        if other.is_file() and not file.is_file():
+            raise BundleError(f"{file}: is missing, but there is {other.name}: set rl to {str(not self.rl).lower()}")
         tensors = normalize_keys(part, read_tensors(file), str(file))
         return tensors, check_tensors(expected, tensors, file.name)
 

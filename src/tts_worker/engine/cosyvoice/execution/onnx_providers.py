@@ -1,8 +1,4 @@
-"""Execution providers of ONNX Runtime: which ones a session asks for, and which ones really load. Needs no torch.
-
-``onnxruntime.get_available_providers`` lists what a build contains. Whether a provider loads, with its CUDA libraries
-and a device, shows only in a session.
-"""
+"""Execution providers of ONNX Runtime: which ones a session asks for. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,16 +12,9 @@ from tts_worker.errors import MissingExtra
 TENSORRT = "TensorrtExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
-PREFERENCE = (TENSORRT, CUDA, CPU)
 
 Providers = list[tuple[str, dict[str, str]]]
 """Names and options, most preferred first."""
-
-IDENTITY_MODEL = bytes.fromhex(
-    "080812003a3d0a100a017812017922084964656e74697479120570726f62655a100a0178"
-    "120b0a09080112050a0312016e62100a0179120b0a09080112050a0312016e42040a00100d"
-)
-"""An ONNX model that returns its input "x", any number of floats, as "y"."""
 
 
 def import_onnxruntime() -> Any:
@@ -82,16 +71,3 @@ def create_session(onnxruntime: Any, model: str | bytes, providers: Providers, t
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # PyTorch's threads need the cores, too
     # Without enable_fallback=0 a failing provider is replaced by the CPU with a line on standard output.
     return onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=0)
-
-
-def load_problem(onnxruntime: Any, provider: str) -> str:
-    """Return why a provider cannot be used, by a session of a model that returns its input; empty if it works."""
-    try:
-        session = create_session(onnxruntime, IDENTITY_MODEL, [(provider, {})])
-        if provider not in session.get_providers():
-            return "does not load"
-        values = importlib.import_module("numpy").ones(1, dtype="float32")
-        (out,) = session.run(None, {"x": values})
-        return "" if out.tolist() == [1.0] else "gives wrong results"
-    except Exception as error:  # onnxruntime's errors share no public base
-        return f"{type(error).__name__}: {error!s:.200}"

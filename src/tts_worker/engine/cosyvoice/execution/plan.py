@@ -1,8 +1,8 @@
 """How the computations of an engine are executed: the table that the plain path fills and acceleration may override.
 
-The plain path runs PyTorch's operators one by one, on any device. The package ``acceleration`` is optional:
-``find_accelerator`` imports it by name, for an engine that may use it, and commands do so once ``has_acceleration``. It
-takes an accelerated path only after a check on this machine that it gives the numbers of the plain one.
+The plain path runs PyTorch's operators one by one, on any device. The feature ``acceleration`` is optional:
+``find_accelerator`` imports it by name, for an engine that may use it. It takes an accelerated path only after a check
+on this machine that it gives the numbers of the plain one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from time import perf_counter
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.execution.graph_runner import Compiler, EagerRunner, GraphRunner
-from tts_worker.engine.cosyvoice.execution.settings import (
-    ACCELERATION,
-    StreamingConfig,
-    has_acceleration,
-)
+from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.errors import ConfigError
+from tts_worker.feature_names import present
 
 ABSENT = "acceleration: it is not part of this installation"
 
@@ -123,7 +120,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the package ``acceleration`` offers. It checks on the device what it chooses.
+    """What the feature ``acceleration`` offers. It checks on the device what it chooses.
 
     Attributes:
         select_backend: As the function ``select_backend``, for other back ends than PyTorch.
@@ -137,10 +134,10 @@ class Accelerator:
 
 
 def find_accelerator() -> Accelerator | None:
-    """Import the package ``acceleration``. Returns None if it is not part of this installation."""
-    if not has_acceleration():
+    """Import the feature ``acceleration``. Returns None if it is not part of this installation."""
+    if "acceleration" not in present():
         return None
-    accelerator: Accelerator = import_module(f"{ACCELERATION}.accelerator").ACCELERATOR
+    accelerator: Accelerator = import_module("tts_worker.features.acceleration.accelerator").ACCELERATOR
     return accelerator
 
 

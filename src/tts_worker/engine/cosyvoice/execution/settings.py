@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.util import find_spec
 from typing import Any
 
 from tts_worker.errors import ConfigError
@@ -13,18 +12,6 @@ from tts_worker.errors import ConfigError
 OLDEST_TORCH = (2, 9)  # the first one with RMS norm as a single CUDA kernel
 LM_TOKENS = 3072  # default length of the language model's context
 GRAPHS_DIR = "onnx"  # of exported graphs, in a model directory
-
-
-ACCELERATION = "tts_worker.engine.cosyvoice.acceleration"
-"""The package of accelerated paths. It is optional: the engine imports it by this name, if at all."""
-
-
-def has_acceleration() -> bool:
-    """Whether the package of accelerated paths is part of this installation."""
-    try:
-        return find_spec(f"{ACCELERATION}.accelerator") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 class TextMode(str, Enum):
@@ -91,7 +78,7 @@ class StreamingConfig(EngineOptions):
             audio; the host reads its tokens afterwards.
         retries: How often a run of invalid tokens is drawn again while none of its audio may have been sent.
         graphs: Capture CUDA graphs during warm-up.
-        compile: Compile computations before they are captured (``acceleration.compiling``).
+        compile: Compile computations before they are captured (the feature ``acceleration``).
         gathers: Compute attention on CUDA by PyTorch over copies of keys and values, in all engines of the process; for
             measurements.
         library: Chooses what computes the flow's attention in place of the kernel; for measurements.

@@ -2,7 +2,7 @@
 
 A fused operator is a composition of PyTorch operators, which runs everywhere and defines the numbers:
 
-    @fused_operator("tts_worker.engine.cosyvoice.acceleration.kernels.audio_triton", mutates={"residual"})
+    @fused_operator("tts_worker.features.acceleration.kernels.audio_triton", mutates={"residual"})
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual.add_(x)
         return F.rms_norm(residual, weight.shape, weight, eps)

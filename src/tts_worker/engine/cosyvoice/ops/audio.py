@@ -1,6 +1,6 @@
 """Fused operators of the flow and the vocoder.
 
-Compositions here, kernels in ``acceleration/kernels/audio_triton.py``. ``N`` are branches x utterances, branch-major
+Compositions here, kernels in ``features/acceleration/kernels``. ``N`` are branches x utterances, branch-major
 (classifier-free guidance runs ``R`` = 1 or 2 branches of ``B`` utterances), ``T`` new frames, ``C`` or ``D`` channels.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.ops import fused_operator
 from tts_worker.engine.cosyvoice.ops.sampler import mix
 
-_TRITON = "tts_worker.engine.cosyvoice.acceleration.kernels.audio_triton"
+_TRITON = "tts_worker.features.acceleration.kernels.audio_triton"
 
 
 def rotate_first_heads(qkv: Tensor, rotations: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Fused operators of the language model: norms, rotary embedding with the cache write, attention, and drawing ids.
 
-Compositions here, kernels in ``acceleration/kernels/language_model_triton.py``. ``N`` are the rows of a batch of ``B``
+Compositions here, kernels in ``features/acceleration/kernels``. ``N`` are the rows of a batch of ``B``
 sequences with ``T`` new positions each, ``H`` the query heads, ``K`` the key heads, ``S`` the slots and ``P`` their
 positions.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from tts_worker.engine.cosyvoice.ops import fused_operator
 from tts_worker.engine.cosyvoice.ops.sampler import mix, pick
 
-_TRITON = "tts_worker.engine.cosyvoice.acceleration.kernels.language_model_triton"
+_TRITON = "tts_worker.features.acceleration.kernels.language_model_triton"
 
 IDLE = -2  # in place of an id: the slot was idle
 BROKEN = -1  # in place of an id: the scores were NaN

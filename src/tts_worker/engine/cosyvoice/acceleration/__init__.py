@@ -1,1 +1,0 @@
-"""How networks are executed: streams, captured graphs, other runtimes."""
