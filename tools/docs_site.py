@@ -1,8 +1,8 @@
 """Hook of MkDocs: version, repository, icon, pages from the root, and links to files outside of the site.
 
-README.md becomes the start page. A link from ``docs/`` to a file of the repository (``../configs/worker.yaml``) has no
-target on the site: its text remains, with the path. CI names the repository in the environment; a site that is built
-elsewhere links to none.
+README.md becomes the start page. A recording gets a player. A link from ``docs/`` to a file of the repository
+(``../configs/worker.yaml``) has no target on the site: its text remains, with the path. CI names the repository in the
+environment; a site that is built elsewhere links to none.
 """
 
 from __future__ import annotations
@@ -88,11 +88,13 @@ def from_root(markdown: str) -> str:
 
 
 def within_site(markdown: str) -> str:
-    """Replace the links that leave ``docs/`` by their text and the path."""
+    """Add players to links to recordings, and replace the links that leave ``docs/`` by their text and the path."""
     pages = {source: name for name, source in PAGES.items()}
 
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
+        if target.endswith(".mp3"):
+            return f'<audio controls preload="none" src="{target}"></audio> {match[0]}'
         if not target.startswith("../"):
             return match[0]
         path = target.removeprefix("../")

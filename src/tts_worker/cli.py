@@ -28,7 +28,6 @@ from tts_worker.version import __version__
 COMMANDS: dict[str, str] = {
     "say": "speak text to the loudspeaker, a file or standard output; also text from a pipe, as it arrives",
     "serve": "run the server: WebSocket, OpenAI-compatible speech API, web page, metrics",
-    "voices": "list the voices",
     "config init": "write a configuration with settings, their defaults and their meaning",
     "config check": "report everything that is invalid in a configuration, by line",
     "doctor": "report what is installed, what is missing and how to install it",

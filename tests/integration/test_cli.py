@@ -360,9 +360,33 @@ def test_a_port_in_use_may_become_free(grpc: bool, capsys: pytest.CaptureFixture
 def test_voices_lists_the_voices_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
     config = Path(__file__).parents[2] / "configs" / "worker.yaml"
     assert main(["voices", "--config", str(config)]) == 0
-    assert "heart (default)" in capsys.readouterr().out
+    assert "heart, af_heart (default)" in capsys.readouterr().out
     assert main(["voices", "--url", "http://127.0.0.1:9"]) == 1
     assert "the worker cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
+def test_listening_plays_every_voice(
+    player: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, remote: bool
+) -> None:
+    install(player, f"/bin/cat > {tmp_path}/played-$$; exec /bin/sleep 1.2")  # as long as a voice speaks
+    if remote:
+        with served() as (_, url):
+            assert main(["voices", "listen", "--url", url]) == 0
+    else:
+        assert main(["voices", "listen", *TONE]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["tone", "tone-low", "tone-high"]
+    played = [file.read_bytes() for file in tmp_path.glob("played-*")]
+    assert len(set(played)) == 3
+    assert all(len(pcm) > 24_000 for pcm in played)
+
+
+def test_listening_needs_a_player(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["voices", "listen", *TONE]) == 2
+    assert "no audio player found (pw-cat, paplay, aplay, ffplay, play)" in error_of(capsys)
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

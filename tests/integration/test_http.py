@@ -26,6 +26,7 @@ from tests.integration.test_websocket import dial, metric, until_live_sessions
 from tests.unit.audio.test_encoders import with_flac_length
 from tts_worker.engine.loop import EngineLoop
 from tts_worker.features.compat import cosyvoice
+from tts_worker.features.compat import openai as openai_api
 from tts_worker.features.compat.openai import OPENAI_VOICES
 from tts_worker.server.validation import LIVE_TYPE, MULTIPART
 from tts_worker.serving import create_application
@@ -291,12 +292,34 @@ async def test_openai_voice_names_select_default_voice() -> None:
             return answer.content
 
         default = await pcm("tone-low")
-        for name in OPENAI_VOICES - {"nova"}:
+        for name in OPENAI_VOICES.keys() - {"nova"}:
             assert await pcm(name) == default, name
         assert await pcm("nova") == await pcm("tone-high"), "voices.aliases takes precedence"
         async with http(address) as plain:
             voices = (await plain.get("/v1/voices")).json()["voices"]
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
+
+
+@pytest.mark.parametrize(
+    ("preferred", "text", "options", "speaks"),
+    [
+        (("missing", "tone-high"), "Hello.", {}, "tone-high"),
+        (("missing",), "Hello.", {}, "tone-low"),
+        (("tone-high",), "Guten Tag, wie geht es?", {"language": "de"}, "tone-high"),
+    ],
+    ids=["first that is there", "none is there", "language"],
+)
+async def test_voices_stand_in_for_openai_names(
+    monkeypatch: pytest.MonkeyPatch, preferred: tuple[str, ...], text: str, options: dict[str, str], speaks: str
+) -> None:
+    monkeypatch.setattr(openai_api, "OPENAI_VOICES", {"nova": preferred})
+    async with serving(voices={"default": "tone-low"}) as address, http(address) as client:
+
+        async def pcm(voice: str) -> bytes:
+            body = speech(voice=voice, input=text, response_format="pcm", **options)
+            return (await client.post("/v1/audio/speech", json=body)).content
+
+        assert await pcm("nova") == await pcm(speaks)
 
 
 async def test_openai_sdk_streams_and_sse_ends_with_done() -> None:

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from tests.conftest import until
 from tests.fakes.scrape import scraped
+from tests.integration import test_models
 from tests.integration.test_models import ManyWorker, fast, many
 from tests.integration.test_session import to_end
 from tts_worker.errors import IllegalCommand, InvalidRequest
@@ -136,6 +137,15 @@ async def test_what_the_client_names_is_kept(
     worker: ManyWorker, options: SessionOptions, text: str, voice: str
 ) -> None:
     assert await spoken_by(worker, options, text) == [voice]
+
+
+async def test_accents_of_one_language_need_no_routing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_models, "LANGUAGES", {"a": ("en",), "b": ("en-GB", "en-US")})
+    async with many(preload=["a", "b"]) as worker:
+        session = await worker.hub.admit(fast())
+        session.speak("12:30. ")
+        assert isinstance(session.poll(), Started), "the voice does not wait for letters"
+        session.close()
 
 
 async def test_language_that_no_voice_speaks_is_refused(worker: ManyWorker) -> None:

@@ -39,6 +39,18 @@ def test_links_in_code_are_left_alone() -> None:
     assert within_site(from_root(code)) == code
 
 
+def test_recordings_have_a_player() -> None:
+    player = '<audio controls preload="none" src="audio/a.mp3"></audio>'
+    assert within_site("[Listen](audio/a.mp3), please.") == f"{player} [Listen](audio/a.mp3), please."
+
+
+def test_every_cpu_voice_has_a_sample() -> None:
+    packed = ROOT.glob("packages/tts-worker-voices/*/voicepacks/hibari/*/metadata.yaml")
+    links = re.findall(r"\(audio/voices/(\w+)\.mp3\)", (ROOT / "docs" / "voices.md").read_text("utf-8"))
+    assert sorted(links) == sorted(["heart", *(file.parent.name for file in packed)])
+    assert all((ROOT / "docs" / "audio" / "voices" / f"{name}.mp3").is_file() for name in links)
+
+
 def test_no_page_of_the_site_links_outside() -> None:
     sources = [from_root((ROOT / source).read_text("utf-8")) for source in PAGES.values()]
     sources += [path.read_text("utf-8") for path in (ROOT / "docs").glob("*.md")]

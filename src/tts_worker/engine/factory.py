@@ -127,10 +127,10 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
 
     voices = []
     for name, folder in settings.installed_packs().items():
-        sha256 = read_voicepack(folder).pack.model_sha256
-        if sha256 is None:
+        pack = read_voicepack(folder).pack
+        if pack.model_sha256 is None:
             raise BundleError(f"{folder / METADATA}: model_sha256 is missing")
-        voices.append(VoiceModel(name, folder / CPU_MODEL, sha256))
+        voices.append(VoiceModel(name, folder / CPU_MODEL, pack.model_sha256, *pack.languages[:1]))
     model = HibariModel(threads=settings.threads, voices=voices)
     return HibariEngine(model, max_utterances=settings.max_utterances)
 

@@ -556,7 +556,7 @@ class ConverseResponse(_message.Message):
     def __init__(self, ready: _Optional[_Union[ConverseResponse.Ready, _Mapping]] = ..., pcm: _Optional[bytes] = ..., started: _Optional[_Union[ConverseResponse.Started, _Mapping]] = ..., words: _Optional[_Union[ConverseResponse.Words, _Mapping]] = ..., acknowledged: _Optional[_Union[ConverseResponse.Acknowledged, _Mapping]] = ..., ended: _Optional[_Union[ConverseResponse.Ended, _Mapping]] = ..., rejected: _Optional[_Union[ConverseResponse.Rejected, _Mapping]] = ..., chunk: _Optional[_Union[ConverseResponse.Chunk, _Mapping]] = ...) -> None: ...
 
 class VoiceInfo(_message.Message):
-    __slots__ = ("id", "name", "engine", "languages", "description", "tags", "styles", "capabilities", "license", "sample_rate", "is_default", "stored")
+    __slots__ = ("id", "name", "engine", "languages", "description", "tags", "styles", "capabilities", "license", "sample_rate", "is_default", "stored", "gender", "aliases")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -569,6 +569,8 @@ class VoiceInfo(_message.Message):
     SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
     IS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    GENDER_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     engine: str
@@ -581,7 +583,9 @@ class VoiceInfo(_message.Message):
     sample_rate: int
     is_default: bool
     stored: StoredVoice
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., languages: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., styles: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., license: _Optional[str] = ..., sample_rate: _Optional[int] = ..., is_default: bool = ..., stored: _Optional[_Union[StoredVoice, _Mapping]] = ...) -> None: ...
+    gender: str
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., languages: _Optional[_Iterable[str]] = ..., description: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ..., styles: _Optional[_Iterable[str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., license: _Optional[str] = ..., sample_rate: _Optional[int] = ..., is_default: bool = ..., stored: _Optional[_Union[StoredVoice, _Mapping]] = ..., gender: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoredVoice(_message.Message):
     __slots__ = ("source", "created_at", "owner", "consent", "figures", "notes", "not_checked")

@@ -40,6 +40,8 @@ class VoiceInfo:
         id: What requests name.
         name: Name for people.
         styles: Each is addressed as ``ID@STYLE``.
+        gender: What its maker says, mostly ``female`` or ``male``.
+        aliases: Further names that requests may use.
         stored: None for a voice that belongs to its engine.
     """
 
@@ -54,6 +56,8 @@ class VoiceInfo:
     license: str | None = None
     sample_rate: int = 0
     is_default: bool = False
+    gender: str | None = None
+    aliases: tuple[str, ...] = ()
     stored: StoredVoiceInfo | None = None
 
     @classmethod

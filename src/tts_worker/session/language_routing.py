@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tts_worker.text.language import is_written_in_latin, language_of
+from tts_worker.text.language import is_written_in_latin, language_of, primary_tag
 from tts_worker.types import Alignment, SessionOptions, SynthesisParams
 from tts_worker.voices.catalog import VoiceCatalog
 from tts_worker.voices.description import VoiceDescription
@@ -75,7 +75,7 @@ class LanguageRouter:
         if self.options.voice is not None or self.options.language is not None:
             return False
         own = self._voices.get_in_use(params.voice).languages
-        return bool(own) and "mul" not in own and not set(own).issuperset(self._languages())
+        return bool(own) and "mul" not in own and not set(map(primary_tag, own)).issuperset(self._languages())
 
     def _choose(self, params: SynthesisParams, text: str) -> VoiceDescription | None:
         """Return the voice for an utterance that begins with ``text``; None keeps that of ``params``."""
@@ -96,5 +96,5 @@ class LanguageRouter:
         return None
 
     def _languages(self) -> list[str]:
-        """The languages of all voices. A voice of any language does not tell which ones are expected."""
-        return [tag for voice in self._voices for tag in voice.languages if tag != "mul"]
+        """Primary tags of the languages of all voices; one of any language does not tell which are expected."""
+        return [primary_tag(tag) for voice in self._voices for tag in voice.languages if tag != "mul"]

@@ -57,6 +57,8 @@ class VoiceDescription:
             license=self.license,
             sample_rate=self.info.sample_rate_hz,
             is_default=self.name == default,
+            gender=self.gender,
+            aliases=self.aliases,
             stored=None if self.stored is None else _stored(self.stored),
         )
 

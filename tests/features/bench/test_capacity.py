@@ -136,12 +136,17 @@ async def test_real_worker_holds_a_tiny_load() -> None:
             assert last.utterances >= (20 if kind == "calls" else 1)
             assert last.first_audible_p95_ms is not None
             assert last.lag_p95_ms is not None
-        refused = await generator.run(Plan(address, "requests", 20, 0.5, 1, voice="absent"))
+        two_voices = ("tone-low", "absent")
+        refused = await generator.run(Plan(address, "requests", 20, 0.5, 1, two_voices))
+        assert refused.failures == {"unknown_voice": refused.started // 2}, "every second one"
+        refused = await generator.run(Plan(address, "calls", 4, 0.2, 1, two_voices))
+        assert refused.failures == {"unknown_voice": 2}
+        refused = await generator.run(Plan(address, "requests", 20, 0.5, 1, ("absent",)))
         assert refused.failures == {"unknown_voice": refused.started}
-        refused = await generator.run(Plan(address, "calls", 2, 0.2, 1, voice="absent"))
+        refused = await generator.run(Plan(address, "calls", 2, 0.2, 1, ("absent",)))
         assert refused.failures == {"unknown_voice": 2}
         with pytest.raises(UnknownVoice):
-            await warm_up(replace(conditions, voice="absent"))
+            await warm_up(replace(conditions, voices=two_voices))
     with pytest.raises(ConnectionLost, match="cannot be reached"):
         await warm_up(conditions)
 
@@ -218,6 +223,7 @@ def test_command_measures_an_own_worker(
         (["--seconds", "601"], "--seconds must be at most 600"),
         (["--price-per-hour", "inf"], "--price-per-hour must be above 0"),
         (["--voice", ""], "--voice must name a voice"),
+        (["--voice", "tone,"], "--voice must name a voice"),
         (["--engine", "tone", "--voice", "absent"], 'unknown voice "absent"'),
         (["--url", "https://127.0.0.1"], "--url takes http://host:port"),
         (["--url", "http://127.0.0.1:x"], "--url takes http://host:port"),

@@ -9,13 +9,27 @@ from pathlib import Path
 import pytest
 
 from tts_worker.cli import all_commands, main
+from tts_worker.features.completion import command
 from tts_worker.features.completion.command import SHELLS, words_of
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_voices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two voice packs, one of them damaged."""
+    folder = tmp_path_factory.mktemp("voices") / "hibari"
+    folder.mkdir()
+    packs = {name: folder / name for name in ("am_anton", "bf_berta")}
+    for name, metadata in (("am_anton", "aliases: [anton]\n"), ("bf_berta", "nothing: known\n")):
+        packs[name].mkdir()
+        (packs[name] / "metadata.yaml").write_text(metadata)
+    return packs
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory, installed_voices: dict[str, Path]) -> Path:
     folder = tmp_path_factory.mktemp("completion")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "cpu_voices", lambda: installed_voices)
         for shell in SHELLS:
             lines: list[str] = []
             patch.setattr("builtins.print", lambda text, end="\n", lines=lines: lines.append(text + end))
@@ -43,6 +57,7 @@ def completed(scripts: Path, *words: str) -> list[str]:
         (["--ver"], ["--version"]),
         (["say", "--spe"], ["--speed"]),
         (["serve", "--engine", "t"], ["tone"]),
+        (["say", "--voice", ""], ["heart", "am_anton", "anton", "bf_berta"]),
         (["bench", "la"], ["latency"]),
         (["config", ""], ["init", "check"]),
         (["bench", "latency", "--tu"], ["--turns"]),
@@ -59,9 +74,9 @@ def test_bash_completes(scripts: Path, words: list[str], offered: list[str]) -> 
 def test_every_command_and_option_is_in_every_script(scripts: Path) -> None:
     for shell in SHELLS:
         text = (scripts / shell).read_text()
-        for command in all_commands():
-            assert all(part in text for part in command.split())
-            for option in words_of(command).options:
+        for name in all_commands():
+            assert all(part in text for part in name.split())
+            for option in words_of(name).options:
                 assert option in text or f"-l {option.removeprefix('--')}" in text
 
 
@@ -78,6 +93,7 @@ def test_script_is_valid_in_its_shell(scripts: Path, shell: str) -> None:
         ("se", ["serve"]),
         ("say --spe", ["--speed"]),
         ("serve --engine t", ["tone"]),
+        ("say --voice b", ["bf_berta"]),
         ("config ", ["check", "init"]),
         ("bench latency --tu", ["--turns"]),
         ("voice add --audi", ["--audio"]),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,15 @@ from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutpu
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
-from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, VOICE, HibariModel, Spectra, VoiceModel, default_model_path
+from tts_worker.engine.cpu.hibari.model import (
+    BRITISH,
+    MODEL_SHA256,
+    VOICE,
+    HibariModel,
+    Spectra,
+    VoiceModel,
+    default_model_path,
+)
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
@@ -383,9 +392,8 @@ class FaultyModel:
         self._error = error
         self._good_calls = after_calls
 
-    @property
-    def phonemizer(self) -> Phonemizer:
-        return self._model.phonemizer
+    def phonemizer_of(self, voice: str) -> Phonemizer:
+        return self._model.phonemizer_of(voice)
 
     def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         spectra = self._model.predict(ids, speed, voice)
@@ -481,6 +489,22 @@ def test_utterances_of_two_voices_sound_as_alone(two_voices: HibariModel, hibari
     assert outputs["heart"].pcm == speak(hibari_model, text).pcm
     assert outputs["higher"].pcm == speak(two_voices, text, params=replace(PARAMS, voice="higher")).pcm
     assert outputs["higher"].pcm != outputs["heart"].pcm
+
+
+def test_each_voice_has_the_phonemes_of_its_accent(higher_voice: VoiceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HibariModel(voices=[replace(higher_voice, language=BRITISH)])
+    said = {}
+    predict = HibariModel.predict
+
+    def record(model: HibariModel, ids: Sequence[int], speed: float, voice: str = VOICE) -> Spectra:
+        said[voice] = "".join(letters[number] for number in ids)
+        return predict(model, ids, speed, voice)
+
+    monkeypatch.setattr(HibariModel, "predict", record)
+    letters = {number: char for char, number in model.phonemizer.vocabulary.items()} | {0: ""}
+    for voice in model.voices:
+        assert speak(model, ("A hot bath.", Boundary.SENTENCE), params=replace(PARAMS, voice=voice)).pcm
+    assert said == {VOICE: "ɐ hˈɑt bˈæθ.", "higher": "ɐ hˈɒt bˈɑːθ."}
 
 
 def test_unknown_voice_fails_the_utterance(two_voices: HibariModel) -> None:

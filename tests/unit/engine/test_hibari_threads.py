@@ -48,9 +48,8 @@ class GatedModel:
         self.error: Exception | None = None
         self.runs_ended = threading.Semaphore(0)
 
-    @property
-    def phonemizer(self) -> Phonemizer:
-        return self._model.phonemizer
+    def phonemizer_of(self, voice: str) -> Phonemizer:
+        return self._model.phonemizer_of(voice)
 
     def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         self.threads.append(threading.current_thread().name)

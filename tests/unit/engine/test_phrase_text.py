@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.model import AMERICAN, BRITISH, HibariModel
 from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
+from tts_worker.engine.cpu.phrases.british import british_phonemes
 from tts_worker.engine.cpu.phrases.text import (
     MAX_BATCH_CHARS,
     MAX_PHONEMES,
@@ -58,9 +59,10 @@ def observed(phonemizer: Phonemizer, on_text: Callable[[str], None]) -> Phonemiz
 class PhonemizedText:
     """The phrases of a segment with their phonemes as characters."""
 
-    def __init__(self, model: HibariModel, text: Segment) -> None:
-        letters = {number: char for char, number in model.phonemizer.vocabulary.items()} | {0: ""}
-        self.items = list(model.phonemizer.phonemize(text))
+    def __init__(self, model: HibariModel, text: Segment, language: str = AMERICAN) -> None:
+        phonemizer = model.phonemizer_in(language)
+        letters = {number: char for char, number in phonemizer.vocabulary.items()} | {0: ""}
+        self.items = list(phonemizer.phonemize(text))
         self.phrases = [item for item in self.items if item is not None]
         self.lines = ["".join(letters[number] for number in phrase.ids) for phrase in self.phrases]
         self.words = [
@@ -90,6 +92,70 @@ class PhonemizedText:
 def test_original_words_get_their_phonemes(text: str, words: dict[str, str], hibari_model: HibariModel) -> None:
     result = PhonemizedText(hibari_model, Verbalizer().apply(plain(text)))
     assert {text[a:b]: phonemes for a, b, phonemes in result.words} == words
+
+
+# -- British English ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hello there.", {"Hello": "həlˈQ", "there.": "ðˈɛː"}),
+        ("a hot bath", {"a": "ɐ", "hot": "hˈɒt", "bath": "bˈɑːθ"}),
+        ("better start", {"better": "bˈɛtə", "start": "stˈɑːt"}),
+        ("Zquorblat", {"Zquorblat": "zˈɛdkwˈɔːblat"}),
+        ("José's Pokémon", {"José's": "hQzˈAz", "Pokémon": "pˈQkəmˌɒn"}),
+    ],
+)
+def test_british_words_get_british_phonemes(text: str, words: dict[str, str], hibari_model: HibariModel) -> None:
+    result = PhonemizedText(hibari_model, plain(text), BRITISH)
+    assert {text[a:b]: phonemes for a, b, phonemes in result.words} == words
+
+
+@pytest.mark.parametrize(
+    ("american", "british"),
+    [
+        ("həlˈO wˈɜɹld", "həlˈQ wˈɜːld"),  # the phonemes of the American dictionary, and those of the British one
+        ("stˈɑɹt", "stˈɑːt"),
+        ("nˈɔɹθ", "nˈɔːθ"),
+        ("nˌɪɹ", "nˌɪə"),
+        ("skwˈɛɹ", "skwˈɛː"),
+        ("kjˈʊɹ", "kjˈʊə"),
+        ("mˈɛɹi", "mˈɛɹi"),
+        ("flˈis", "flˈiːs"),
+        ("ɡˈus", "ɡˈuːs"),
+        ("lˈɑt", "lˈɒt"),
+        ("θˈɔt", "θˈɔːt"),
+        ("bˈɛɾəɹ", "bˈɛtə"),
+        ("hˈæpi", "hˈapi"),
+    ],
+)
+def test_american_phonemes_are_said_in_a_british_accent(american: str, british: str) -> None:
+    assert british_phonemes(american) == british
+
+
+def test_each_accent_is_loaded_once(hibari_model: HibariModel) -> None:
+    assert hibari_model.phonemizer_in("en") is hibari_model.phonemizer_in("en-AU") is hibari_model.phonemizer
+    assert hibari_model.phonemizer_in("en_gb") is hibari_model.phonemizer_in(BRITISH) is not hibari_model.phonemizer
+
+
+def test_accents_share_what_is_the_same_in_both(hibari_model: HibariModel) -> None:
+    american, british = (hibari_model.phonemizer_in(language).g2p for language in (AMERICAN, BRITISH))
+    assert british.tagger is american.tagger
+    assert british.tokenizer is american.tokenizer
+    assert british.lexicon is not american.lexicon
+
+
+@given(st.text("ˈˌ æɑʌɔəɛɜɪiʊuAIOQWYaɒᵻᵊːɹɾtdnszʃ"))
+def test_british_phonemes_stay_as_they_are(phonemes: str) -> None:
+    british = british_phonemes(phonemes)
+    assert british_phonemes(british) == british
+
+
+def test_given_phonemes_follow_the_accent(hibari_model: HibariModel) -> None:
+    source = segment(Span("data", 0, 4, "D EY1 T AH0"), Span(" ", 4, 5), Span("go", 5, 7, "ˈgoʊ"))
+    assert PhonemizedText(hibari_model, source).lines == ["dˈAtə ɡˈO"]
+    assert PhonemizedText(hibari_model, source, BRITISH).lines == ["dˈAtə ɡˈQ"]
 
 
 def test_words_refer_to_source_text_not_replacements(hibari_model: HibariModel) -> None:

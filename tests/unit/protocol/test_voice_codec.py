@@ -39,6 +39,8 @@ voices = st.builds(
     license=optional,
     sample_rate=st.integers(0, 2**31 - 1),
     is_default=st.booleans(),
+    gender=optional,
+    aliases=lists,
     stored=st.none() | stored,
 )
 

@@ -15,6 +15,7 @@ from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, default_model_path
 from tts_worker.engine.factory import info_before_loading
 from tts_worker.errors import BundleError, EngineFault, TTSWorkerError, UnknownVoice
 from tts_worker.settings import HibariEngineSettings, Settings, load_settings
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 from tts_worker.voices import installed
 from tts_worker.voices.installed import CPU_GROUP, CPU_MODEL, GROUP, cpu_voices, installed_voice, installed_voices
 from tts_worker.worker import Worker
@@ -145,7 +146,8 @@ async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
     pack = install_cpu_voice(site, "hannah_p")
     shutil.copy(default_model_path(), pack / CPU_MODEL)
     (pack / "metadata.yaml").write_text(
-        f"aliases: [hannah]\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n", "utf-8"
+        f"aliases: [hannah]\ngender: female\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n",
+        "utf-8",
     )
     worker = Worker(Settings())
     await worker.start()
@@ -155,9 +157,44 @@ async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
         assert voices.default == "heart"
         assert voices.get("hannah") == voices.get("hannah_p")
         assert voices.get("hannah").loudness_lufs == -25.9
+        about = voices.get("hannah").for_clients("heart")
+        assert (about.gender, about.aliases, about.is_default) == ("female", ("hannah",), False)
         assert voices.is_taken("hannah")
     finally:
         await worker.stop()
+
+
+async def test_voices_speak_in_the_accent_of_their_language(site: Path) -> None:
+    """All have the weights of ``heart``, so what differs is their phonemes."""
+    for name, languages in (("anna", "[en-GB, en]"), ("bella", "[en]"), ("carla", "[]")):
+        pack = install_cpu_voice(site, name)
+        shutil.copy(default_model_path(), pack / CPU_MODEL)
+        (pack / "metadata.yaml").write_text(
+            f"languages: {languages}\nloudness_lufs: -25\nmodel_sha256: {MODEL_SHA256}\n", "utf-8"
+        )
+    worker = Worker(Settings())
+    await worker.start()
+    try:
+        anna, bella, carla = [await audio_of(worker, name) for name in ("anna", "bella", "carla")]
+        assert anna != bella == carla
+        assert worker.hub.voices.get("anna").languages == ("en-GB", "en")
+    finally:
+        await worker.stop()
+
+
+async def audio_of(worker: Worker, voice: str) -> bytes:
+    session = await worker.hub.admit(SessionOptions(voice=voice, realtime=False))
+    session.speak("A hot bath.")
+    session.end_text()
+    pcm = b""
+    async for item in session:
+        if isinstance(item, PcmFrame):
+            pcm += item.pcm
+        elif isinstance(item, Ended):
+            assert item.outcome is Outcome.DONE
+            break
+    session.close()
+    return pcm
 
 
 async def test_damaged_voice_that_is_not_used_is_no_error(site: Path) -> None:

@@ -18,7 +18,7 @@ from tools.train.fast.stages import PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import ARCHIVE, read_style
 from tools.train.fast.teacher import load_phrases
 from tools.train.trainer import checkpoint_path, train
-from tts_worker.engine.cpu.hibari.model import HibariModel, default_model_path
+from tts_worker.engine.cpu.hibari.model import AMERICAN, HibariModel, default_model_path
 from tts_worker.errors import ConfigError
 
 STAGES = ("prosody", "spectra")
@@ -35,6 +35,8 @@ class FastConfig:
         name: Name of the voice.
         style: Kokoro's name of the teacher's style.
         seed: Seed of everything random.
+        language: Accent of the phonemes: ``en-US`` or ``en-GB``.
+        start: A trained model to begin with, relative to the run's folder; empty for that of ``heart``.
         archive: The npm package with the styles, relative to the run's folder.
         spoken_minutes: Audio of the teacher, for the spectra.
         prosody_minutes: Speech of which the teacher computes prosody only.
@@ -45,6 +47,8 @@ class FastConfig:
     name: str
     style: str
     seed: int = 1
+    language: str = AMERICAN
+    start: str = ""
     archive: str = ARCHIVE
     spoken_minutes: float = 30.0
     prosody_minutes: float = 150.0
@@ -62,7 +66,7 @@ class FastConfig:
 
 
 class FastTraining:
-    """A training in a folder. The network starts with the weights of the voice ``heart``.
+    """A training in a folder.
 
     Args:
         config: The training.
@@ -90,12 +94,17 @@ class FastTraining:
     def data(self) -> VoiceData:
         config = self.config
         style = read_style(self.run / config.archive, config.style)
-        phonemizer = HibariModel().phonemizer
+        phonemizer = HibariModel().phonemizer_in(config.language)
         return VoiceData(self.run, style, phonemizer, seed=config.seed, threads=self._threads, report=self._report)
 
     @cached_property
     def sentences(self) -> list[str]:
         return corpus(self.run, self.config.text, self.config.seed)
+
+    @property
+    def start(self) -> Path:
+        """The model whose weights the network starts with."""
+        return self.run / self.config.start if self.config.start else default_model_path()
 
     def prepare(self) -> None:
         """Make the data that is missing."""
@@ -106,7 +115,7 @@ class FastTraining:
     def stage(self, name: str) -> PhraseStage:
         """Return a stage with the initial weights, and with the data, which is made if it is missing."""
         config = self.config
-        network = load_network(default_model_path()).to(self._device)
+        network = load_network(self.start).to(self._device)
         settings = config.stages.get(name, StageConfig())
         held_out = self.data.held_out()[:_HELD_OUT_PHRASES]
         if name == "prosody":

@@ -62,7 +62,7 @@ class Conditions:
         bound_ms: Limit of the 95th percentile of audible first audio.
         seconds: Length of a trial; one that confirms lasts twice as long.
         seed: Of arrivals and sentences.
-        voice: Voice; None takes the server's default.
+        voices: Voices that requests or calls take in turn; none: the server's default.
         headers: Further headers of requests and connections.
     """
 
@@ -70,7 +70,7 @@ class Conditions:
     bound_ms: float
     seconds: float = 10.0
     seed: int = 1
-    voice: str | None = None
+    voices: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -190,10 +190,11 @@ async def load_generator() -> AsyncIterator[LoadGenerator]:
 
 
 async def warm_up(conditions: Conditions) -> None:
-    """Speak a sentence, so that a wrong address, key or voice is reported as such. Raises TTSWorkerError."""
-    request = TimedRequest(conditions.address, SPEECH_PATH, conditions.headers, lambda at_s, pcm: None)
+    """Speak with each voice, so that a wrong address, key or voice is reported as such. Raises TTSWorkerError."""
     try:
-        await request.post(speech_request("Hello there.", conditions.voice))
+        for voice in conditions.voices or (None,):
+            request = TimedRequest(conditions.address, SPEECH_PATH, conditions.headers, lambda at_s, pcm: None)
+            await request.post(speech_request("Hello there.", voice))
     except OSError as error:
         raise unreachable(error) from None
 
@@ -227,7 +228,7 @@ async def find_capacity(
         seconds = max(seconds, min(_UTTERANCES / (scale.utterances_per_s * load), 2 * conditions.seconds))
         for _ in range(2):  # virtual machines stall, and a search should not end for that
             seed = conditions.seed + len(trials)
-            plan = Plan(conditions.address, kind, load, seconds, seed, conditions.voice, conditions.headers)
+            plan = Plan(conditions.address, kind, load, seconds, seed, conditions.voices, conditions.headers)
             result = judge(await run(plan), load, seconds, conditions.bound_ms)
             trials.append(result)
             report(result)

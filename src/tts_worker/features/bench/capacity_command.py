@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="measure a running worker, such as http://127.0.0.1:8080 (no TLS), not an own one"
     )
-    parser.add_argument("--voice", help="voice (default: the worker's)")
+    parser.add_argument("--voice", help="voices, separated by commas, that take turns (default: the worker's)")
     parser.add_argument(
         "--bound", type=float, default=100.0, metavar="MS", help="p95 of audible first audio (default 100 ms)"
     )
@@ -97,7 +97,7 @@ def _check(args: argparse.Namespace) -> None:
             raise InvalidRequest(f"{flag} must be above 0")
     if args.seconds > 600:
         raise InvalidRequest("--seconds must be at most 600")
-    if args.voice is not None and not args.voice:
+    if not all(_voices(args)):
         raise InvalidRequest("--voice must name a voice")
     if args.url is not None:
         if args.engine or args.config or args.set:
@@ -106,6 +106,10 @@ def _check(args: argparse.Namespace) -> None:
     for flag, file in (("--json", args.json), ("--picture", args.picture)):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise InvalidRequest(f"{flag}: {file} cannot be written: its folder must exist")
+
+
+def _voices(args: argparse.Namespace) -> tuple[str, ...]:
+    return () if args.voice is None else tuple(args.voice.split(","))
 
 
 def _address_of(url: str) -> str:
@@ -125,7 +129,7 @@ def _address_of(url: str) -> str:
 async def _measure(args: argparse.Namespace) -> dict[Kind, Capacity]:
     key = os.environ.get("TTS_WORKER_API_KEY") if args.url is not None else None
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    conditions = Conditions("", args.bound, args.seconds, voice=args.voice, headers=headers)
+    conditions = Conditions("", args.bound, args.seconds, voices=_voices(args), headers=headers)
     found: dict[Kind, Capacity] = {}
     async with _server(args) as address, load_generator() as generator:
         conditions = replace(conditions, address=address)

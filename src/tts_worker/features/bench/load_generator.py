@@ -10,9 +10,10 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import cycle
 from time import monotonic
 from typing import Literal, cast
 from urllib.parse import quote
@@ -53,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
         load: Requests a second, or calls at once.
         seconds: For how long utterances become due.
         seed: Of arrivals and sentences.
-        voice: Voice; None takes the server's default.
+        voices: Voices that requests or calls take in turn; none: the server's default.
         headers: Further headers of requests and connections.
     """
 
@@ -62,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True):
     load: float
     seconds: float
     seed: int
-    voice: str | None = None
+    voices: tuple[str, ...] = ()
     headers: dict[str, str] = {}
 
 
@@ -92,6 +93,7 @@ class _Trial:
     begins_s: float
     rng: random.Random
     texts: Sequence[str]
+    voices: Iterator[str | None]
     lags_s: list[float] = field(default_factory=list)
     listeners: list[Listener] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -114,7 +116,8 @@ class _Trial:
 async def run_trial(plan: Plan) -> Figures:
     """Run a trial in this process."""
     texts = sentences_file().decode().splitlines()
-    trial = _Trial(plan, monotonic(), random.Random(f"{plan.seed} {plan.kind} {plan.load}"), texts)
+    rng = random.Random(f"{plan.seed} {plan.kind} {plan.load}")
+    trial = _Trial(plan, monotonic(), rng, texts, cycle(plan.voices or (None,)))
     run = _run_requests if plan.kind == "requests" else _run_calls
     with no_garbage_collection():
         async with LoopLag() as lag:
@@ -139,13 +142,13 @@ async def _run_requests(trial: _Trial) -> None:
     due_s = trial.begins_s
     while (due_s := due_s + trial.rng.expovariate(trial.plan.load)) < trial.ends_s:
         text, listener = await trial.next_utterance(due_s)
-        requests.append(asyncio.create_task(_request(trial, text, listener)))
+        requests.append(asyncio.create_task(_request(trial, text, next(trial.voices), listener)))
     await _finish(trial, requests)
 
 
-async def _request(trial: _Trial, text: str, listener: Listener) -> None:
+async def _request(trial: _Trial, text: str, voice: str | None, listener: Listener) -> None:
     plan = trial.plan
-    body = speech_request(text, plan.voice)
+    body = speech_request(text, voice)
     request = TimedRequest(plan.address, SPEECH_PATH, plan.headers, lambda at_s, pcm: listener.receive(pcm, at_s))
     await request.post(body)
 
@@ -184,7 +187,8 @@ class _Call:
         self._trial = trial
         self._due_s = due_s
         self._listener = Listener(due_s)
-        path = "/v1/stream" + (f"?voice={quote(trial.plan.voice)}" if trial.plan.voice is not None else "")
+        voice = next(trial.voices)
+        path = "/v1/stream" + (f"?voice={quote(voice)}" if voice is not None else "")
         self._socket = TimedWebSocket(trial.plan.address, self._on_message, path, trial.plan.headers)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

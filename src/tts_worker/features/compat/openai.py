@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -26,7 +27,7 @@ from tts_worker.errors import (
     TTSWorkerError,
 )
 from tts_worker.features.compat import cloning
-from tts_worker.features.compat.voice_names import own_voice
+from tts_worker.features.compat.voice_names import own_voice, stand_in
 from tts_worker.protocol.json_codec import parse_object
 from tts_worker.protocol.messages import error_fields
 from tts_worker.server.checksums import checksum_field, describe_checksums, wants_checksums
@@ -39,7 +40,9 @@ from tts_worker.server.uploads import Body
 from tts_worker.server.validation import Fields, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.text.instruction import split_instruction
+from tts_worker.text.language import language_of
 from tts_worker.types import SessionOptions
+from tts_worker.voices.routing import VoiceRequest
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that OpenAI's clients send by default, also with a date (``gpt-4o-mini-tts-2025-12-15``, ``tts-1-1106``).
@@ -48,14 +51,28 @@ _DATE = re.compile(r"-(\d{4}|\d{4}-\d{2}-\d{2})$")
 _SPEEDS = (0.25, 4.0)
 """Range of the vendor, wider than that of most voices here."""
 
-OPENAI_VOICES = frozenset(
-    (
-        *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
-        *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-    )
+OPENAI_VOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "alloy": ("af_sarah",),
+        "ash": ("am_fenrir", "am_michael"),
+        "ballad": ("bm_fable", "bm_george", "am_michael"),
+        "cedar": ("am_michael",),
+        "coral": ("heart",),
+        "echo": ("am_michael",),
+        "fable": ("bm_fable", "bm_george", "am_michael"),
+        "marin": ("heart",),
+        "nova": ("heart",),
+        "onyx": ("bm_george", "am_michael"),
+        "sage": ("bf_isabella", "bf_emma"),
+        "shimmer": ("bf_emma",),
+        "verse": ("am_fenrir", "am_michael"),
+    }
 )
-"""Voice names that OpenAI's clients send; some accept no others. They select the default voice unless a voice or alias
-has the name."""
+"""Voice names that OpenAI's clients send, some of them no others: voices of the CPU engine that stand in for them.
+
+The default voice speaks where none of these is installed, or another engine speaks. A voice or alias of such a name
+goes first.
+"""
 
 SPEECH_PATH = "/v1/audio/speech"
 
@@ -156,9 +173,15 @@ def _engine(name: str, hub: SessionHub) -> str | None:
 
 def session_options(request: SpeechRequest, hub: SessionHub, rate_hz: int, instruct: str | None) -> SessionOptions:
     """Convert to session options, the speed within the range of the voice. Raises UnknownModel."""
+    model = _engine(request.model, hub)
+    voice = own_voice(hub, request.voice_name, OPENAI_VOICES.__contains__)
+    if voice is None and (preferred := OPENAI_VOICES.get(request.voice_name or "")):
+        tags = [tag for each in hub.voices for tag in each.languages]
+        language = request.language or language_of(request.input, tags)
+        voice = stand_in(hub, preferred, VoiceRequest(None, language, model))
     options = SessionOptions(
-        voice=own_voice(hub, request.voice_name, OPENAI_VOICES.__contains__),
-        model=_engine(request.model, hub),
+        voice=voice,
+        model=model,
         instruct=instruct,
         speed=request.speed,
         seed=request.seed,

@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tts_worker.cli import all_commands
 from tts_worker.errors import TTSWorkerError
+from tts_worker.voices.installed import cpu_voices
+from tts_worker.voices.packs import read_voicepack
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -63,7 +66,7 @@ def _collect(parser: argparse.ArgumentParser, words: CommandWords) -> None:
     for action in parser._actions:
         names = [name for name in action.option_strings if name.startswith("--")]
         words.options += [name for name in names if name not in words.options]
-        choices = [str(choice) for choice in action.choices or ()]
+        choices = _voices() if "--voice" in names else [str(choice) for choice in action.choices or ()]
         if choices and names:
             words.values.update(dict.fromkeys(names, choices))
         elif choices:
@@ -71,6 +74,17 @@ def _collect(parser: argparse.ArgumentParser, words: CommandWords) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 _collect(inner, words)
+
+
+def _voices() -> list[str]:
+    """Return the names and aliases of the voices that are installed."""
+    voices = ["heart"]
+    with suppress(TTSWorkerError):
+        for name, folder in cpu_voices().items():
+            voices.append(name)
+            with suppress(TTSWorkerError):
+                voices += read_voicepack(folder).pack.aliases
+    return voices
 
 
 def bash_script(words: Mapping[str, CommandWords]) -> str:

@@ -1,4 +1,4 @@
-"""Commands that download, check and convert model directories, make voice packs, and add voices."""
+"""Commands that list and play voices, add them, make voice packs, and download, check and convert model directories."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from tts_worker.feature import Command, Feature
 FEATURE = Feature(
     docs="cosyvoice.md",
     commands={
+        "voices": Command(
+            "list the voices, or play each",
+            "tts_worker.features.voicepack.voices",
+            ("voices", "voices listen", "voices --url http://127.0.0.1:8080"),
+        ),
         "voice": Command(
             "add, list and import voices of a CosyVoice model directory",
             "tts_worker.features.voicepack.voice",

@@ -24,8 +24,9 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
         self._model = model
 
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
+        phonemizer = self._model.phonemizer_of(params.voice)
         # Slow speech is longer: fewer phonemes take the network the same time.
-        return self._model.phonemizer.phonemize(segment, round(MAX_PHONEMES * min(1.0, params.speed)))
+        return phonemizer.phonemize(segment, round(MAX_PHONEMES * min(1.0, params.speed)))
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
         return self._model.predict(phrase.ids, params.speed, params.voice)

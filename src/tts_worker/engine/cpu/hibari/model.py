@@ -18,6 +18,7 @@ from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
 
 VOICE = "heart"
+AMERICAN, BRITISH = "en-US", "en-GB"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
 
@@ -64,15 +65,19 @@ class VoiceModel:
         name: Name of the voice.
         path: A model with the inputs and outputs of hibari.onnx.
         sha256: Its hash.
+        language: BCP-47 tag of its accent.
     """
 
     name: str
     path: Path
     sha256: str
+    language: str = AMERICAN
 
 
 class HibariModel:
-    """The loaded networks of all voices; one per process. Loading takes a third of a second and 22 MB for each.
+    """The loaded networks of all voices; one per process. Loading takes a third of a second.
+
+    A further voice takes 6 MB of memory, and its file of 8 MB stays in the page cache, where all workers share it.
 
     Args:
         model_path: The model of the voice ``heart``; None selects the installed one.
@@ -89,6 +94,7 @@ class HibariModel:
 
     def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
         self._assets = _assets()
+        voices = tuple(voices)
         heart = VoiceModel(VOICE, model_path or default_model_path(), MODEL_SHA256)
         self._sessions = {VOICE: _open(heart, threads, REPAIR)}
         for voice in voices:
@@ -96,15 +102,30 @@ class HibariModel:
                 raise EngineFault(f"an installed package has another voice {voice.name}; uninstall it")
             self._sessions[voice.name] = _open(voice, threads, "install the package of the voice again")
         self.voices = tuple(self._sessions)
-        self._phonemizer: Phonemizer | None = None
+        self._languages = {voice.name: voice.language for voice in (heart, *voices)}
+        self._phonemizers: dict[str, Phonemizer] = {}
 
     @property
     def phonemizer(self) -> Phonemizer:
-        """Converts text to the network's phonemes. The first use takes half a second to load the dictionaries."""
-        if self._phonemizer is None:
+        """The phonemizer of the voice ``heart``."""
+        return self.phonemizer_in(AMERICAN)
+
+    def phonemizer_of(self, voice: str) -> Phonemizer:
+        """Return what converts text to the network's phonemes in the accent of a voice."""
+        return self.phonemizer_in(self._languages[voice])
+
+    def phonemizer_in(self, language: str) -> Phonemizer:
+        """Return the phonemizer of an accent, the American one for all that are not British.
+
+        Its first use takes half a second to load the dictionaries.
+        """
+        is_british = language.lower().replace("_", "-") == BRITISH.lower()
+        accent = BRITISH if is_british else AMERICAN
+        if accent not in self._phonemizers:
             vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
-            self._phonemizer = Phonemizer(EnglishG2P.load(), vocabulary)
-        return self._phonemizer
+            english = self.phonemizer.english.load_british() if is_british else EnglishG2P.load()
+            self._phonemizers[accent] = Phonemizer(english, vocabulary)
+        return self._phonemizers[accent]
 
     def predict(self, ids: Sequence[int], speed: float, voice: str = VOICE) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.
@@ -133,7 +154,7 @@ def _open(voice: VoiceModel, threads: int, repair: str) -> Any:
             f"the model {voice.path.name} of the voice {voice.name} does not match its expected hash; {repair}"
         )
     try:
-        return open_session(model, OUTPUTS, threads)
+        return open_session(model, OUTPUTS, threads, None if voice.name == VOICE else voice.path)
     except Exception as error:  # ONNX Runtime has a class for each of its codes
         raise EngineFault(
             f"the model {voice.path.name} of the voice {voice.name} is not one of this engine: {str(error)[:300]}"

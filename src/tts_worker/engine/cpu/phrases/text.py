@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
+from tts_worker.engine.cpu.phrases.british import british_phonemes
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
 from tts_worker.types import Boundary, Segment
 
@@ -37,7 +38,7 @@ _LONG_PIECE = re.compile(rf"\S{{{_WORD_PIECE_CHARS}}}(?=\S)")
 _SUPPORTED_NUMERALS = "½¼¾²³"
 _CLAUSE_MARKS = frozenset(",;:.!?—…")
 _STRESSES = frozenset("ˈˌ")
-_SILENT_CHARS = frozenset(' ;:,.!?—…"()“”ː↓→↗↘')
+_SILENT_CHARS = frozenset(' ;:,.!?—…"()“”↓→↗↘')
 _SENTENCE_MARKS = frozenset(".!?…")
 _MARKS = str.maketrans("’‒―", "'-—")
 """Marks that the G2P knows under another character."""
@@ -175,9 +176,17 @@ class EnglishG2P:
 
         return cls(G2P(), Tok)
 
+    def load_british(self) -> EnglishG2P:
+        """Load British English, 20 MB: tokenizer and tagger, which take 50, are those of American English."""
+        from hibari.g2p import G2P
+
+        british = G2P(british=True)
+        british.tokenizer, british.tagger = self.g2p.tokenizer, self.g2p.tagger
+        return EnglishG2P(british, self.make_token)
+
 
 class Phonemizer:
-    """Converts segments to phrases with hibari's American English G2P.
+    """Converts segments to phrases with hibari's G2P.
 
     Args:
         english: The G2P.
@@ -185,6 +194,7 @@ class Phonemizer:
     """
 
     def __init__(self, english: EnglishG2P, vocabulary: Mapping[str, int]) -> None:
+        self.english = english
         self.g2p = english.g2p
         self.make_token = english.make_token
         self.vocabulary = vocabulary
@@ -244,8 +254,7 @@ class Phonemizer:
                     tokens[-1].whitespace = " "
             follows_word = run.is_word
             if run.phonemes is not None:
-                given = run.phonemes
-                phonemes = given if run.is_word else phonemes_of_arpabet(given) or phonemes_of_ipa(given)
+                phonemes = run.phonemes if run.is_word else self._given(run.phonemes)
                 token = self.make_token(run.text, "NN", "", phonemes=phonemes, rating=5)
                 new_tokens = [token]
                 ranges = [(run.start, run.start + len(run.text))]
@@ -275,6 +284,11 @@ class Phonemizer:
                 is_joined = False
         return list(_phonetic_words(self.g2p.phonemize_tokens(tokens), chunks)) if tokens else []
 
+    def _given(self, written: str) -> str:
+        """Return phonemes that a person wrote, in the accent of the G2P."""
+        phonemes = phonemes_of_arpabet(written) or phonemes_of_ipa(written)
+        return british_phonemes(phonemes) if self.g2p.british else phonemes
+
     def _accented(self, word: str) -> dict[str, Any]:
         """Return arguments of the token of a word with accents, whose spelling misleads the G2P.
 
@@ -289,7 +303,7 @@ class Phonemizer:
         if phonemes := _ACCENTED.get(stem.lower()):
             last = phonemes[-1]
             possessive = "s" if last in "fkpt" else "ᵻz" if last in "szʃʒʧʤ" else "z"
-            return {"phonemes": phonemes + (possessive if ending else ""), "rating": 5}
+            return {"phonemes": self._given(phonemes + (possessive if ending else "")), "rating": 5}
         lexicon = self.g2p.lexicon
         plain = "".join(char for char in unicodedata.normalize("NFD", stem) if not unicodedata.combining(char))
         is_known = plain.isascii() and plain.isalpha() and (plain in lexicon.golds or plain in lexicon.silvers)

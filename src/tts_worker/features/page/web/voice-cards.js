@@ -30,6 +30,7 @@ function badgesOf(voice) {
   const styles = (voice.styles ?? []).length;
   const isPackaged = !voice.stored || voice.stored.source === "pack";
   return [
+    voice.gender ?? "",
     isPackaged ? "" : "added",
     styles > 1 ? `${styles} styles` : "",
     (voice.capabilities ?? []).includes("instruct") ? "instructions" : "",
@@ -139,7 +140,8 @@ export class VoiceCards {
     const wanted = this.#filter.hidden ? "" : this.#filter.value.trim().toLowerCase();
     this.#voices.forEach((voice, index) => {
       const names = languagesOf(voice).map(languageName);
-      const text = [voice.name, voice.id, voice.description, ...names, ...(voice.tags ?? [])].join(" ").toLowerCase();
+      const known = [...(voice.aliases ?? []), ...names, ...(voice.tags ?? [])];
+      const text = [voice.name, voice.id, voice.description, ...known].join(" ").toLowerCase();
       this.#list.children[index].hidden = !text.includes(wanted);
     });
   }

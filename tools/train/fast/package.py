@@ -1,0 +1,191 @@
+"""Trained voices as a package: which are good enough, their files, and one table of figures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from tools.train.fast.evaluate import TEACHER, Figures, file_hash, predict_with, speak
+from tools.train.text import held_out
+from tts_worker.audio.loudness import lufs_for_gain
+from tts_worker.engine.cpu.hibari.model import AMERICAN, BRITISH, VOICE, HibariModel, VoiceModel
+from tts_worker.errors import ConfigError
+from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_MODEL, FOLDER
+from tts_worker.voices.packs import METADATA
+
+MAX_WER = 0.015
+MIN_MOS = 4.1
+MAX_MOS_LOSS = 0.15  # against the teacher
+MIN_SIMILARITY = 0.86
+MAX_PITCH_ERROR = 0.05  # of the median
+MIN_PITCH_RANGE = 0.85  # of the teacher's
+MAX_WORD_ERROR_MS = 80.0
+
+SCORES = "scores"
+SCORES_FILE = "scores.json"
+"""Scores in the folder of a voice's training; a package has a folder ``SCORES``."""
+_BEGIN, _END = "<!-- voices -->\n", "<!-- end of voices -->"
+_LANGUAGES = MappingProxyType({"a": (AMERICAN, "American English"), "b": (BRITISH, "British English")})
+_GENDERS = MappingProxyType({"f": "female", "m": "male"})
+_NAME = re.compile(r"([ab])([fm])_([a-z]+)")
+_TARGET_LUFS = -16.0
+_LOUDNESS_SENTENCES = 12
+_LEXICON = MappingProxyType({"WebRTC": "web R T C", "LiveKit": "live kit", "nginx": "engine x"})
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """What Kokoro's name of a voice says: ``bf_emma``.
+
+    Attributes:
+        alias: ``emma``.
+        language: BCP-47 tag of the accent.
+        accent: The same for people.
+        gender: ``female`` or ``male``.
+    """
+
+    alias: str
+    language: str
+    accent: str
+    gender: str
+
+    @classmethod
+    def of(cls, name: str) -> Speaker:
+        """Raises ConfigError for a name of another form."""
+        if (match := _NAME.fullmatch(name)) is None:
+            raise ConfigError(f"{name!r} is not Kokoro's name of an English voice, such as bf_emma")
+        return cls(match[3], *_LANGUAGES[match[1]], _GENDERS[match[2]])
+
+
+def shortcomings(voice: Figures, teacher: Figures) -> list[str]:
+    """Return what keeps a voice from being shipped."""
+    low, middle, high = voice.pitch_hz
+    their_low, their_middle, their_high = teacher.pitch_hz
+    pitch_range = (high - low) / (their_high - their_low)
+    checks = (
+        (voice.wer <= MAX_WER, f"WER {voice.wer:.1%} > {MAX_WER:.1%}"),
+        (voice.mos >= MIN_MOS, f"DistillMOS {voice.mos:.2f} < {MIN_MOS}"),
+        (voice.mos >= teacher.mos - MAX_MOS_LOSS, f"DistillMOS {teacher.mos - voice.mos:.2f} below its teacher"),
+        (
+            voice.similarity is None or voice.similarity >= MIN_SIMILARITY,
+            f"similarity {voice.similarity} < {MIN_SIMILARITY}",
+        ),
+        (abs(middle / their_middle - 1) <= MAX_PITCH_ERROR, f"pitch {middle} Hz, its teacher's {their_middle} Hz"),
+        (pitch_range >= MIN_PITCH_RANGE, f"{pitch_range:.0%} of its teacher's range of pitch"),
+        (
+            voice.word_error_ms is None or voice.word_error_ms <= MAX_WORD_ERROR_MS,
+            f"words {voice.word_error_ms} ms from where they are heard",
+        ),
+    )
+    return [problem for is_met, problem in checks if not is_met]
+
+
+def read_figures(scores: Mapping[str, Any]) -> dict[str, Figures]:
+    """Return the figures in a file of scores, by voice."""
+    known = {field.name for field in fields(Figures)}
+    return {
+        voice: Figures(**{**{key: values[key] for key in known & values.keys()}, "pitch_hz": tuple(values["pitch_hz"])})
+        for voice, values in scores["figures"].items()
+    }
+
+
+def voices_table(package: Path) -> str:
+    """Return the figures of all voices of a package beside those of their teachers, as a Markdown table."""
+    lines = [
+        "| voice | speaks | WER | DistillMOS (teacher) | similarity (teacher) | pitch | word onsets |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted((package / SCORES).glob("*.json")):
+        name, speaker = file.stem, Speaker.of(file.stem)
+        figures = read_figures(json.loads(file.read_text("utf-8")))
+        voice, teacher = figures[name], figures[TEACHER]
+        cells = (
+            f"`{name}`, `{speaker.alias}`",
+            f"{speaker.accent}, {speaker.gender}",
+            f"{voice.wer:.1%}".replace("%", " %"),
+            f"{voice.mos:.2f} ± {voice.mos_error:.2f} ({teacher.mos:.2f})",
+            "-" if voice.similarity is None else f"{voice.similarity:.2f} ({teacher.similarity:.2f})",
+            f"{voice.pitch_hz[0]:.0f} to {voice.pitch_hz[2]:.0f} Hz",
+            "-" if voice.word_error_ms is None else f"{voice.word_error_ms:.0f} ms",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_table(package: Path) -> None:
+    """Renew the table in the README of a package. Raises ConfigError if that has no place for it."""
+    readme = package / "README.md"
+    before, begin, rest = readme.read_text("utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise ConfigError(f"{readme} has no lines {_BEGIN.strip()} and {_END}")
+    readme.write_text(before + begin + voices_table(package) + end + after, "utf-8")
+
+
+def add_voice(run: Path, package: Path) -> None:
+    """Put the scored voice of a run into a package: weights, metadata, scores, entry point and its row in the table.
+
+    Raises:
+        ConfigError: It is not good enough, or the scores are not those of its model.
+    """
+    model = run / CPU_MODEL
+    scores = json.loads((run / SCORES_FILE).read_text("utf-8"))
+    name = scores["voice"]
+    speaker = Speaker.of(name)
+    if scores["model_sha256"] != (sha256 := file_hash(model)):
+        raise ConfigError(f"{run}: the scores are those of another model: evaluate it again")
+    figures = read_figures(scores)
+    if problems := shortcomings(figures[name], figures[TEACHER]):
+        raise ConfigError(f"{name} is not good enough: {'; '.join(problems)}")
+    (module,) = (path.parent for path in package.glob(f"*/{FOLDER}"))
+    pack = module / FOLDER / CPU_FAMILY / name
+    pack.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(model, pack / CPU_MODEL)
+    metadata = {
+        "name": name,
+        "family": CPU_FAMILY,
+        "description": f"{speaker.accent}, {speaker.gender}; neural, 24 kHz, made for a CPU",
+        "languages": [speaker.language],
+        "aliases": [speaker.alias],
+        "loudness_lufs": round(_loudness(name, model, sha256, speaker.language), 1),
+        "gender": speaker.gender,
+        "license": f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {scores['config']['style']})",
+        "model_sha256": sha256,
+        "performance": {
+            "wer": figures[name].wer,
+            "distillmos": figures[name].mos,
+            "similarity_to_teacher": figures[name].similarity,
+        },
+        "lexicon": dict(_LEXICON),
+    }
+    (pack / METADATA).write_text(yaml.safe_dump(metadata, sort_keys=False, width=110), "utf-8")
+    shutil.copyfile(run / SCORES_FILE, package / SCORES / f"{name}.json")
+    for curve in run.glob("*.jsonl"):
+        shutil.copyfile(curve, package / SCORES / f"{name}-{curve.name}")
+    _announce(package / "pyproject.toml", name, module.name)
+    write_table(package)
+
+
+def _announce(project: Path, name: str, module: str) -> None:
+    """Add the entry point of a voice, if it is missing."""
+    text = project.read_text("utf-8")
+    head, entry = f'[project.entry-points."{CPU_GROUP}"]\n', f'{name} = "{module}"\n'
+    if entry not in text:
+        project.write_text(text.replace(head, head + entry), "utf-8")
+
+
+def _loudness(name: str, model: Path, sha256: str, language: str) -> float:
+    # Under another name, so that ``heart`` can be packed, too.
+    hibari = HibariModel(voices=[VoiceModel(f"{VOICE}-{name}", model, sha256, language)])
+    voice = hibari.voices[1]
+    said = speak(hibari.phonemizer_of(voice), predict_with(hibari, voice), held_out()[:_LOUDNESS_SENTENCES])
+    return lufs_for_gain(b"".join(utterance.pcm for utterance in said), SAMPLE_RATE_HZ, _TARGET_LUFS)
