@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from tts_worker.text.patience import UndecidedError
-from tts_worker.text.reading.english.fraction import fraction
+from tts_worker.text.reading.english.numbers import fraction
 from tts_worker.text.reading.english.words import cardinal, number
 from tts_worker.text.tables import rows
 

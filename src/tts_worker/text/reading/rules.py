@@ -3,9 +3,10 @@
 A rule stands on a line that begins at the margin; its pattern may go on in indented lines. Two spaces separate three
 parts:
 
-- What is spoken for the part of the match in guillemets, or for all of it: words, with groups of the match as in
-  ``re.Match.expand``; what a table has for it, ``<STREETS>``; a function of a module, ``@month day`` for
-  ``read_month_day``; or ``_`` for a space.
+- What is spoken for the part of the match in guillemets, or for all of it: words; what a table has for it or for the
+  group "name", ``<STREETS>``; what a function returns for it, ``{year}``, or for a group, ``{y:year}``; or ``_`` for a
+  space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
+  returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
   says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
@@ -18,8 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tts_worker.text.span_rewriting import Rewrite
 
@@ -50,6 +50,9 @@ _FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
 _WORD = re.compile("[a-z]+")
 _SIGN = re.compile(r"[^A-Za-z\s]")
 _DIGIT = re.compile(r"\d")
+_GROUP = re.compile(r"(\w+)=([^;]*)(?:; |\Z)")
+_SLOT = re.compile(r"\{(?:(\w+):)?([a-z ]+)\}|<([A-Z_]+)>")
+_NOTHING = "\0"
 _BEGINS_WITH_PART = re.compile(r"(?:\(\?<[!=](?:[^()]|\\[()])*\)|\\b)*\(\?P<part>")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
 _ENDS = frozenset(("", *" .,;:!?)…\n"))
@@ -61,27 +64,18 @@ def part_span(match: re.Match[str]) -> tuple[int, int]:
     return match.span("part" if "part" in match.re.groupindex else 0)
 
 
-def reads_part(read: Callable[[str], str]) -> Read:
-    """Return a reading of the part of a match as ``read`` says, unless that is nothing."""
-
-    def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-        start, end = part_span(match)
-        if spoken := read(match.string[start:end]):
-            yield start, end, spoken
-
-    return speak
-
-
 class Grammar:
     """Makes rules from text.
 
     Args:
         tables: What written names stand for, by the name of the table; or only names.
         definitions: Lines ``NAME = pattern``, which go on as rules do.
+        readings: The functions that rules name.
     """
 
-    def __init__(self, tables: Mapping[str, Table], definitions: str) -> None:
+    def __init__(self, tables: Mapping[str, Table], definitions: str, readings: Mapping[str, Any]) -> None:
         self._tables = tables
+        self._readings = readings
         self._patterns = {name: _alternatives(table) for name, table in tables.items()}
         self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
         for line in _lines(definitions):
@@ -94,22 +88,20 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(self, written: str, readings: ModuleType | None = None, across: Collection[str] = ()) -> tuple[Rule, ...]:
+    def rules(self, written: str, across: Collection[str] = ()) -> tuple[Rule, ...]:
         """Return the rules of a text.
 
         Args:
             written: The rules.
-            readings: The module with the functions that it names.
-            across: Those of them whose token may begin in the segment before.
+            across: What is spoken by those whose token may begin in the segment before.
         """
         rules: list[Rule] = []
         for line in _lines(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
-            is_name = spoken[0] == "@"
-            read = getattr(readings, "read_" + spoken[1:].replace(" ", "_")) if is_name else self._reads(spoken)
+            read = self._reading(f"read {spoken[1:]}") if spoken[0] == "@" else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
             looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
-            looks_back = looks_back or spoken[1:] in across
+            looks_back = looks_back or spoken in across
             rules.append(Rule(compiled, read, frozenset(self._requirements(needs)), looks_back))
         return tuple(rules)
 
@@ -122,17 +114,27 @@ class Grammar:
             else:
                 yield need
 
-    def _reads(self, spoken: str) -> Read:
-        """Return a function that reads the part of a match as ``spoken`` with its groups and tables filled in."""
+    def _reading(self, name: str) -> Any:
+        return self._readings[name.replace(" ", "_")]
 
-        if spoken == "_":
-            return reads_part(lambda _: " ")
+    def _reads(self, spoken: str) -> Read:
+        """Return a function that reads the part of a match, or some of its groups, as ``spoken`` says."""
+        groups = _GROUP.findall(spoken) or [("", " " if spoken == "_" else spoken)]
+        readings = {form: self._reading(form) for _, form, _ in _SLOT.findall(spoken) if form}
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-            start, end = part_span(match)
-            written = match["name"] if "name" in match.re.groupindex else match.string[start:end]
-            words = re.sub("<([A-Z_]+)>", lambda name: self._look_up(name[1], written), match.expand(spoken))
-            yield start, end, words
+            for group, words in groups:
+                start, end = match.span(group) if group else part_span(match)
+
+                def fill(slot: re.Match[str], start: int = start, end: int = end) -> str:
+                    of, form, table = slot.groups()
+                    of = "name" if table and "name" in match.re.groupindex else of
+                    written = match[of] if of else match.string[start:end]
+                    return self._look_up(table, written) if table else readings[form](written) or _NOTHING
+
+                said = _SLOT.sub(fill, words)
+                if _NOTHING not in said:
+                    yield start, end, said
 
         return speak
 
