@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from tts_worker.text.span_rewriting import Rewrite
+from tts_worker.text.tables import named_patterns, paragraphs
 
 Read = Callable[[re.Match[str]], Iterator[Rewrite]]
 """Yields what is spoken for ranges of a match."""
@@ -78,8 +79,7 @@ class Grammar:
         self._readings = readings
         self._patterns = {name: _alternatives(table) for name, table in tables.items()}
         self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
-        for line in _lines(definitions):
-            name, pattern = line.split(" = ", 1)
+        for name, pattern in named_patterns(definitions).items():
             self._patterns[name] = self.pattern(pattern)
             self._words[name] = set(re.findall("[a-z]+", pattern.lower()))
 
@@ -96,7 +96,7 @@ class Grammar:
             across: What is spoken by those whose token may begin in the segment before.
         """
         rules: list[Rule] = []
-        for line in _lines(written):
+        for line in paragraphs(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
             read = self._reading(f"read {spoken[1:]}") if spoken[0] == "@" else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
@@ -198,10 +198,6 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
             spoken = space_before + spoken + " " * (is_followed and spoken[-1] != "“")
         result.append((start, end, spoken))
     return result
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in re.split(r"\n+(?=\S)", text.strip()) if line[:2] != "# "]
 
 
 def _alternatives(words: Iterable[str]) -> str:
