@@ -308,9 +308,9 @@ class TextFilter:
             return self._end_line(PARAGRAPH, at)
         if char in "{[" and self._begins_call(at):
             return at
-        if char in _INDENT:
-            if indent := self._match("INDENT_AFTER_BULLET" if self._block == "bullet" else "INDENT", at):
-                return indent.end()
+        indent = "INDENT_AFTER_BULLET" if self._block == "bullet" else "INDENT"
+        if char in _INDENT and (blanks := self._match(indent, at)):
+            return blanks.end()
         mark = self._match("LINE_MARK", at)
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from tts_worker.text.reading.tables import compiled
 from tts_worker.text.span_rewriting import Rewrite
 from tts_worker.text.tables import named_patterns, paragraphs
 
@@ -52,7 +54,8 @@ _WORD = re.compile("[a-z]+")
 _SIGN = re.compile(r"[^A-Za-z\s]")
 _DIGIT = re.compile(r"\d")
 _GROUP = re.compile(r"(\w+)=([^;]*)(?:; |\Z)")
-_SLOT = re.compile(r"\{(?:(\w+):)?([a-z ]+)\}|<([A-Z_]+)>")
+_TABLE = "([A-Z_]+)"
+_SLOT = re.compile(rf"\{{(?:(\w+):)?([a-z ]+)\}}|<{_TABLE}>")
 _NOTHING = "\0"
 _BEGINS_WITH_PART = re.compile(r"(?:\(\?<[!=](?:[^()]|\\[()])*\)|\\b)*\(\?P<part>")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
@@ -63,6 +66,68 @@ _AFTER_WORDS = re.compile(r"[\w$€£¥¢₹%#°+§±=~<>&@√]")
 def part_span(match: re.Match[str]) -> tuple[int, int]:
     """Return the range of the group "part", or of all that a rule matches without such a group."""
     return match.span("part" if "part" in match.re.groupindex else 0)
+
+
+def template(spoken: str, forms: Mapping[str, Any]) -> Callable[[re.Match[str], tuple[int, int]], str | None]:
+    """Return what fills in the words of a rule, for a match and a range of its text; that returns None for nothing.
+
+    Args:
+        spoken: The words.
+        forms: The functions that they name, and those that look a name up in a table.
+    """
+    if spoken == "_":
+        return lambda match, span: " "
+    names = [form.replace(" ", "_") or table for _, form, table in _SLOT.findall(spoken)]
+    reads = {name: forms[name] for name in names}
+
+    def fill(match: re.Match[str], span: tuple[int, int]) -> str | None:
+        def speak(slot: re.Match[str]) -> str:
+            group, form, table = slot.groups()
+            group = "name" if table and "name" in match.re.groupindex else group
+            written = match[int(group) if group.isdecimal() else group] if group else match.string[slice(*span)]
+            return reads[table or form.replace(" ", "_")](written) or _NOTHING
+
+        words = _SLOT.sub(speak, spoken)
+        return None if _NOTHING in words else words
+
+    return fill
+
+
+class Scanner:
+    """Rules that are tried in order at each place where a token may begin.
+
+    Args:
+        start: Pattern of where one may begin.
+        rules: Pattern and words of each rule; "@x" leaves a match to the function ``read_x``.
+        named: The patterns that ``<NAME>`` in them stands for.
+        readings: The functions that they name.
+    """
+
+    def __init__(
+        self, start: str, rules: Iterable[tuple[str, str]], named: Mapping[str, str], readings: Mapping[str, Any]
+    ) -> None:
+        self._start = compiled(start, named)
+        self._rules = [(compiled(pattern, named), self._reading(spoken, readings)) for pattern, spoken in rules]
+
+    @staticmethod
+    def _reading(spoken: str, readings: Mapping[str, Any]) -> Callable[[re.Match[str]], str | None]:
+        if spoken[:1] == "@":
+            read: Callable[[re.Match[str]], str | None] = readings[f"read_{spoken[1:]}"]
+            return read
+        fill = template(spoken, readings)
+        return lambda match: fill(match, match.span())
+
+    def tokens(self, text: str, first: int) -> Iterator[tuple[int, int, str | None]]:
+        """Yield the tokens from ``first`` on: their ranges, and what is spoken; None where no rule applies."""
+        end = first
+        while start := self._start.search(text, end):
+            place, end, spoken = start.start(), start.start() + 1, None
+            for pattern, read in self._rules:
+                match = pattern.match(text, place)
+                if match and match.end() > place and (spoken := read(match)) is not None:
+                    end = match.end()
+                    break
+            yield place, end, spoken
 
 
 class Grammar:
@@ -119,22 +184,16 @@ class Grammar:
 
     def _reads(self, spoken: str) -> Read:
         """Return a function that reads the part of a match, or some of its groups, as ``spoken`` says."""
-        groups = _GROUP.findall(spoken) or [("", " " if spoken == "_" else spoken)]
-        readings = {form: self._reading(form) for _, form, _ in _SLOT.findall(spoken) if form}
+        forms = dict(self._readings)
+        for table in re.findall(rf"<{_TABLE}>", spoken):
+            forms[table] = partial(self._look_up, table)
+        groups = [(group, template(words, forms)) for group, words in _GROUP.findall(spoken) or [("", spoken)]]
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
             for group, words in groups:
-                start, end = match.span(group) if group else part_span(match)
-
-                def fill(slot: re.Match[str], start: int = start, end: int = end) -> str:
-                    of, form, table = slot.groups()
-                    of = "name" if table and "name" in match.re.groupindex else of
-                    written = match[of] if of else match.string[start:end]
-                    return self._look_up(table, written) if table else readings[form](written) or _NOTHING
-
-                said = _SLOT.sub(fill, words)
-                if _NOTHING not in said:
-                    yield start, end, said
+                span = match.span(group) if group else part_span(match)
+                if (said := words(match, span)) is not None:
+                    yield *span, said
 
         return speak
 
