@@ -50,9 +50,8 @@ _SIGNS = re.compile(
 )
 _WORD = re.compile("[A-Za-z]+")
 _NUMERALS = frozenset("IVXLC")
-_NUMBERED = frozenset(
-    word for name in (*TABLES["NUMBERED_IN_ROMAN"], *TABLES["RULERS"], *TABLES["SUBJECTS"]) for word in name.split()
-)
+_BEFORE_NUMERAL = ("NUMBERED_IN_ROMAN", "SHORT_NUMBERED_IN_ROMAN", "RULERS", "SUBJECTS")
+_NUMBERED = {"Mark", "Mk", *(word for table in _BEFORE_NUMERAL for name in TABLES[table] for word in name.split())}
 _ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
 _ROMAN = [f"{ten}{one}" for ten in ("", "X", "XX", "XXX", "XL", "L") for one in _ONES if len(ten + one) > 1]
 """Roman numerals that are no letters."""
