@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from tts_worker.text.tables import PATTERNS
-
 ZERO_WIDTH_JOINER = "\u200d"
 
 FIRST_IDEOGRAPH = "\u3005"
@@ -19,7 +17,20 @@ FIRST_IDEOGRAPH = "\u3005"
 In Thai, Lao, Myanmar and Khmer a single character does not show where a word ends.
 """
 
-_UNSPACED, _KANA, _PICTOGRAPH = (PATTERNS[name] for name in ("UNSPACED_CHAR", "KANA", "PICTOGRAPH"))
+UNSPACED_CLASS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Myanmar, Khmer
+    "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u303b-\u303c"  # ideographic iteration mark, zero and numerals
+    "\u3041-\u30fa\u30fc-\u312f\u31a0-\u31bf\u31f0-\u31ff\uff66-\uff9f\U0001b000-\U0001b16f"  # kana, Bopomofo
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd\ua000-\ua48c"  # Han, Yi
+)
+"""Characters of scripts without spaces between words, for a regular expression."""
+_UNSPACED = re.compile(f"[{UNSPACED_CLASS}]")
+_KANA = re.compile("[\u3041-\u312f\u31f0-\u31ff\uff66-\uff9f\U0001b000-\U0001b16f]")
+
+_PICTOGRAPH = re.compile(
+    "[\u231a\u231b\u2328\u23cf\u23e9-\u23fa\u25a0-\u2775\u2794-\u27bf\u2b00-\u2bff\u3030\u303d\u3297\u3299"
+    "\U0001f000-\U0001f0ff\U0001f10b-\U0001fbff]"
+)
 # Letters that form one syllable: leading consonants (L), vowels (V), trailing consonants (T), and whole syllables,
 # of which every 28th has no trailing consonant.
 _L, _V, _T = "\u1100-\u115f\ua960-\ua97c", "\u1160-\u11a7\ud7b0-\ud7c6", "\u11a8-\u11ff\ud7cb-\ud7fb"

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from tts_worker.text.characters import UNSPACED_CLASS
+
 _NAME = re.compile("(?<!P)<([A-Z_]+)>")
 
 
@@ -36,7 +38,7 @@ def _text(file: str) -> str:
     return (files(__package__) / "data" / file).read_text("utf-8")
 
 
-NAMED = named_patterns(_text("patterns.txt"))
+NAMED = {"UNSPACED": UNSPACED_CLASS, **named_patterns(_text("patterns.txt"))}
 """Patterns of ``data/patterns.txt`` by name."""
 PATTERNS = {name: re.compile(filled(pattern, NAMED)) for name, pattern in NAMED.items()}
 
