@@ -1,7 +1,7 @@
 """Blocks of a text that are not read: reasoning and tool text, fenced code, comments, URLs, long targets of links.
 
-``KINDS`` has how each ends. A block is skipped while it arrives, so its length costs no memory; only what may be the
-beginning of its end is kept. Without an end it goes on to the end of the utterance, unless its kind has a limit:
+``data/blocks.tsv`` has how each ends. A block is skipped while it arrives, so its length costs no memory; only what may
+be the beginning of its end is kept. Without an end it goes on to the end of the utterance, except for comments:
 reasoning is often longer than any limit, and half of it read aloud is worse than a silent rest of a turn.
 """
 
@@ -9,80 +9,29 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from tts_worker.text import markup
-from tts_worker.text.character_filter import SOFT_SPACE
+from tts_worker.text.tables import NAMED, PATTERNS, filled, rows
 
 _CUT_CHARS = 128
 """Length of the longest end of a block."""
+_COMMENT_LIMIT = 2000
+_CUT_AND_MARKS = r"[<\[][^<\[]{0,63}\Z", r"[>\]\n]"
+"""Of reasoning and tool text: what may become an end, and what every end has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """How a kind of blocks ends.
-
-    Attributes:
-        end: Pattern of what ends it; NAME stands for what is known from its opening. What matches the group "open" is
-            one more opening within, "stop" ends all of them, and "cut" does so only where the text ends. The groups
-            "channel", "role" and "message" are those of the harmony format.
-        cut: Pattern of what may be the beginning of an end where the text has arrived so far.
-        marks: See ``Block``, as ``is_paragraph`` and ``ends_with_text``.
-        limit: Characters after which it ends in any case.
-    """
-
-    end: str
-    cut: re.Pattern[str] = re.compile(r"[<\[][^<\[]{0,63}\Z")
-    marks: re.Pattern[str] = re.compile(r"[>\]\n]")
-    limit: int | None = None
-    is_paragraph: bool = False
-    ends_with_text: bool = False
-
-
-PREFIX = r"(?:[a-z]{1,12}:|[|｜]DSML[|｜])?"
-REASONING = (
-    r"think(?:ing)?|thoughts?|reasoning|reflection|(?:reasoning_)?scratch_?pad|analysis|chain_of_thought|cot"
-    r"|inner_monologue|antthinking"
-)
-_LINE_BEGIN = rf"(?<=\n)[ {SOFT_SPACE}>]{{0,32}}"
-
-KINDS = {
-    # Reasoning and tool text: the groups of the openings in ``reasoning``.
-    "from_start": Kind(rf"(?i:</{PREFIX}(?:{REASONING})[ ]{{0,8}}>)|\[/THINK\]|<\|END_THINKING\|>"),
-    "tag": Kind(rf"(?i:(?<!`)<(?P<open>){PREFIX}NAME(?:[ ][^<>/]{{0,16}})?>|</{PREFIX}NAME[ ]{{0,8}}>)"),
-    "function": Kind(r"(?i:</function[ ]{0,8}>)"),
-    "details": Kind(r"(?i:<(?P<open>)details\b|</details[ ]{0,8}>)"),
-    "begun": Kind(r"<[|｜]NAME[_▁](?:end|stop)[|｜]>"),
-    "start": Kind(r"<\|END_NAME\|>"),
-    "half": Kind(r"<NAME\|>"),
-    "role": Kind(r"\n"),
-    "header": Kind(r"<\|end_header_id\|>"),
-    "bracket": Kind(r"\[/NAME\]"),
-    "channel": Kind(
-        r"<\|(?:channel\|>\s{0,3}(?P<channel>\w{1,12})(?=\W)|start\|>\s{0,3}(?P<role>\w{1,12})(?=\W)"
-        r"|(?P<message>message)\|>|(?:end|return|call)\|>)"
-    ),
-    # Markdown. The last line of fenced code has nothing but the mark; text may follow after a space.
-    "fence": Kind(
-        rf"{_LINE_BEGIN}NAME(?:[ {SOFT_SPACE}\n]|(?P<cut>\Z))",
-        re.compile(rf"{_LINE_BEGIN}[`~]{{0,64}}\Z"),
-        re.compile(r"[\n]"),
-        is_paragraph=True,
-    ),
-    "comment": Kind("-->", re.compile(r"--?\Z"), re.compile("[>]"), limit=2000),
-    "target": Kind(
-        r"(?P<open>\()|\)|(?P<stop>)(?=[\[\]< \n])",
-        re.compile("(?!)"),
-        re.compile(r"[()\[\]< \n]"),
-        ends_with_text=True,
-    ),
-}
+@cache
+def block_kinds() -> tuple[tuple[str, ...], ...]:
+    """Return the lines of the table: kind, opening, end, and for some what may become an end and what every end has."""
+    return tuple(tuple(filled(field, NAMED) for field in row) for row in rows("blocks"))
 
 
 @lru_cache(maxsize=256)
-def _end_of(kind: str, name: str) -> re.Pattern[str]:
-    return re.compile(KINDS[kind].end.replace("NAME", name))
+def _ending(kind: str, name: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Return the pattern of the end of a block, of what may become one, and of what every end has."""
+    _, _, end, *others = next(row for row in block_kinds() if row[0] == kind)
+    cut, marks = others or _CUT_AND_MARKS
+    return re.compile(end.replace("NAME", name)), re.compile(cut), re.compile(marks)
 
 
 class Block(ABC):
@@ -109,19 +58,17 @@ class EnclosedBlock(Block):
     """A block between an opening and an end.
 
     Args:
-        name: One of ``KINDS``.
+        name: A kind of the table.
         of: What its end repeats.
         depth: How many openings it has.
     """
 
     def __init__(self, name: str, of: str = "", depth: int = 1) -> None:
-        kind = KINDS[name]
-        self.marks, self.is_paragraph, self.ends_with_text = kind.marks, kind.is_paragraph, kind.ends_with_text
-        self._end = _end_of(name, of)
-        self._cut = kind.cut
+        self._end, self._cut, self.marks = _ending(name, of)
+        self.is_paragraph, self.ends_with_text = name == "fence", name == "target"
         self._depth = depth
         self._is_spoken = False  # whether the channel of the harmony format is
-        self._left = kind.limit
+        self._left = _COMMENT_LIMIT if name == "comment" else None
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
         first, limit = at, len(text) if self._left is None else min(len(text), at + self._left)
@@ -162,7 +109,7 @@ class JsonValue(Block):
         self._in_string = False
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
-        while mark := (_IN_STRING if self._in_string else _IN_JSON).search(text, at):
+        while mark := PATTERNS["IN_STRING" if self._in_string else "IN_JSON"].search(text, at):
             char = mark.group()
             if char == "\\" and mark.end() == len(text):
                 return mark.start()
@@ -177,10 +124,6 @@ class JsonValue(Block):
             if self.is_done:
                 return at
         return len(text)
-
-
-_IN_STRING = re.compile(r'\\.?|"|(?<=\n)\n', re.DOTALL)
-_IN_JSON = re.compile(r'["\[\]{}]|(?<=\n)\n')
 
 
 class Url(Block):
@@ -198,21 +141,18 @@ class Url(Block):
         self._depth = 0  # open parentheses
 
     def skip(self, text: str, at: int, *, is_final: bool) -> int:
-        chars = markup.URL_CHARS.match(text, at)
+        chars = PATTERNS["URL_CHARS"].match(text, at)
         at = chars.end() if chars else at
         if at == len(text):
             return at
         if text[at] == ")" and self._depth:
             self._depth -= 1
             return at + 1
-        if tail := markup.URL_TAIL.match(text, at):
+        if tail := PATTERNS["URL_TAIL"].match(text, at):
             end, depth = tail.end(), self._depth + tail.group().count("(")
             if end == len(text) and not is_final:
                 return at
-            following = text[end : end + 1]
-            if following and (
-                (following == ")" and depth) or following in markup.TAIL or markup.URL_CHAR.match(following)
-            ):
+            if PATTERNS["URL_GOES_ON"].match(text, end) or (depth and text[end : end + 1] == ")"):
                 self._depth = depth
                 return end
         self.is_done = True

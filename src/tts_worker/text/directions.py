@@ -11,39 +11,24 @@ import re
 from collections.abc import Mapping
 
 from tts_worker.text.markup import MAX_BREAK_MS
-from tts_worker.text.tables import words
+from tts_worker.text.tables import PATTERNS, words
 
 _LISTS = words("directions")
 _DELIVERIES, _OTHER_WORDS = _LISTS["delivery"], _LISTS["other"]
 _VOCALIZATIONS = {word: tag for tag, found in _LISTS.items() if tag[0] == "[" for word in found}
 _ACTIONS = frozenset(word for word in {*_VOCALIZATIONS, *_DELIVERIES, "clears"} if re.search("(?<!ou)(?<!p)s$", word))
-_MAX_CHARS = 48
-_TEXT = re.compile(rf"/?[A-Za-z][A-Za-z _:=,-]{{0,{_MAX_CHARS}}}")
-_ACCENT = re.compile(r"(?:[a-z]{2,16} ){1,3}accent")
 _WORDS = re.compile(r"[a-z]+")
-_PAUSE = re.compile(
-    r"(?:(short|brief|long)[ _-])?(?:pause|beat|silence|break)"
-    r"(?:[ :=]{1,3}(\d{1,6}(?:\.\d{1,3})?) ?(ms|s|sec|seconds?)?)?",
-    re.IGNORECASE,
-)
 _PAUSES_MS = {"short": 250, "brief": 250, "long": 1500}
 _DEFAULT_PAUSE_MS = 500
-
-STYLE = re.compile(r"<<(?P<style>[A-Za-z][A-Za-z ,-]{0,48})(?:>>|(?P<colon>: ?))|<(?P<action>[a-z]{1,16} [a-z]{1,16})>")
-"""``<<warm>>``, the beginning of ``<<slow: text>>``, and ``<clears throat>``."""
-CUT_STYLE = re.compile(r"<<[A-Za-z ,-]{0,49}>?")
-STYLED = re.compile(r"(?P<text>[^\n<>]{0,200})(?:(?P<whole>>>)|>\Z)?")
-"""What ``<<slow: 48213>>`` has spoken."""
-ACTION = re.compile(r"\*(?P<content>[A-Za-z]{1,16}(?: [A-Za-z]{1,16}){0,2})(?P<end>\*(?!\*))?")
 
 
 def direction(content: str) -> str | None:
     """Return the control tag of what a direction asks for, "" if no tag performs it; None for other words."""
-    if not _TEXT.fullmatch(content):
+    if not PATTERNS["DIRECTION"].fullmatch(content):
         return None
     plain = content.lower()
     found = _WORDS.findall(plain)
-    if _ACCENT.fullmatch(plain):
+    if PATTERNS["ACCENT"].fullmatch(plain):
         return ""
     if not all(word in _VOCALIZATIONS or word in _DELIVERIES or word in _OTHER_WORDS for word in found):
         return None
@@ -74,7 +59,7 @@ def may_be_action(content: str) -> bool:
 
 def pause_ms(content: str) -> int | None:
     """Return the length of a pause; None if ``content`` asks for none. A number without a unit from 20 on is in ms."""
-    found = _PAUSE.fullmatch(content)
+    found = PATTERNS["PAUSE"].fullmatch(content)
     if found is None:
         return None
     kind, number, unit = found.groups()

@@ -22,6 +22,7 @@ from tts_worker.text.markup import SPACES
 from tts_worker.text.options import TextOptions
 from tts_worker.text.patience import NO_PATIENCE, Patience, UndecidedError
 from tts_worker.text.readable import ReadableText
+from tts_worker.text.tables import PATTERNS
 from tts_worker.types import Span, UrlMode
 
 _SPELL_LIMIT = 200
@@ -216,9 +217,12 @@ class TextFilter:
         if missing > 0 and not self._is_final:
             raise UndecidedError((missing - 1, until) if until else None if is_quiet else NO_PATIENCE)
 
-    def _end_of(self, pattern: re.Pattern[str], at: int, *, is_quiet: bool = False) -> int:
-        """Return the end of what ``pattern`` matches at ``at``, when the character there has arrived."""
-        match = pattern.match(self._text, at)
+    def _match(self, name: str, at: int) -> re.Match[str] | None:
+        return PATTERNS[name].match(self._text, at)
+
+    def _end_of(self, name: str, at: int, *, is_quiet: bool = False) -> int:
+        """Return the end of what a pattern matches at ``at``, when the character there has arrived."""
+        match = self._match(name, at)
         end = match.end() if match else at
         if end == len(self._text):
             self._wait_for(end, is_quiet=is_quiet)
@@ -304,11 +308,10 @@ class TextFilter:
             return self._end_line(PARAGRAPH, at)
         if char in "{[" and self._begins_call(at):
             return at
-        if char in _INDENT:
-            indent = (markup.INDENT_AFTER_BULLET if self._block == "bullet" else markup.INDENT).match(self._text, at)
-            if indent:
-                return indent.end()
-        mark = markup.LINE_MARK.match(self._text, at)
+        indent = "INDENT_AFTER_BULLET" if self._block == "bullet" else "INDENT"
+        if char in _INDENT and (blanks := self._match(indent, at)):
+            return blanks.end()
+        mark = self._match("LINE_MARK", at)
         kind = mark.lastgroup if mark else None
         end = mark.end() if mark else at
         if kind in ("rule", "cut") and end == len(self._text):
@@ -373,7 +376,7 @@ class TextFilter:
         end = block.skip(self._text, at, is_final=self._is_final)
         if block.is_done:
             self._skipped = None
-            if block.is_paragraph and self._text[end - 1] in markup.ENDED_FENCE:
+            if block.is_paragraph and self._text[end - 1] in f" {SOFT_SPACE}\n":
                 return self._end_line(PARAGRAPH, end - 1)
             self._mode = self._line_mode if self._at_line_start else _Mode.TEXT
         elif end == at:
@@ -430,9 +433,9 @@ class TextFilter:
         return at + 2
 
     def _entity(self, at: int) -> int:
-        entity = markup.ENTITY.match(self._text, at)
+        entity = self._match("ENTITY", at)
         if not entity:
-            self._end_of(markup.CUT_ENTITY, at)
+            self._end_of("CUT_ENTITY", at)
         char = markup.entity_char(entity.group()) if entity else None
         if not entity or char is None:
             return self._plain(at)
@@ -456,13 +459,13 @@ class TextFilter:
 
     def _cell(self, at: int) -> int:
         """Read the pipe before a cell. It becomes a comma if the cell has content; ``|---|`` has none."""
-        end = self._end_of(markup.CELL, at, is_quiet=True)
+        end = self._end_of("CELL", at, is_quiet=True)
         following = self._text[end : end + 1]
         if following in ("", "|"):
             return end
         if following == "\n":
             return self._end_line(PARAGRAPH, end)
-        begin = self._end_of(markup.CELL_BLANKS, at)
+        begin = self._end_of("CELL_BLANKS", at)
         if self._cell_seen:
             self._write(",", at)
             if begin > at + 1:
@@ -474,7 +477,7 @@ class TextFilter:
         """Read the closing marks of ``# Heading ##``."""
         if self._block != "heading":
             return self._plain(at)
-        end = self._end_of(markup.CLOSING_HASHES, at)
+        end = self._end_of("CLOSING_HASHES", at)
         following = self._text[end : end + 1]
         if following == "\n":
             return self._end_line(PARAGRAPH, end)
@@ -482,15 +485,15 @@ class TextFilter:
 
     def _pair(self, at: int) -> re.Match[str] | None:
         """Return a plain word or phrase between two marks, as most emphasis and code is."""
-        return markup.PAIR.match(self._text, at) if self._text[at - 1] in " \n(" else None
+        return self._match("PAIR", at) if self._text[at - 1] in " \n(" else None
 
     def _ticks(self, at: int) -> int:
         """Read a run of backticks, or of tildes at the start of a line: fenced code, or marks in the line."""
         text = self._text
         if not self._code and (pair := self._pair(at)):
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at, is_quiet=True)
-        if not self._code and (text[at] == "`" or self._at_line_start) and (fence := markup.FENCE.match(text, at)):
+        end = self._end_of("RUN", at, is_quiet=True)
+        if not self._code and (text[at] == "`" or self._at_line_start) and (fence := self._match("FENCE", at)):
             self._wait_for(fence.end())
             if text[fence.end() : fence.end() + 1] in ("", "\n"):
                 mark = text[at:end]
@@ -513,7 +516,7 @@ class TextFilter:
         pair = self._pair(at)
         if pair is not None and pair[1] not in self._open:
             return self._keep(*pair.span(2)) + len(pair[1])
-        end = self._end_of(markup.RUN, at, is_quiet=True)
+        end = self._end_of("RUN", at, is_quiet=True)
         if self._is_text(text[at - 1], text[at:end], text[end : end + 1] or " "):
             self._keep(at, end)
         return end
@@ -521,7 +524,7 @@ class TextFilter:
     def _is_text(self, before: str, run: str, following: str) -> bool:
         """Return whether a run of marks is read aloud (``2*3``, ``snake_case``); record the emphasis it opens."""
         around = before + run + following
-        if markup.LITERAL_RUN.fullmatch(around):
+        if PATTERNS["LITERAL_RUN"].fullmatch(around):
             return True
         if run[0] != "*" or (before in SPACES and following in SPACES):
             return False
@@ -529,7 +532,7 @@ class TextFilter:
         if kind in self._open:
             self._open.discard(kind)
             return False
-        if markup.PRODUCT.fullmatch(around):
+        if PATTERNS["PRODUCT"].fullmatch(around):
             return True
         if following not in SPACES:
             self._open.add(kind)
@@ -551,7 +554,7 @@ class TextFilter:
 
     def _action(self, at: int) -> int | None:
         """Read ``*laughs*`` at the beginning of a sentence."""
-        action = directions.ACTION.match(self._text, at)
+        action = self._match("ACTION", at)
         if not action:
             return None
         if action["end"]:
@@ -564,15 +567,15 @@ class TextFilter:
 
     def _style(self, at: int) -> int | None:
         """Read ``<<warm>>``, ``<<slow: text>>`` or ``<clears throat>``."""
-        style = directions.STYLE.match(self._text, at)
+        style = self._match("STYLE", at)
         if not style:
-            self._end_of(directions.CUT_STYLE, at)
+            self._end_of("CUT_STYLE", at)
         if not style or (style["colon"] and directions.direction(style["style"]) is None):
             return None
         if not style["colon"]:
             done = self._direction(style["style"] or style["action"], at, style.end())
             return self._keep(at, style.end()) if done is None and style["style"] else done
-        text = directions.STYLED.match(self._text, style.end())
+        text = self._match("STYLED", style.end())
         if not text or not text["whole"]:
             self._wait_for(text.end() if text else style.end())
             return None
@@ -609,15 +612,15 @@ class TextFilter:
         text = self._text
         is_image = text[at] == "!"
         begin = at + 1 + is_image
-        bracket = markup.BRACKET.match(text, at, at + markup.BRACKET_LIMIT)
+        bracket = PATTERNS["BRACKET"].match(text, at, at + markup.BRACKET_LIMIT)
         if bracket is None or not bracket["end"]:
             if "\n" not in text[at:]:
-                self._wait_for(at + markup.BRACKET_LIMIT - 1, markup.BRACKET_END)
+                self._wait_for(at + markup.BRACKET_LIMIT - 1, PATTERNS["BRACKET_END"])
             return self._keep(at, begin)
         close = bracket.end()
         self._wait_for(close)
         is_note = bracket["content"].startswith("^")
-        is_footnote = is_note or markup.CITATION.fullmatch(bracket["content"]) is not None
+        is_footnote = is_note or PATTERNS["CITATION"].fullmatch(bracket["content"]) is not None
         end = self._link_end(close, is_footnote=is_footnote, is_note=is_note)
         if end == close and is_footnote and not is_image:
             return close + (text[close : close + 1] == ":" and self._at_line_start)
@@ -638,9 +641,9 @@ class TextFilter:
             if depth and end - at > markup.TARGET_LIMIT:
                 return self._skip(EnclosedBlock("target", depth=depth), at, end)
             if depth:
-                self._wait_for(at + markup.TARGET_LIMIT, markup.TARGET_END)
+                self._wait_for(at + markup.TARGET_LIMIT, PATTERNS["TARGET_END"])
             return at if depth or end < 0 else end
-        if following == "[" and not is_footnote and (label := markup.REFERENCE.match(self._text, at)):
+        if following == "[" and not is_footnote and (label := self._match("REFERENCE", at)):
             if label["end"]:
                 return label.end()
             self._wait_for(label.end())
@@ -661,7 +664,7 @@ class TextFilter:
             return end
         text = self._text
         if self._urls is not UrlMode.KEEP:
-            url = markup.URL_PREFIX.match(text, at + 1)
+            url = self._match("URL_PREFIX", at + 1)
             if url and text[url.end() - 1] != ":":
                 return self._begin_url(at, url.end())
         if self._code or not self._markdown:
@@ -669,12 +672,12 @@ class TextFilter:
             return self._plain(at)
         if (end := self._style(at)) is not None:
             return end
-        tag = markup.TAG.match(text, at, at + markup.TAG_LIMIT)
+        tag = PATTERNS["TAG"].match(text, at, at + markup.TAG_LIMIT)
         if tag:
             return self._tag(tag)
-        if markup.CUT_TAG.match(text, at):
+        if self._match("CUT_TAG", at):
             self._wait_for(at + markup.TAG_LIMIT - 1)
-        address = markup.ADDRESS.match(text, at)
+        address = self._match("ADDRESS", at)
         if address and not address["whole"]:
             self._wait_for(address.end())
         if not address or not address["whole"]:
@@ -738,12 +741,12 @@ class TextFilter:
     # -- URLs ---------------------------------------------------------------------------------------------------------
 
     def _wait_for_url(self, at: int) -> None:
-        if markup.CUT_PREFIX.match(self._text, at):
+        if self._match("CUT_PREFIX", at):
             self._wait_for(len(self._text), is_quiet=True)
 
     def _url(self, at: int) -> int:
         """Read a letter that may begin a URL."""
-        prefix = markup.URL_PREFIX.match(self._text, at)
+        prefix = self._match("URL_PREFIX", at)
         if prefix is None:
             self._wait_for_url(at)
             return self._plain(at)
@@ -757,7 +760,7 @@ class TextFilter:
             self._wait_for(first)
             return self._keep(at, first)
         if self._urls is UrlMode.HOST:
-            end = first + len(text[first : self._end_of(markup.AUTHORITY, first)].rstrip(markup.TAIL))
+            end = first + len(text[first : self._end_of("AUTHORITY", first)].rstrip(markup.TAIL))
             begin = max(first, text.rfind("@", first, end) + 1)
             port = text.find(":", begin, end)
             if text[begin : begin + 4].lower() == "www.":

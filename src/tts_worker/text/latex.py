@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 
 from tts_worker.text.patience import UndecidedError
-from tts_worker.text.reading.english.fraction import fraction
+from tts_worker.text.reading.english.numbers import fraction
 from tts_worker.text.reading.english.words import cardinal, number
-from tts_worker.text.tables import rows
+from tts_worker.text.tables import PATTERNS, rows
 
 _LIMIT = 400
 """A formula without an end within this many characters is text."""
@@ -48,16 +48,8 @@ _GROUPS = {"{": "}", "(": ")"}
 _ESCAPED = {"%": "percent", "{": "the set", "\\": ",", "&": "and"}
 _SUPERSCRIPTS = str.maketrans("0123456789+-n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ")
 
-_TEXTS = r"text[a-z]{0,8}|mbox|operatorname|math(?:rm|bf|it|sf|tt|cal|frak)"
-_DIGITS = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?"
-_TOKEN = re.compile(
-    rf"\\(?:{_TEXTS})\{{(?P<text>[^{{}}]*)\}}|\\(?:begin|end|label|tag)\{{[^{{}}]*\}}|\\[A-Za-z]+|\\.|{_DIGITS}"
-    r"|(?:arc)?(?:sin|cos|tan)h?(?![A-Za-z])|(?:log|exp|max|min|lim|mod|gcd|det|ln)(?![A-Za-z])|[A-Za-z]{4,}|.",
-    re.DOTALL,
-)
 _COMMAS = re.compile(r"\s*,[\s,]*")
 _TEXT = re.compile(r"[^\w\s,.'-]|_")  # not read in ``\text{...}``
-_NUMBER = re.compile(_DIGITS)
 _SMALL = {cardinal(str(value)): value for value in range(1, 101)}
 
 
@@ -70,7 +62,7 @@ class _Reader:
     """Reads the tokens of a formula, the last of ``_tokens`` first."""
 
     def __init__(self, formula: str) -> None:
-        self._tokens = [match.group() for match in _TOKEN.finditer(formula)][::-1]
+        self._tokens = [match.group() for match in PATTERNS["TEX_TOKEN"].finditer(formula)][::-1]
         self._depth = 0
 
     def sequence(self, stop: str = "") -> str:
@@ -124,7 +116,7 @@ class _Reader:
             return self._bar()
         if token[0] == "\\" and len(token) > 1:
             return self._command(token)
-        if _NUMBER.fullmatch(token):
+        if PATTERNS["TEX_NUMBER"].fullmatch(token):
             return number(token)
         return _FUNCTIONS.get(token) or _WORDS.get(token, token if token.isalpha() else "")
 
@@ -140,7 +132,8 @@ class _Reader:
         name = token[1:]
         if not name.isalpha():
             text = _TEXT.sub(" ", token.partition("{")[2]) if len(name) > 1 and token[1] not in "bel" else ""
-            return _NUMBER.sub(lambda found: number(found.group()), text).strip() or _ESCAPED.get(name, "")
+            words = PATTERNS["TEX_NUMBER"].sub(lambda found: number(found.group()), text).strip()
+            return words or _ESCAPED.get(name, "")
         if name in _FRACTIONS:
             return self._fraction()
         if name == "sqrt":
@@ -198,7 +191,7 @@ def symbols(formula: str) -> Iterator[tuple[str, int]]:
     depth = 0
     fractions: list[int] = []  # depths at which a slash follows the next group
     is_power = False
-    for match in _TOKEN.finditer(formula):
+    for match in PATTERNS["TEX_TOKEN"].finditer(formula):
         token, place = match.group(), match.start()
         written = "" if token in "_&~$^" else token
         if match["text"] is not None:
@@ -218,21 +211,6 @@ def symbols(formula: str) -> Iterator[tuple[str, int]]:
 
 # -- where a formula ends ---------------------------------------------------------------------------------------------
 
-_ENGLISH = "and|or|the|to|is|in|of|for|per|at|by|if|an|my|we|you|on|as|so|no|it|was|but|not|are|has|off|out|up|vs|than"
-_CONTENT = (
-    rf"(?:\\(?:{_TEXTS}|begin|end)\{{[^{{}}$\n]{{0,100}}(?:\}}|\Z)|\\[A-Za-z]+|\\[^A-Za-z()\[\]]|\\\Z"
-    rf"|(?<![A-Za-z])(?!(?:{_ENGLISH})(?![A-Za-z]|\Z))(?:[A-Za-z]{{1,3}}(?![A-Za-z])"
-    r"|[A-Za-z]{4,20}(?=[ ]?(?:[=(_^{]|\Z)))"
-    r"|[0-9 \[\](){}^_&+*/=<>|!,.:;'%~-]|[^\x00-\x7f]SPACE)*"
-)
-_INLINE = re.compile(_CONTENT.replace("SPACE", ""))
-_DISPLAY = re.compile(_CONTENT.replace("SPACE", r"|\n"))
-_PRICE = r"\d{1,40}(?:[.,]\d{1,40})*"
-_NUMBER_FIRST = re.compile(
-    rf"{_PRICE}(?:[\^_{{\\$!]|/\d| ?[+*=<>\\-]|(?:[a-zA-Z])(?![A-Za-z])(?:(?<![kKmMbBtT])| ?[=^_\\]| ?[+-] ?\d))"
-)
-_CUT_PRICE = re.compile(rf"{_PRICE}(?:[.,]|/| |[A-Za-z] ?[+-]? ?)?\Z")
-_COMMAND = re.compile(r"\\([A-Za-z]{1,24})(?![A-Za-z])")
 _WORD = re.compile("[A-Za-z0-9]")
 _KNOWN = frozenset({*_WORDS, *_FUNCTIONS, *_FRACTIONS, "sqrt", "binom"})
 _GROUP = r"\{[^{}\n]*\}"
@@ -256,9 +234,9 @@ def extent(text: str, at: int) -> tuple[int, int]:
         return _command_end(text, at), 0
     if text[at] == "\\":
         closing = {"(": "\\)", "[": "\\]"}.get(text[at + 1])
-        return (_closed(text, at, closing, _DISPLAY) if closing else 0), 2
+        return (_closed(text, at, closing, PATTERNS["DISPLAY"]) if closing else 0), 2
     if text[at + 1] == "$":
-        return _closed(text, at, "$$", _DISPLAY), 2
+        return _closed(text, at, "$$", PATTERNS["DISPLAY"]), 2
     return _dollar_end(text, at), 1
 
 
@@ -266,10 +244,10 @@ def _dollar_end(text: str, at: int) -> int:
     """Return the end of ``$...$``: no space within the delimiters, no letter or digit outside, no price."""
     if _WORD.match(text, at - 1) or text[at + 1] in " \n":
         return 0
-    if text[at + 1].isdigit() and not _NUMBER_FIRST.match(text, at + 1):
-        _decide(not _CUT_PRICE.match(text, at + 1))
+    if text[at + 1].isdigit() and not PATTERNS["NUMBER_FIRST"].match(text, at + 1):
+        _decide(not PATTERNS["CUT_PRICE"].match(text, at + 1))
         return 0
-    end = _closed(text, at, "$", _INLINE)
+    end = _closed(text, at, "$", PATTERNS["INLINE"])
     return 0 if end and (text[end - 2] == " " or _WORD.match(text, end)) else end
 
 
@@ -290,7 +268,7 @@ def _closed(text: str, at: int, closing: str, content: re.Pattern[str]) -> int:
 
 def _command_end(text: str, at: int) -> int:
     r"""Return the end of a command and its arguments: ``\frac{7}{10}``, ``\sum_{i=1}^n``."""
-    command = _COMMAND.match(text, at)
+    command = PATTERNS["TEX_COMMAND"].match(text, at)
     if command is None:
         return 0
     end, name = command.end(), command[1]

@@ -68,5 +68,5 @@ def test_every_sign_of_a_currency_has_a_price_in_chinese() -> None:
 
 
 def test_rule_that_names_no_function_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="read_nothing"):
-        Grammar({}, "A = a").rules("@nothing  *  x", tables)
+    with pytest.raises(KeyError, match="read_nothing"):
+        Grammar({}, "A = a", {}).rules("@nothing  *  x")

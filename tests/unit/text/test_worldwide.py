@@ -233,6 +233,11 @@ def test_case_and_gender_of_numbers(language: str, written: str, spoken: str) ->
     assert words(read(written, language)) == words(spoken)
 
 
+@pytest.mark.parametrize("language", sorted(SENTENCES))
+def test_time_with_seconds_has_the_words_of_seconds(language: str) -> None:
+    assert read("10:30:15", language).endswith(read("15 s", language).split()[-1])
+
+
 def test_year_of_german_is_read_as_one() -> None:
     assert read("Seit 1999.", "de") == "Seit neunzehnhundertneunundneunzig."
 

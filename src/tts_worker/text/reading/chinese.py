@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 
 from tts_worker.text.reading import roman
 from tts_worker.text.reading.folding import WIDE, Fold
+from tts_worker.text.reading.rules import Scanner
 from tts_worker.text.reading.tables import compiled, load
 from tts_worker.text.span_rewriting import Rewrite
 
 _TABLES = load("zh")
 _CURRENCIES, _CENTS, _UNITS = _TABLES["CURRENCIES"], _TABLES["CENTS"], _TABLES["UNITS"]
+_MARKS = _TABLES["NAMED"]["MARKS"]
+"""Punctuation that stays."""
 _NAMED = {
-    "NUM": r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)",
-    "TO": r"\s?[-–—~]{1,2}\s?",
+    **_TABLES["NAMED"],
     "CODES": "|".join(code for code in _CURRENCIES if code.isalpha()),
     "CURRENCY": "|".join(sorted(map(re.escape, _CURRENCIES), key=len, reverse=True)),
     "UNIT": f"(?:{'|'.join(sorted(_UNITS, key=len, reverse=True))})(?:[²³]|(?<=m)[23])?",
     "COMPARISONS": "|".join(_TABLES["COMPARISONS"]),
-    "MEASURED": _TABLES["PATTERNS"]["measured"],
 }
 _PATTERNS = {name: compiled(pattern, _NAMED) for name, pattern in _TABLES["PATTERNS"].items()}
 _DIGITS = "零一二三四五六七八九"
@@ -199,10 +199,6 @@ def read_percent(match: re.Match[str]) -> str:
     return (part(low) + ("到负" if minus else "到") if low else "") + part(high)
 
 
-def read_degrees(match: re.Match[str]) -> str:
-    return "".join(_number(part) + name for part, name in zip(match.groups(), "度分秒", strict=True) if part)
-
-
 def _unit(symbol: str) -> str:
     if symbol in _UNITS:
         return _UNITS[symbol]
@@ -276,8 +272,6 @@ def read_plain_number(match: re.Match[str]) -> str:
 # -- dashes and other signs -------------------------------------------------------------------------------------------
 
 _SIGN_WORDS = {**{sign: name for sign, name in _CURRENCIES.items() if len(sign) == 1}, **_TABLES["SIGNS"]}
-_MARKS = ",.!?;:'\"()…—–·，。！？；：、“”‘’（）《》〈〉「」『』【】-"
-"""Punctuation that stays."""
 
 
 def read_dash(match: re.Match[str]) -> str | None:
@@ -305,32 +299,13 @@ def read_dash(match: re.Match[str]) -> str | None:
     return "减" if dash == " - " and left and right and int(left[0]) > int(right[0]) else "到"
 
 
-def read_minus(match: re.Match[str]) -> str | None:
-    before = match.string[max(0, match.start() - 3) : match.start()]
-    if re.search(r"[-\w)]\Z", before) and not "\u3400" <= before[-1] <= "\u9fff":
-        return None
-    is_temperature = match[1] and not re.search("[-–—~]\\s?\\Z", before)
-    return "零下" if is_temperature else "负"
-
-
-def read_power(match: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", match[0]).lstrip("^ ").replace("−", "-")
-    number = ("负" if digits.startswith("-") else "") + _number(digits.lstrip("+- ") or "0")
-    if not _PATTERNS["operand before"].search(match.string[max(0, match.start() - 2) : match.start()]):
-        return number
-    return "的" + _POWERS[digits] if digits in ("2", "3") else f"的{number}次方"
+def power(written: str) -> str:
+    digits = unicodedata.normalize("NFKC", written).lstrip("^ ").replace("−", "-")
+    return ("负" if digits.startswith("-") else "") + _number(digits.lstrip("+- ") or "0")
 
 
 def read_ordinal(match: re.Match[str]) -> str:
     return "第" + re.sub("^两", "二", _number(match["number"] or str(roman.value(match["roman"]))))
-
-
-def _joins(match: re.Match[str]) -> bool:
-    """Return whether a sign stands between two operands."""
-    before = match.string[max(0, match.start() - 2) : match.start()]
-    return bool(
-        _PATTERNS["operand before"].search(before) and _PATTERNS["operand after"].match(match.string, match.end())
-    )
 
 
 def read_slash(match: re.Match[str]) -> str:
@@ -341,16 +316,6 @@ def read_slash(match: re.Match[str]) -> str:
     if of_unit or (not (after[0].isdigit() or before[-1].isdigit()) and _PATTERNS["after quantity"].search(before)):
         return "每"
     return "斜杠" if re.search(r"\.[A-Za-z]{2}[/.\w-]*\Z", before) else "、"
-
-
-def read_compared(match: re.Match[str]) -> str:
-    is_before_number = re.match(r"\s?[-.$￥]?\d", match.string[match.end() : match.end() + 4])
-    return ("小于" if match[0] == "<" else "大于") if is_before_number or _joins(match) else ""
-
-
-def read_star(match: re.Match[str]) -> str:
-    is_dialed = re.match(r"\d{1,8}#", match.string[match.end() : match.end() + 10])
-    return "星号" if is_dialed else "乘" if _joins(match) else ""
 
 
 def _sign(char: str) -> str | None:
@@ -372,40 +337,12 @@ def read_vulgar_fraction(match: re.Match[str]) -> str:
     return f"{mixed}{_number(lower or '1')}分之{_number(upper)}"
 
 
-def read_bracket(match: re.Match[str]) -> str:
-    return " " if _joins(match) else ""
+def number(written: str) -> str:
+    return _number(unicodedata.normalize("NFKC", written))
 
 
-_FORMS: dict[str, Callable[[str], str]] = {
-    "number": lambda written: _number(unicodedata.normalize("NFKC", written)),
-    "digits": _by_digit,
-    "comparison": _TABLES["COMPARISONS"].__getitem__,
-}
-"""What the words of a rule may have of a group: ``{1:number}``."""
-_SLOT = re.compile(r"\{(\d):(\w+)\}")
-
-
-def _reading(spoken: str) -> Callable[[re.Match[str]], str | None]:
-    """Return the function that a rule names, or one that returns its words."""
-    if spoken.startswith("@"):
-        read: Callable[[re.Match[str]], str | None] = globals()[f"read_{spoken[1:]}"]
-        return read
-    return lambda match: _SLOT.sub(lambda slot: _FORMS[slot[2]](match[int(slot[1])]), match.expand(spoken))
-
-
-_RULES = [(compiled(pattern, _NAMED), _reading(spoken)) for pattern, spoken in _TABLES["RULES"].items()]
-_NUMERALS = (
-    "\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209c\u2150-\u2189\u2460-\u249b\u24ea-\u24ff\u2776-\u2793\u3220-\u3229"
-    "\u3280-\u3289"
-)
-_START = re.compile(
-    rf"[\d_{_NUMERALS}\uff21-\uff3a\uff41-\uff5aα-ωΔΣΩ]|[^\w\s{re.escape(_MARKS)}]|-|\.(?=\d)|[–—](?=\s?[-+]?(?:\.?\d|[$￥€£]))|!(?==)"
-    r"|(?<=[A-Za-z0-9]{2})\.(?=[a-z]{2})|(?<=\d)\s?[xX](?=\s?\d)|(?<=[\d%])\s+(?=[\d.$￥€£])|(?<=\d)\s[-–—~*×](?=\s?\d)"
-    rf"|(?<![A-Za-z0-9_.+-])[A-Za-z](?=[A-Za-z0-9_.+-]{{0,63}}@)|(?<![A-Za-z])(?:{_NAMED['CODES']})(?=\s?\.?\d)"
-    r"|(?<![A-Za-z])(?:US|HK|NT|[ACS])(?=\$\s?\d)|(?<![A-Za-z])[Nn][Oo]\.(?=\s?\d)|第(?=\s?[\dIVX])"
-    r"|(?<![A-Za-z0-9])[BCGOP]2[BCGOP](?![A-Za-z0-9])"
-)
-"""Where a token begins that is not read as it is written."""
+def comparison(written: str) -> str:
+    return _TABLES["COMPARISONS"][written]
 
 
 _FOLD = Fold(
@@ -417,26 +354,17 @@ _FOLD = Fold(
 )
 
 
+_READINGS = {**globals(), "digits": _by_digit, "square": _POWERS.__getitem__, "written": str}
+_SCANNER = Scanner(_NAMED["START"], _TABLES["RULES"].items(), _NAMED, _READINGS)
+
+
 def rewrites(text: str, first: int) -> list[Rewrite]:
     """Return the disjoint rewrites of ``text`` from ``first`` on, in order; the text before it is only looked at."""
-    source = text
-    if not text.isascii():
-        text = text.translate(_FOLD)
+    folded = text if text.isascii() else text.translate(_FOLD)
     found: list[Rewrite] = []
-    place = first
-    while start := _START.search(text, place):
-        at = start.start()
-        end, spoken = at + 1, None
-        for pattern, speak in _RULES:
-            token = pattern.match(text, at)
-            if token is not None and token.end() > at and (spoken := speak(token)) is not None:
-                end = token.end()
-                break
-        else:
-            spoken = _sign(text[at])
-            if spoken is None and text[at] != source[at]:
-                spoken = text[at]
+    for start, end, spoken in _SCANNER.tokens(folded, first):
+        if spoken is None and (spoken := _sign(folded[start])) is None and folded[start] != text[start]:
+            spoken = folded[start]
         if spoken is not None:
-            found.append((at, end, spoken))
-        place = end
+            found.append((start, end, spoken))
     return found

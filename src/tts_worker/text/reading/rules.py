@@ -3,9 +3,10 @@
 A rule stands on a line that begins at the margin; its pattern may go on in indented lines. Two spaces separate three
 parts:
 
-- What is spoken for the part of the match in guillemets, or for all of it: words, with groups of the match as in
-  ``re.Match.expand``; what a table has for it, ``<STREETS>``; a function of a module, ``@month day`` for
-  ``read_month_day``; or ``_`` for a space.
+- What is spoken for the part of the match in guillemets, or for all of it: words; what a table has for it or for the
+  group "name", ``<STREETS>``; what a function returns for it, ``{year}``, or for a group, ``{y:year}``; or ``_`` for a
+  space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
+  returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
   says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+from tts_worker.text.reading.tables import compiled
 from tts_worker.text.span_rewriting import Rewrite
+from tts_worker.text.tables import named_patterns, paragraphs
 
 Read = Callable[[re.Match[str]], Iterator[Rewrite]]
 """Yields what is spoken for ranges of a match."""
@@ -50,6 +53,10 @@ _FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
 _WORD = re.compile("[a-z]+")
 _SIGN = re.compile(r"[^A-Za-z\s]")
 _DIGIT = re.compile(r"\d")
+_GROUP = re.compile(r"(\w+)=([^;]*)(?:; |\Z)")
+_TABLE = "([A-Z_]+)"
+_SLOT = re.compile(rf"\{{(?:(\w+):)?([a-z ]+)\}}|<{_TABLE}>")
+_NOTHING = "\0"
 _BEGINS_WITH_PART = re.compile(r"(?:\(\?<[!=](?:[^()]|\\[()])*\)|\\b)*\(\?P<part>")
 _BEFORE_WORDS = re.compile(r"[\w$€£¥¢%#°.,;:!?)\]]\Z")
 _ENDS = frozenset(("", *" .,;:!?)…\n"))
@@ -61,15 +68,66 @@ def part_span(match: re.Match[str]) -> tuple[int, int]:
     return match.span("part" if "part" in match.re.groupindex else 0)
 
 
-def reads_part(read: Callable[[str], str]) -> Read:
-    """Return a reading of the part of a match as ``read`` says, unless that is nothing."""
+def template(spoken: str, forms: Mapping[str, Any]) -> Callable[[re.Match[str], tuple[int, int]], str | None]:
+    """Return what fills in the words of a rule, for a match and a range of its text; that returns None for nothing.
 
-    def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-        start, end = part_span(match)
-        if spoken := read(match.string[start:end]):
-            yield start, end, spoken
+    Args:
+        spoken: The words.
+        forms: The functions that they name, and those that look a name up in a table.
+    """
+    if spoken == "_":
+        return lambda match, span: " "
+    names = [form.replace(" ", "_") or table for _, form, table in _SLOT.findall(spoken)]
+    reads = {name: forms[name] for name in names}
 
-    return speak
+    def fill(match: re.Match[str], span: tuple[int, int]) -> str | None:
+        def speak(slot: re.Match[str]) -> str:
+            group, form, table = slot.groups()
+            group = "name" if table and "name" in match.re.groupindex else group
+            written = match[int(group) if group.isdecimal() else group] if group else match.string[slice(*span)]
+            return reads[table or form.replace(" ", "_")](written) or _NOTHING
+
+        words = _SLOT.sub(speak, spoken)
+        return None if _NOTHING in words else words
+
+    return fill
+
+
+class Scanner:
+    """Rules that are tried in order at each place where a token may begin.
+
+    Args:
+        start: Pattern of where one may begin.
+        rules: Pattern and words of each rule; "@x" leaves a match to the function ``read_x``.
+        named: The patterns that ``<NAME>`` in them stands for.
+        readings: The functions that they name.
+    """
+
+    def __init__(
+        self, start: str, rules: Iterable[tuple[str, str]], named: Mapping[str, str], readings: Mapping[str, Any]
+    ) -> None:
+        self._start = compiled(start, named)
+        self._rules = [(compiled(pattern, named), self._reading(spoken, readings)) for pattern, spoken in rules]
+
+    @staticmethod
+    def _reading(spoken: str, readings: Mapping[str, Any]) -> Callable[[re.Match[str]], str | None]:
+        if spoken[:1] == "@":
+            read: Callable[[re.Match[str]], str | None] = readings[f"read_{spoken[1:]}"]
+            return read
+        fill = template(spoken, readings)
+        return lambda match: fill(match, match.span())
+
+    def tokens(self, text: str, first: int) -> Iterator[tuple[int, int, str | None]]:
+        """Yield the tokens from ``first`` on: their ranges, and what is spoken; None where no rule applies."""
+        end = first
+        while start := self._start.search(text, end):
+            place, end, spoken = start.start(), start.start() + 1, None
+            for pattern, read in self._rules:
+                match = pattern.match(text, place)
+                if match and match.end() > place and (spoken := read(match)) is not None:
+                    end = match.end()
+                    break
+            yield place, end, spoken
 
 
 class Grammar:
@@ -78,14 +136,15 @@ class Grammar:
     Args:
         tables: What written names stand for, by the name of the table; or only names.
         definitions: Lines ``NAME = pattern``, which go on as rules do.
+        readings: The functions that rules name.
     """
 
-    def __init__(self, tables: Mapping[str, Table], definitions: str) -> None:
+    def __init__(self, tables: Mapping[str, Table], definitions: str, readings: Mapping[str, Any]) -> None:
         self._tables = tables
+        self._readings = readings
         self._patterns = {name: _alternatives(table) for name, table in tables.items()}
         self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
-        for line in _lines(definitions):
-            name, pattern = line.split(" = ", 1)
+        for name, pattern in named_patterns(definitions).items():
             self._patterns[name] = self.pattern(pattern)
             self._words[name] = set(re.findall("[a-z]+", pattern.lower()))
 
@@ -94,22 +153,20 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(self, written: str, readings: ModuleType | None = None, across: Collection[str] = ()) -> tuple[Rule, ...]:
+    def rules(self, written: str, across: Collection[str] = ()) -> tuple[Rule, ...]:
         """Return the rules of a text.
 
         Args:
             written: The rules.
-            readings: The module with the functions that it names.
-            across: Those of them whose token may begin in the segment before.
+            across: What is spoken by those whose token may begin in the segment before.
         """
         rules: list[Rule] = []
-        for line in _lines(written):
+        for line in paragraphs(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
-            is_name = spoken[0] == "@"
-            read = getattr(readings, "read_" + spoken[1:].replace(" ", "_")) if is_name else self._reads(spoken)
+            read = self._reading(f"read {spoken[1:]}") if spoken[0] == "@" else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
             looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
-            looks_back = looks_back or spoken[1:] in across
+            looks_back = looks_back or spoken in across
             rules.append(Rule(compiled, read, frozenset(self._requirements(needs)), looks_back))
         return tuple(rules)
 
@@ -122,17 +179,21 @@ class Grammar:
             else:
                 yield need
 
-    def _reads(self, spoken: str) -> Read:
-        """Return a function that reads the part of a match as ``spoken`` with its groups and tables filled in."""
+    def _reading(self, name: str) -> Any:
+        return self._readings[name.replace(" ", "_")]
 
-        if spoken == "_":
-            return reads_part(lambda _: " ")
+    def _reads(self, spoken: str) -> Read:
+        """Return a function that reads the part of a match, or some of its groups, as ``spoken`` says."""
+        forms = dict(self._readings)
+        for table in re.findall(rf"<{_TABLE}>", spoken):
+            forms[table] = partial(self._look_up, table)
+        groups = [(group, template(words, forms)) for group, words in _GROUP.findall(spoken) or [("", spoken)]]
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-            start, end = part_span(match)
-            written = match["name"] if "name" in match.re.groupindex else match.string[start:end]
-            words = re.sub("<([A-Z_]+)>", lambda name: self._look_up(name[1], written), match.expand(spoken))
-            yield start, end, words
+            for group, words in groups:
+                span = match.span(group) if group else part_span(match)
+                if (said := words(match, span)) is not None:
+                    yield *span, said
 
         return speak
 
@@ -196,10 +257,6 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
             spoken = space_before + spoken + " " * (is_followed and spoken[-1] != "“")
         result.append((start, end, spoken))
     return result
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in re.split(r"\n+(?=\S)", text.strip()) if line[:2] != "# "]
 
 
 def _alternatives(words: Iterable[str]) -> str:

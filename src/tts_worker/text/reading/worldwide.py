@@ -17,27 +17,14 @@ from importlib.util import find_spec
 
 from tts_worker.text.reading import roman, russian
 from tts_worker.text.reading.folding import WIDE, Fold
-from tts_worker.text.reading.tables import compiled, load
+from tts_worker.text.reading.rules import Scanner
+from tts_worker.text.reading.tables import load
 from tts_worker.text.reading.worldwide_words import Words
 from tts_worker.text.span_rewriting import Rewrite
 
 _COMMON = load("worldwide")
 _log = logging.getLogger(__name__)
 _FOLD = Fold({**WIDE, ord("\u3000"): " ", ord("￥"): "¥", ord("￦"): "₩"})
-_AFTER_ABBREVIATION = {
-    "ABBREVIATIONS": r"(?!\w)",
-    "ENDINGS": r"(?!\w)",
-    "BEFORE_NUMBER": r"(?= ?(?:\d|[IVXLC]+\b)|(?<=\w\w\.)\Z)",
-    "BEFORE_NAME": r"(?= ?(?:(?:e|et|und|y|и) )?[A-ZÀ-ÝА-Я]|(?<=\w[\w ]\w\.)\Z)",
-}
-"""Tables of abbreviations and what follows these."""
-_START = (
-    r"[\d+\-−–~〜≈±<>≤≥=×÷*/:&@#№§^_|\\²³%‰°º$€£¥₽₩₹℃℉⁰¹⁴-⁹₀-₉¼-¾⅐-ⅻ①-⑳]|(?<=\d)x(?=\d)|(?<=\d )x(?= \d)"
-    r"|<ABBREVIATION>|(?<![\w.-])[IVXLC]{1,7}(?=(?:<ROMAN_ENDING>)?(?!\w))"
-    r"|\b(?:(?:US|R)\$|[nN]\.?[º°](?= ?\d)|[A-Z]{3}(?= ?[-−]?\d))|\((?=\d{2,5}\) ?\d)"
-)
-"""Where a token may begin."""
-_NUMBER = r"(?<!\d[.,])(?:\d{1,3}(?: \d{3}){1,5}(?![\d ]\d)(?!\d)(?:[.,]\d+)?|\d+(?:[.,'’]\d+){0,8})"
 _MARKS = re.compile(r"[.,'’ ]")
 _AFTER = re.compile(r" ?([^\W\d_]+)")
 _WORD_BEFORE = re.compile(r"(?:([^\W\d_]+) )?([^\W\d_]+) \Z")
@@ -91,12 +78,12 @@ class Reader:
         currency, magnitudes = _one_of(_COMMON["CURRENCIES"]), words.tables["MAGNITUDES"]
         big = _one_of({*magnitudes, *" ".join(magnitudes.values()).split(), *(name.rstrip(".") for name in magnitudes)})
         named = {
+            **_COMMON["NAMED"],
             "ABBREVIATION": abbreviation,
             "MONTH": _one_of(words.months),
             "CURRENCY": currency,
             "UNIT": _one_of(words.units) + (r"(?![A-Za-z0-9])" if self._wide else r"(?!\w)"),
             "NO_LETTER": "(?![A-Za-z])" if self._wide else r"(?![^\W\d_])",
-            "NUMBER": _NUMBER,
             # "5 M" alone may be a code.
             "BIG": rf"(?: ?(?P<big>{big})(?!(?!{currency})[^\W\d_])(?:(?<![A-Z])|(?= ?{currency})))?",
             "TIME_MARK": self._patterns["time mark"],
@@ -109,44 +96,35 @@ class Reader:
             r"[.:#]{0,2} ?[\"“«„]?\Z",
             re.IGNORECASE,
         )
-        self._start = compiled(_START, named)
         own = words.tables.get("RULES", {})
-        self._rules = [
-            (compiled(pattern, named), getattr(self, f"read_{name[1:]}"))
+        rules = [
+            rule
             for common, reading in _COMMON["RULES"].items()
-            for pattern, name in (own if common == "<LANGUAGE>" else {common: reading}).items()
+            for rule in (own.items() if common == "<LANGUAGE>" else [(common, reading)])
         ]
+        readings = {name: getattr(self, name) for name in dir(self) if name.startswith("read_")}
+        self._scanner = Scanner(_COMMON["NAMED"]["START"], rules, named, readings)
 
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the disjoint rewrites of ``text`` from ``first`` on, in order."""
         found: list[Rewrite] = []
         text = text if text.isascii() else text.translate(_FOLD)
-        place = first
-        while start := self._start.search(text, place):
-            place = start.start()
-            for pattern, read in self._rules:
-                match = pattern.match(text, place)
-                spoken = read(match) if match else None
-                if match and spoken is not None:
-                    found.append((*match.span(), self._set_apart(match, spoken, found)))
-                    place = match.end()
-                    break
-            else:
-                place += 1
+        for start, end, spoken in self._scanner.tokens(text, first):
+            if spoken is not None:
+                found.append((start, end, self._set_apart(text, start, end, spoken, found)))
         return found
 
-    def _set_apart(self, match: re.Match[str], spoken: str, found: list[Rewrite]) -> str:
+    def _set_apart(self, text: str, start: int, end: int, spoken: str, found: list[Rewrite]) -> str:
         """Put spaces between what is spoken and the letters next to it."""
         if self._language == "ja" or not spoken.strip():
             return spoken
-        start, end = match.span()
         after_rewrite = bool(found) and found[-1][1] == start
-        before = found[-1][2][-1:] if after_rewrite else match.string[max(0, start - 1) : start]
-        after = match.string[end : end + 1]
+        before = found[-1][2][-1:] if after_rewrite else text[max(0, start - 1) : start]
+        after, first = text[end : end + 1], text[start]
         is_korean = self._language == "ko"
         if spoken == "—":
             return f" {spoken} "
-        is_suffix = before.isalpha() and match[0][0].isalpha() and not match[0][0].isupper()
+        is_suffix = before.isalpha() and first.isalpha() and not first.isupper()
         if spoken[0].isalnum() and spoken != "에서" and not is_suffix and (before.isalnum() or before in ("%", ")")):
             spoken = " " * (after_rewrite or not is_korean or before.isascii()) + spoken
         return spoken + " " * (after.isalpha() and spoken[-1].isalnum() and (not is_korean or after.isascii()))
@@ -157,7 +135,7 @@ class Reader:
         """Return what abbreviations stand for, in small letters without spaces, and the pattern of all of them."""
         spoken: dict[str, str] = {}
         words, suffixes = defaultdict[str, dict[str, str]](dict), defaultdict[str, dict[str, str]](dict)
-        for table, after in _AFTER_ABBREVIATION.items():
+        for table, after in _COMMON["AFTER_ABBREVIATION"].items():
             for written, meant in self._words.tables.get(table, {}).items():
                 name = written.lstrip("-")
                 spoken[name.replace(" ", "").lower()] = meant

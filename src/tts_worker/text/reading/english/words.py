@@ -69,7 +69,7 @@ def pairs(digits: str) -> str:
     return f"{cardinal(before)} " + (f"oh {cardinal(rest)}" if rest[0] == "0" else cardinal(rest))
 
 
-def plural(words: str) -> str:
+def plural_number(words: str) -> str:
     """Return a number as a noun in the plural: "twenties", "sixes", "nineteen nineties"."""
     return f"{words[:-1]}ies" if words[-1] == "y" else f"{words}es" if words[-1] == "x" else f"{words}s"
 
@@ -116,11 +116,6 @@ def _spelled(char: str) -> str:
 def digit_groups(digits: str) -> str:
     """Return a code in groups that are easy to remember: 6 digits as 3 and 3, 7 as 3 and 4, 8 as 4 and 4."""
     return ", ".join(map(spell, groups_of(digits)))
-
-
-def mixed(text: str) -> str:
-    """Return letters as they are and the digits among them: "A17" as "A seventeen", "x86-64" as "x eighty-six 64"."""
-    return " ".join(short_number(part) if part.isdecimal() else part for part in re.findall(r"\d+|\D+", text))
 
 
 def short_number(digits: str) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from tts_worker.text.tables import filled
+
 WORLDWIDE = frozenset(("es", "fr", "de", "it", "pt", "ja", "ko", "ru"))
 """Languages of the module ``worldwide``, each with a file."""
 
-_NAME = re.compile("(?<!P)<([A-Z_]+)>")
 _HEADING = re.compile(r"\[([A-Z_]+)\]")
 
 
@@ -33,6 +34,4 @@ def load(name: str) -> Mapping[str, dict[str, str]]:
 
 def compiled(pattern: str, named: Mapping[str, str]) -> re.Pattern[str]:
     """Compile a pattern in which ``<UNIT>`` stands for what ``named`` has, and that for itself."""
-    while _NAME.search(pattern):
-        pattern = _NAME.sub(lambda name: named[name[1]], pattern)
-    return re.compile(pattern)
+    return re.compile(filled(pattern, named))

@@ -1,4 +1,4 @@
-"""Money: amounts with a sign or code of a currency before or behind them."""
+"""Amounts: money, and measures with a unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 from tts_worker.text.reading.english.tables import TABLES, plural
 from tts_worker.text.reading.english.words import cardinal, number, split_number
+from tts_worker.text.reading.rules import part_span
 from tts_worker.text.span_rewriting import Rewrite
+
+# -- money ------------------------------------------------------------------------------------------------------------
 
 _DETERMINER = re.compile(
     r"\b(?:[Aa]n?|[Tt]he|[Yy]our|[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]heir|[Tt]h(?:is|at)|[Ee]ach|[Ee]very"
@@ -21,7 +24,7 @@ _NOUN = re.compile(
 """What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""
 
 
-def _name(currency: str) -> str:
+def _currency(currency: str) -> str:
     name = " ".join(currency.split())
     return TABLES["CURRENCIES"].get(name) or TABLES["CURRENCY_CODES"][name]
 
@@ -55,7 +58,7 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
 
 def read_money(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "$5m" as "five million dollars", "$5-10" as "five to ten dollars", "-$5" as "minus five dollars"."""
-    name = _name(match["currency"])
+    name = _currency(match["currency"])
     first, last = match["first"], match["last"]
     first_big = _magnitude(match["first_big"])
     magnitude = _magnitude(match["big"]) or (first_big if not last else "")
@@ -79,9 +82,51 @@ def read_money(match: re.Match[str]) -> Iterator[Rewrite]:
 def read_behind(match: re.Match[str]) -> Iterator[Rewrite]:
     """Read "20 EUR", "12,50 €" and "3 million CHF"; "$20 USD" has its currency twice."""
     symbol = match["symbol"]
-    name = _name(symbol if symbol and match["code"][-1:] == "D" and "dollar" in _name(symbol) else match["code"])
+    name = _currency(
+        symbol if symbol and match["code"][-1:] == "D" and "dollar" in _currency(symbol) else match["code"]
+    )
     yield *match.span(), _amount(match["amount"], name, _magnitude(match["big"]))
 
 
-def read_cents(match: re.Match[str]) -> Iterator[Rewrite]:
-    yield *match.span(), f"{number(match['amount'])} {'cent' if match['amount'] == '1' else 'cents'}"
+# -- measures ---------------------------------------------------------------------------------------------------------
+
+_OPENING_QUOTE = re.compile(r"(?:^|[\s(—])[\"“]")
+_CLOSING_QUOTE = re.compile(r"[^\s(\d][\"”](?=[\s.,;:!?)—]|$)|\d[.,!?][\"”]")
+_ARTICLE = re.compile(r"\b[Aa]n? \Z")
+_MEASURED = re.compile(
+    r"\.? (?!(?:of|in|on|at|and|or|per|from|to|for|away|ago|a|the|than|when|while|if|with|before)\b)[a-z]+(?<!s)\b"
+)
+
+
+def _unit(written: str) -> str:
+    name = written.replace(".", "").replace("μ", "µ")
+    return TABLES["UNITS"].get(name) or TABLES["VOLTS"][name]
+
+
+def units(written: str) -> str:
+    return plural(_unit(written))
+
+
+def read_unit(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read "5 km" as "five kilometers", "20-min" as "twenty minute"."""
+    name, amount = _unit(match["unit"]), match["amount"]
+    is_fraction = re.search(r"\d[\d.,]*\Z", amount) is None or "/" in amount
+    is_mixed = is_fraction and re.search(r"\d ?\Z", match.string[: match.start()]) is not None
+    is_one = amount == "1" or (is_fraction and not is_mixed) or match["join"] == "-" or match["compound"] is not None
+    if not is_one and _ARTICLE.search(match.string, 0, match.start()):
+        is_one = _MEASURED.match(match.string, match.end()) is not None  # "a 50 m pool"
+    if not is_fraction:
+        yield *match.span("amount"), number(amount)
+    yield *part_span(match), name if is_one else plural(name)
+
+
+def read_inches(match: re.Match[str]) -> Iterator[Rewrite]:
+    """Read 27" as inches, unless the mark closes a quotation."""
+    before = match.string[: match.start()]
+    if len(_OPENING_QUOTE.findall(before)) > len(_CLOSING_QUOTE.findall(before)):
+        return
+    amount = match["amount"]
+    is_plural = amount[-1].isdecimal() and "/" not in amount and amount != "1" and not match["side"]
+    side = {"W": " wide", "H": " high", "D": " deep", "L": " long"}.get((match["side"] or "").strip(), "")
+    is_noun = re.match(r" (?!of\b|and\b|or\b|x\b|in\b|on\b|from\b|by\b|to\b)[a-z\d]", match.string[match.end() :])
+    yield match.start("mark"), match.end(), f"{'inches' if is_plural and not is_noun else 'inch'}{side}"
