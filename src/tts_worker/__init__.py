@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from tts_worker.version import __version__
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
     from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [  # noqa: F405, RUF022
-    "__version__", "connect", "create_worker", "AsyncLiveSpeech", "AsyncTTS", "ClientSettings", "Ended",
+    "__version__", "connect", "create_worker", "detect", "AsyncLiveSpeech", "AsyncTTS", "ClientSettings", "Ended",
     "LiveSpeech", "Outcome", "PcmFrame", "PlayerFailed", "Receipt", "SessionOptions", "Speech", "SpeechOptions",
     "TTS", "VoiceInfo", "Word", "Words",
     # errors
@@ -99,6 +101,29 @@ def create_worker(settings: Settings | None = None) -> AbstractAsyncContextManag
         raise
 
     return running_adapter(settings if settings is not None else load_settings())
+
+
+def detect(samples: NDArray[Any], rate_hz: int = 24_000) -> Any:
+    """Look for the watermark of synthetic speech (``features.marking.detector.Detection`` has what is returned).
+
+    Args:
+        samples: ``[N]`` or ``[N, channels]``, integers or floats of any scale.
+        rate_hz: Their sample rate.
+
+    Raises:
+        InvalidRequest: The rate or the shape is wrong, or the audio is shorter than a second or longer than an hour.
+        MissingServer: Only the client is installed, or the feature "marking" is not there.
+    """
+    try:
+        detector = importlib.import_module("tts_worker.features.marking.detector")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tts_worker."):
+            from tts_worker.errors import MissingServer
+
+            raise MissingServer("the detector of watermarks") from None
+        raise
+
+    return detector.detect(samples, rate_hz)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> Client:

@@ -90,7 +90,7 @@ async def test_health_metrics_voices_models() -> None:
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
         assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
         assert (await client.get("/v1/audio/voices")).json()["voices"] == voices
-        served = [path for path in ("/webrtc", "/agent") if (await client.get(path)).status_code == 200]
+        served = [path for path in ("/webrtc", "/agent", "/detect") if (await client.get(path)).status_code == 200]
         assert (await client.get("/static/pages.json")).json() == served
         models = (await client.get("/v1/models")).json()
         assert "tone" in {model["id"] for model in models["data"]}

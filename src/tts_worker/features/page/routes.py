@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from tts_worker.server.application import Application
 from tts_worker.server.routing import Route
 
-_LINKED_PAGES = ("/webrtc", "/agent")
+_LINKED_PAGES = ("/webrtc", "/agent", "/detect")
 
 
 def add_routes(app: Application) -> None:

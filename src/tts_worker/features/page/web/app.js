@@ -399,7 +399,7 @@ async function showWhatIsOffered() {
   const pages = await otherPages();
   radio.disabled = pages !== null && !pages.includes(TRANSPORTS.webrtc.path);
   if (radio.disabled) radio.parentElement.title = "This server does not offer WebRTC.";
-  byId("agent").hidden = !pages?.includes(byId("agent").pathname);
+  for (const link of [byId("agent"), byId("detect")]) link.hidden = !pages?.includes(link.pathname);
 }
 
 showSettings();
