@@ -189,6 +189,6 @@ def test_bad_deployment_id_is_refused(value: str) -> None:
         load_settings(flags={"marking": {"deployment_id": value}})
 
 
-def test_certificate_needs_a_key() -> None:
-    with pytest.raises(ConfigError, match="need each other"):
-        load_settings(flags={"marking": {"certificate": "chain.pem"}})
+def test_key_needs_a_certificate() -> None:
+    with pytest.raises(ConfigError, match="key requires certificate"):
+        load_settings(flags={"marking": {"key": "key.pem"}})

@@ -37,7 +37,7 @@ def _file_checks(settings: Settings) -> Iterator[FileCheck]:
     from tts_worker.features.marking.settings import MarkingSettings
 
     section = settings.section(MarkingSettings)
-    if section.certificate is not None and section.key is not None:
+    if section.certificate is not None:
         from tts_worker.features.marking.provenance import FileProvenance
 
         yield ("marking", "certificate"), partial(FileProvenance, section.certificate, section.key)
@@ -47,7 +47,7 @@ def _signer(settings: Settings) -> FileSigner | None:
     from tts_worker.features.marking.settings import MarkingSettings
 
     section = settings.section(MarkingSettings)
-    if section.certificate is None or section.key is None:
+    if section.certificate is None:
         return None
     from tts_worker.features.marking.provenance import FileProvenance
 

@@ -49,10 +49,10 @@ _MIN_RATE_HZ, _MAX_RATE_HZ = 8_000, 192_000
 
 _KNOWN_SHARE = 1 - data_cells().size / (PERIOD_CHIPS * BANDS)
 _NEIGHBORS = np.array([[0, 0.41, 0.06], [0.43, -0.13, -0.06], [-0.02, -0.02, 0.02]], np.float32)
-"""Weights of the levels of a cell's neighbors, by distance in chips and in bands, in the best linear estimate of its own.
+"""Weights of the levels of a cell's neighbors in the best linear estimate of its own, by distance in chips and in bands.
 
-They were fitted to speech of people and of the CPU voice. What such an estimate leaves is, but for a factor, the product
-of the levels and the inverse of their covariance: what the optimal linear detector correlates with the signs.
+They were fitted to speech of people and of the CPU voice. What such an estimate leaves is, but for a factor, the
+product of the levels and the inverse of their covariance: what the optimal linear detector correlates with the signs.
 """
 
 

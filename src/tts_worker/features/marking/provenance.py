@@ -57,25 +57,28 @@ class FileProvenance:
 
     Args:
         certificate: PEM file of the certificate chain, the signer's first, for ES256 (P-256).
-        key: PEM file of its private key.
+        key: PEM file of its private key; None if it is in ``certificate``.
 
     Raises:
         ConfigError: A file cannot be read, or cannot sign.
         MissingExtra: c2pa-python is not installed.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path | None = None) -> None:
         c2pa = _c2pa("marking.certificate")
         try:
             info = c2pa.C2paSignerInfo(
-                alg=b"es256", sign_cert=certificate.read_bytes(), private_key=key.read_bytes(), ta_url=None
+                alg=b"es256",
+                sign_cert=certificate.read_bytes(),
+                private_key=(key or certificate).read_bytes(),
+                ta_url=None,
             )
             self._signer = c2pa.Signer.from_info(info)
             self.sign(_TRIAL, AudioFormat.WAV)
         except OSError as error:
             raise ConfigError(f"marking.certificate: {error.filename} cannot be read: {error.strerror}") from None
         except (c2pa.C2paError, SynthesisFailed) as error:
-            raise ConfigError(f"marking.certificate cannot sign with marking.key: {error}") from None
+            raise ConfigError(f"marking.certificate cannot sign: {error}") from None
 
     def sign(self, data: bytes, audio_format: AudioFormat) -> bytes:
         """Return a WAV or MP3 file with a signed manifest, any other file as it is. Raises SynthesisFailed."""

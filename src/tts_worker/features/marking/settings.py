@@ -21,7 +21,7 @@ class MarkingSettings(FeatureSection):
         marker: ``off``, ``watermark``, or the name of an entry point of the group ``tts_worker.markers``.
         deployment_id: What the watermark says besides "synthetic": 32 bits, such as 0x5eed1234.
         certificate: PEM file of the certificate chain with which whole WAV and MP3 files are signed; None signs none.
-        key: PEM file of its private key, for ES256.
+        key: PEM file of its private key, for ES256; None if it is in the certificate file.
     """
 
     marker: str = Field(OFF, min_length=1, max_length=128)
@@ -47,8 +47,8 @@ class MarkingSettings(FeatureSection):
 
     @model_validator(mode="after")
     def _check_pair(self) -> MarkingSettings:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key need each other")
+        if self.certificate is None and self.key is not None:
+            raise ValueError("key requires certificate")
         return self
 
 
