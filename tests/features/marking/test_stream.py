@@ -92,8 +92,8 @@ def test_say_marks_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = [sys.executable, "-m", "tts_worker", "say", "--quiet", "--engine", "cpu", "--out", str(file)]
     settings = [f"--set=marking.{key}={value}" for key, value in MARKING.items()]
     subprocess.run([*command, *settings, TEXT], check=True, timeout=100, capture_output=True)
-    assert cli.main(["detect", "--json", str(file)]) == 0
-    assert json.loads(capsys.readouterr().out)["deployment_id"] == f"0x{DEPLOYMENT_ID:x}"
+    assert cli.main(["detect", str(file)]) == 0
+    assert f"deployment 0x{DEPLOYMENT_ID:x}" in capsys.readouterr().out
 
 
 # -- markers of the user's own ----------------------------------------------------------------------------------------

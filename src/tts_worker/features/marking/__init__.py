@@ -65,12 +65,12 @@ FEATURE = Feature(
         "detect": Command(
             "look for the watermark of synthetic speech in audio files",
             "tts_worker.features.marking.detect_command",
-            ("detect call.wav", "detect --json call.mp3 other.opus"),
+            ("detect call.wav", "detect call.mp3 other.opus"),
         ),
         "verify": Command(
             "check the signed provenance of audio files",
             "tts_worker.features.marking.verify_command",
-            ("verify speech.wav", "verify --trust authority.pem speech.mp3"),
+            ("verify speech.wav", "verify authority.pem speech.mp3"),
         ),
     },
     extras={"provenance": Extra(("c2pa",), "signing files, and checking what is signed")},

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from tts_worker.audio.decode import read_recording
 from tts_worker.features.marking.detector import Detection, detect
-from tts_worker.features.marking.routes import as_json
 
 NOT_MARKED = 3
 """Exit code if a file has no watermark; 1 and 2 are errors."""
@@ -16,7 +14,6 @@ NOT_MARKED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, Ogg, MP3, M4A or WebM")
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     for file in args.files:
         recording = read_recording(file)
         found = detect(recording.samples, recording.rate_hz)
-        print(json.dumps({"file": str(file), **as_json(found)}) if args.json else f"{file}: {_describe(found)}")
+        print(f"{file}: {_describe(found)}")
         code = code if found.marked else NOT_MARKED
     return code
 

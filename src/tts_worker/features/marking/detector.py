@@ -49,7 +49,7 @@ _MIN_RATE_HZ, _MAX_RATE_HZ = 8_000, 192_000
 
 _KNOWN_SHARE = 1 - data_cells().size / (PERIOD_CHIPS * BANDS)
 _NEIGHBORS = np.array([[0, 0.41, 0.06], [0.43, -0.13, -0.06], [-0.02, -0.02, 0.02]], np.float32)
-"""Weights of the levels of a cell's neighbors in the best linear estimate of its own, by distance in chips and in bands.
+"""Weights of the levels of a cell's neighbors in the best linear estimate of its own, by distance in chips and bands.
 
 They were fitted to speech of people and of the CPU voice. What such an estimate leaves is, but for a factor, the
 product of the levels and the inverse of their covariance: what the optimal linear detector correlates with the signs.
@@ -178,14 +178,15 @@ def _residuals(mono: Floats) -> Floats:
     reach = len(_NEIGHBORS) - 1
     padded = np.pad(levels, ((0, 0), (reach * step, reach * step), (reach, reach)), mode="edge")
     frames = levels.shape[1]
-    residuals = levels.copy()
+    residuals: Floats = levels.copy()
     for chips in range(-reach, reach + 1):
         for bands in range(-reach, reach + 1):
             weight = _NEIGHBORS[abs(chips), abs(bands)]
             if weight:
                 start = (reach + chips) * step
                 residuals -= weight * padded[:, start : start + frames, reach + bands : reach + bands + BANDS]
-    return np.clip(residuals, -_CLIP_DB, _CLIP_DB, out=residuals)
+    np.clip(residuals, -_CLIP_DB, _CLIP_DB, out=residuals)
+    return residuals
 
 
 def _levels(mono: Floats) -> Floats:

@@ -63,7 +63,7 @@ def decode(evidence: Floats) -> int | None:
 @cache
 def known_signs() -> Floats:
     """Return the signs ``[chips, bands]`` of the cells that every detector knows, 0 elsewhere."""
-    signs = _cell_signs().copy()
+    signs: Floats = _cell_signs().copy()
     signs.ravel()[data_cells().ravel()] = 0
     return signs
 
@@ -71,7 +71,7 @@ def known_signs() -> Floats:
 @cache
 def data_cells() -> NDArray[np.intp]:
     """Return the cells ``[256, 2]`` of each code bit, as indices of the flattened pattern."""
-    order = np.argsort(np.frombuffer(_random_bytes(b"order", 8), np.uint64), kind="stable")
+    order = np.argsort(np.frombuffer(_random_bytes(b"order", 8), "<u8"), kind="stable")
     return order[: _WORDS * _CODE_BITS * _CELLS_PER_BIT].reshape(-1, _CELLS_PER_BIT)
 
 
@@ -84,7 +84,7 @@ def data_signs() -> Floats:
 
 def pattern(deployment_id: int) -> Floats:
     """Return the signs ``[chips, bands]`` of all cells."""
-    signs = known_signs().copy()
+    signs: Floats = known_signs().copy()
     signs.ravel()[data_cells()] = data_signs() * encode(deployment_id)[:, None]
     return signs
 
@@ -92,7 +92,8 @@ def pattern(deployment_id: int) -> Floats:
 @cache
 def _cell_signs() -> Floats:
     bytes_ = np.frombuffer(_random_bytes(b"signs", 1), np.uint8).reshape(PERIOD_CHIPS, BANDS)
-    return np.where(bytes_ & 1, np.float32(1), np.float32(-1))
+    signs: Floats = np.where(bytes_ & 1, np.float32(1), np.float32(-1))
+    return signs
 
 
 def _random_bytes(purpose: bytes, per_cell: int) -> bytes:
@@ -102,7 +103,7 @@ def _random_bytes(purpose: bytes, per_cell: int) -> bytes:
 
 @cache
 def _hadamard() -> Floats:
-    matrix = np.ones((1, 1), np.float32)
+    matrix: Floats = np.ones((1, 1), np.float32)
     while len(matrix) < _CODE_BITS:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 from tts_worker.audio.decode import MAX_AUDIO_BYTES
@@ -12,32 +10,35 @@ from tts_worker.client.arguments import read_file
 from tts_worker.errors import InvalidRequest
 from tts_worker.features.marking.provenance import Provenance, verify
 
+PEM = ".pem"
 NOT_VALID = 3
 """Exit code if a file has no provenance, or one that does not fit; 1 and 2 are errors."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV or MP3")
     parser.add_argument(
-        "--trust", type=Path, metavar="PEM", help="certificates of the authorities whose signers are trusted"
+        "files", nargs="+", type=Path, metavar="FILE", help="WAV or MP3; or PEM, certificates of authorities to trust"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each file")
 
 
 def run(args: argparse.Namespace) -> int:
-    authorities = b"" if args.trust is None else read_file(args.trust)
+    authorities = b"".join(_read(file) for file in args.files if file.suffix == PEM)
+    files = [file for file in args.files if file.suffix != PEM]
+    if not files:
+        raise InvalidRequest("name a WAV or MP3 file, too")
     code = 0
-    for file in args.files:
-        if file.is_file() and file.stat().st_size > MAX_AUDIO_BYTES:
-            raise InvalidRequest(f"{file.name} has more than {MAX_AUDIO_BYTES >> 20} MiB")
-        found = verify(read_file(file), authorities)
-        if args.json:
-            print(json.dumps({"file": str(file), "provenance": None if found is None else asdict(found)}))
-        else:
-            print(f"{file}: {_describe(found)}")
-        is_good = found is not None and found.valid and (found.trusted or args.trust is None)
+    for file in files:
+        found = verify(_read(file), authorities)
+        print(f"{file}: {_describe(found)}")
+        is_good = found is not None and found.valid and (found.trusted or not authorities)
         code = code if is_good else NOT_VALID
     return code
+
+
+def _read(file: Path) -> bytes:
+    if file.is_file() and file.stat().st_size > MAX_AUDIO_BYTES:
+        raise InvalidRequest(f"{file.name} has more than {MAX_AUDIO_BYTES >> 20} MiB")
+    return read_file(file)
 
 
 def _describe(found: Provenance | None) -> str:

@@ -37,7 +37,7 @@ class Watermark:
         self._gains = gains
         self._window = np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
         self._pcm = bytes(BYTES_PER_SAMPLE * _HOP)  # from the start of the next frame; a hop precedes the stream
-        self._late = np.zeros(_HOP, np.float32)  # what the last frame changes in the next block
+        self._late: Floats = np.zeros(_HOP, np.float32)  # what the last frame changes in the next block
         self._frames = 0
         self._received = self._emitted = 0
 
@@ -69,7 +69,7 @@ class Watermark:
         marked += changes[:, :_HOP]
         marked[0] += self._late
         marked[1:] += changes[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
-        self._late = changes[-1, _HOP:]
+        self._late = changes[-1, _HOP:].astype(np.float32)
         first = 1 if self._frames == 0 else 0  # the block before the stream
         self._frames += count
         self._pcm = self._pcm[BYTES_PER_SAMPLE * count * _HOP :]
