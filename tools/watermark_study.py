@@ -29,6 +29,7 @@ from tts_worker.audio.g711 import encode_alaw, encode_mulaw
 from tts_worker.audio.pcm import Floats, to_float, to_pcm
 from tts_worker.engine.factory import EngineFactory
 from tts_worker.engine.shell import EngineShell
+from tts_worker.errors import InvalidRequest
 from tts_worker.features.marking import detector
 from tts_worker.features.marking.pattern import known_signs
 from tts_worker.features.marking.watermark import DEPTH, Watermark, watermark_gains
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--recordings", nargs="*", default=(), type=Path, metavar="DIR", help="unmarked audio")
     parser.add_argument("--engines", nargs="+", default=["hibari"], choices=["hibari", "kokoro"])
     parser.add_argument("--quality", action="store_true", help="score with the recognizer and the quality score")
+    parser.add_argument("--json", action="store_true", help="as always: print one JSON object, in a line")
     args = parser.parse_args()
     if args.quality and (reason := missing_reason()):
         parser.error(reason)
@@ -78,7 +80,7 @@ def main() -> None:
     result["unmarked"] = {name: false_alarms(audio) for name, audio in unmarked.items()}
     if args.quality:
         result["quality"] = {voice: quality(clips[:_JUDGED]) for voice, clips in voices.items()}
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
 
 
 def texts() -> list[str]:
@@ -256,7 +258,10 @@ def recordings(folder: Path) -> Iterator[Floats]:
     """Yield the audio of the files of a folder at 24 kHz, joined to parts of a minute or more."""
     parts: list[Floats] = []
     for path in sorted(each for each in folder.rglob("*") if each.suffix in _SUFFIXES and "silence" not in str(each)):
-        recording = read_recording(path)
+        try:
+            recording = read_recording(path)
+        except InvalidRequest:  # no samples
+            continue
         parts.append(soxr.resample(recording.samples, recording.rate_hz, SAMPLE_RATE_HZ))
         if sum(map(len, parts)) > 60 * SAMPLE_RATE_HZ:
             yield np.concatenate(parts)
