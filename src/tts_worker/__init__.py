@@ -111,7 +111,7 @@ def detect(samples: NDArray[Any], rate_hz: int = 24_000) -> Any:
         rate_hz: Their sample rate.
 
     Raises:
-        InvalidRequest: The rate or the shape is wrong, or the audio is shorter than a second or longer than an hour.
+        InvalidRequest: The rate or the shape is wrong, or the audio is not between a second and ten minutes long.
         MissingServer: Only the client is installed, or the feature "marking" is not there.
     """
     try:

@@ -44,7 +44,7 @@ _SCALES = np.arange(-2, 3) * 0.011 + 1  # of its frequencies; a third of a band 
 _FLOOR = 1e-5  # of the mean energy; quieter cells count less and less
 _NOISE = 10, 4.0  # likewise below this multiple of this percentile of their band: noise between the words
 _CLIP_DB = 3.0
-_MIN_S, _MAX_S = 1.0, 3_600.0
+_MIN_S, MAX_S = 1.0, 600.0
 _MIN_RATE_HZ, _MAX_RATE_HZ = 8_000, 192_000
 
 _KNOWN_SHARE = 1 - data_cells().size / (PERIOD_CHIPS * BANDS)
@@ -92,7 +92,7 @@ def detect(samples: Floats, rate_hz: int) -> Detection:
         rate_hz: Their rate, 8 to 192 kHz.
 
     Raises:
-        InvalidRequest: The rate or the shape is wrong, the audio is shorter than a second or longer than an hour, or
+        InvalidRequest: The rate or the shape is wrong, the audio is not between a second and ten minutes long, or it
             has NaN or infinite samples.
     """
     mono = _checked(samples, rate_hz)
@@ -229,8 +229,8 @@ def _checked(samples: Floats, rate_hz: int) -> Floats:
         raise InvalidRequest("samples must be an array of numbers, [N] or [N, channels]")
     mono = audio.astype(np.float32) if audio.ndim == 1 else audio.mean(axis=1, dtype=np.float32)
     seconds = len(mono) / rate_hz
-    if not _MIN_S <= seconds <= _MAX_S:
-        raise InvalidRequest(f"the audio has {seconds:.1f} s; {_MIN_S:g} s to {_MAX_S:g} s can be examined")
+    if not _MIN_S <= seconds <= MAX_S:
+        raise InvalidRequest(f"the audio has {seconds:.1f} s; {_MIN_S:g} s to {MAX_S:g} s can be examined")
     if not np.isfinite(mono).all():
         raise InvalidRequest("the audio contains NaN or infinite samples")
     return mono

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tts_worker.audio.decode import read_recording
-from tts_worker.features.marking.detector import Detection, detect
+from tts_worker.features.marking.detector import MAX_S, Detection, detect
 from tts_worker.server.application import Application
 from tts_worker.server.uploads import read_body
 from tts_worker.server.validation import MULTIPART, Fields, upload_body, validate
@@ -22,8 +22,8 @@ FIELD = "audio"
 _PAGE = "detect/index.html"
 _PAGE_PATH = "/detect"
 MAX_BYTES = 8 << 20
-MAX_S = 600.0
-"""Ten minutes take two seconds of a core."""
+_MAX_RATE_HZ = 48_000
+_MAX_CHANNELS = 2
 
 
 class DetectionRequest(Fields):
@@ -33,7 +33,7 @@ class DetectionRequest(Fields):
 def add_routes(app: Application) -> None:
     """Add the route."""
     app.paths.uploads.add(PATH)
-    one_at_a_time = anyio.CapacityLimiter(1)  # calls need the other cores
+    one_at_a_time = anyio.CapacityLimiter(1)  # ten minutes take two seconds of a core, and calls need the others
 
     @app.routes.post(
         PATH,
@@ -63,5 +63,5 @@ def as_json(found: Detection) -> dict[str, Any]:
 
 
 def _find(recording: bytes) -> Detection:
-    decoded = read_recording(recording, MAX_S)
+    decoded = read_recording(recording, MAX_S, max_rate_hz=_MAX_RATE_HZ, max_channels=_MAX_CHANNELS)
     return detect(decoded.samples, decoded.rate_hz)
