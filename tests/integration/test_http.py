@@ -124,6 +124,7 @@ FILES_OF_FORMS = {
     "/v1/pronunciation-dictionaries/add-from-file": {"file"},
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},
+    "/v1/audio/detect": {"audio"},
     "/v1/voice-changer/{voice}": {"audio"},
     "/v1/voice-changer/{voice}/stream": {"audio"},
     "/v1/speech-to-speech/{voice}": {"audio"},
