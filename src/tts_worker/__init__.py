@@ -22,6 +22,8 @@ from tts_worker.version import __version__
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from tts_worker.adapter import TTSWorker
     from tts_worker.client import Client, ClientSettings
     from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS, SpeechOptions
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [  # noqa: F405, RUF022
-    "__version__", "connect", "create_worker", "AsyncLiveSpeech", "AsyncTTS", "ClientSettings", "Ended",
+    "__version__", "connect", "create_worker", "detect", "AsyncLiveSpeech", "AsyncTTS", "ClientSettings", "Ended",
     "LiveSpeech", "Outcome", "PcmFrame", "PlayerFailed", "Receipt", "SessionOptions", "Speech", "SpeechOptions",
     "TTS", "VoiceInfo", "Word", "Words",
     # errors
@@ -105,6 +107,29 @@ def create_worker(settings: Settings | Path | str | None = None) -> AbstractAsyn
     if not isinstance(settings, Settings):
         settings = load_settings(None if settings is None else Path(settings))
     return running_adapter(settings)
+
+
+def detect(samples: NDArray[Any], rate_hz: int = 24_000) -> Any:
+    """Look for the watermark of synthetic speech (``features.marking.detector.Detection`` has what is returned).
+
+    Args:
+        samples: ``[N]`` or ``[N, channels]``, integers or floats of any scale.
+        rate_hz: Their sample rate.
+
+    Raises:
+        InvalidRequest: The rate or the shape is wrong, or the audio is not between a second and ten minutes long.
+        MissingServer: Only the client is installed, or the feature "marking" is not there.
+    """
+    try:
+        detector = importlib.import_module("tts_worker.features.marking.detector")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tts_worker."):
+            from tts_worker.errors import MissingServer
+
+            raise MissingServer("the detector of watermarks") from None
+        raise
+
+    return detector.detect(samples, rate_hz)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> Client:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tts_worker.feature_names import present
 
 if TYPE_CHECKING:
+    from tts_worker.audio.encoders import FileSigner
+    from tts_worker.audio.output import Marker
     from tts_worker.finding import Finding
     from tts_worker.server.application import Extension
     from tts_worker.server.grpc.models import ModelCatalog
@@ -109,6 +111,8 @@ class Feature:
         file_checks: Returns the checks of the files that its settings name.
         quotas: Returns the quotas that workers share; None if each counts for itself.
         exporter: Returns what exports ended utterances; None if it is disabled.
+        file_signer: Returns what signs whole files; None signs none. Raises ConfigError and MissingExtra.
+        marker: Returns what builds the marker of an utterance; None if none is marked. Raises ConfigError.
         converter: Returns what converts speech.
         lexicons: Returns what stores lexicons; None if the worker stores none. Raises ConfigError.
         registration: Returns what registers a worker, from its models and the address of its gRPC server; None if it
@@ -128,6 +132,8 @@ class Feature:
     file_checks: Callable[[Settings], Iterable[FileCheck]] | None = None
     quotas: Callable[[Settings], Quotas | None] | None = None
     exporter: Callable[[Settings], UtteranceExporter | None] | None = None
+    file_signer: Callable[[Settings], FileSigner | None] | None = None
+    marker: Callable[[Settings], Callable[[], Marker] | None] | None = None
     converter: Callable[[], Converter] | None = None
     lexicons: Callable[[Settings], LexiconLibrary | None] | None = None
     registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
@@ -152,6 +158,18 @@ def web_folders() -> list[Path]:
 def find_converter() -> Converter | None:
     """Return what converts speech, if this installation has it."""
     return next((feature.converter() for feature in features().values() if feature.converter is not None), None)
+
+
+def find_marker(settings: Settings) -> Callable[[], Marker] | None:
+    """Return what builds the marker of an utterance, if the settings want one. Raises ConfigError."""
+    built = (feature.marker(settings) for feature in features().values() if feature.marker is not None)
+    return next(built, None)
+
+
+def find_file_signer(settings: Settings) -> FileSigner | None:
+    """Return what signs whole files, if the settings want it. Raises ConfigError and MissingExtra."""
+    built = (feature.file_signer(settings) for feature in features().values() if feature.file_signer is not None)
+    return next(built, None)
 
 
 def find_lexicons(settings: Settings) -> LexiconLibrary | None:

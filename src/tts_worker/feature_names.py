@@ -16,6 +16,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "lexicons": ("lexicons",),
     "fleet": ("registry", "ray"),
     "tracing": ("tracing",),
+    "marking": ("marking",),
     "page": (),
     "agent": (),
     "voicepack": (),

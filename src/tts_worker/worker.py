@@ -23,7 +23,7 @@ from tts_worker.engine.factory import (
 )
 from tts_worker.engine.loop import EngineLoop, EngineState
 from tts_worker.errors import ConfigError, DeviceLost, MissingExtra, OutOfMemory
-from tts_worker.feature import WorkerPart, features, find_converter, find_lexicons
+from tts_worker.feature import WorkerPart, features, find_converter, find_file_signer, find_lexicons, find_marker
 from tts_worker.front_end.normalizer import load_normalizer
 from tts_worker.metrics import Metrics
 from tts_worker.models.manager import EngineActions, ManagerConfig, ModelManager
@@ -345,6 +345,8 @@ def _hub_config(settings: Settings) -> HubConfig:
         normalizer=_normalizer(text.reading),
         route_by_language=settings.voices.route_by_language,
         traces=_exporter(settings),
+        make_marker=find_marker(settings),
+        sign_file=find_file_signer(settings),
     )
 
 

@@ -80,7 +80,8 @@ async def main():
         session.close()
 
 PATHS = {"compat": "/v1/audio/speech", "conversion": "/v1/audio/conversions", "webrtc": "/webrtc/offer",
-         "batch": "/v1/batch", "lexicons": "/v1/lexicons", "page": "/docs"}
+         "batch": "/v1/batch", "lexicons": "/v1/lexicons", "marking": "/v1/audio/detect",
+         "page": "/docs"}
 asyncio.run(main())
 """
 

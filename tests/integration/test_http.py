@@ -92,9 +92,9 @@ async def test_health_metrics_voices_models() -> None:
         assert {voice["id"] for voice in voices} == {"tone", "tone-low", "tone-high"}
         assert [voice["id"] for voice in voices if voice["default"]] == ["tone"]
         assert (await client.get("/v1/audio/voices")).json()["voices"] == voices
-        served = [path for path in ("/webrtc", "/agent") if (await client.get(path)).status_code == 200]
+        served = [path for path in ("/webrtc", "/agent", "/detect") if (await client.get(path)).status_code == 200]
         pages = (await client.get("/static/pages.json")).json()
-        assert [*pages] == served == ["/webrtc", "/agent"]
+        assert [*pages] == served == ["/webrtc", "/agent", "/detect"]
         aiortc = find_spec("aiortc")
         assert (pages["/webrtc"] is None) == (aiortc is not None)
         assert pages["/agent"] is None, "a script answers, which needs no extra"
@@ -130,6 +130,7 @@ FILES_OF_FORMS = {
     "/v1/pronunciation-dictionaries/add-from-file": {"file"},
     "/voices/clone": {"clip"},
     "/v1/audio/conversions": {"audio"},
+    "/v1/audio/detect": {"audio"},
     "/v1/voice-changer/{voice}": {"audio"},
     "/v1/voice-changer/{voice}/stream": {"audio"},
     "/v1/speech-to-speech/{voice}": {"audio"},

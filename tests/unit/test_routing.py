@@ -30,7 +30,7 @@ CALLED_OTHERWISE = {
 }
 """Paths that stand in no test, and what the tests call instead: a file, or a function of the vendor's client."""
 
-PAGES = {"/", "/docs", "/webrtc", "/agent", "/static", "/static/pages.json", "/openapi.json"}
+PAGES = {"/", "/docs", "/webrtc", "/agent", "/detect", "/static", "/static/pages.json", "/openapi.json"}
 PREFIX = "/elevenlabs"
 
 

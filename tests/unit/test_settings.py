@@ -136,12 +136,12 @@ def test_settings_stay_few() -> None:
 
 def settings_that_are_paths() -> Iterator[tuple[str, str, str]]:
     """Yield section, setting and a value of the section without which it is invalid."""
+    needed = {**dict.fromkeys(("tls_key", "tls_client_ca"), ", tls_certificate: x"), "key": ", certificate: x"}
     for section, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             for name, setting in field.annotation.model_fields.items():
                 if setting.annotation in (Path, Path | None):
-                    needed = ", tls_certificate: x" if name in ("tls_key", "tls_client_ca") else ""
-                    yield section, name, needed
+                    yield section, name, needed.get(name, "")
 
 
 @pytest.mark.parametrize(("section", "name", "needed"), list(settings_that_are_paths()))

@@ -136,6 +136,7 @@ def read_recording(
             if file.format not in _FORMATS:
                 raise InvalidRequest(_UNREADABLE)
             mono.begin(int(file.samplerate), file.channels)
+            file.seekable = lambda: False  # it asks for the position, which fails in a FLAC stream of unknown length
             while len(block := file.read(_BLOCK_SAMPLES, dtype="float32", always_2d=True)):
                 mono.add(block)
     except (soundfile.LibsndfileError, ValueError, RuntimeError):

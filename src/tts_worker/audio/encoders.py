@@ -47,6 +47,10 @@ class AudioFormat(str, Enum):
         return 8_000 if self in (AudioFormat.MULAW, AudioFormat.ALAW) else SAMPLE_RATE_HZ
 
 
+FileSigner = Callable[[bytes, AudioFormat], bytes]
+"""Returns a whole file with its provenance signed; a file of a format that cannot be signed is returned as it is."""
+
+
 class Encoder(Protocol):
     """Encodes mono s16le; the concatenated output is one complete stream, even with no samples.
 

@@ -1,14 +1,14 @@
 """Output stage of a session: the engine's audio at the loudness, sample rate and encoding that the client gets.
 
-Resampling and the gain of the voice are applied where audio arrives, encoding where a frame leaves. So a frame is cut
-at the client's rate and has its exact duration, and an encoder sees only frames that are sent.
+Marking, resampling and the gain of the voice are applied where audio arrives, encoding where a frame leaves. So a frame
+is cut at the client's rate and has its exact duration, and an encoder sees only frames that are sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tts_worker.audio.encoders import AudioFormat, open_encoder
 from tts_worker.audio.limiter import Limiter
@@ -79,6 +79,21 @@ class OutputFormat:
         return self.sample_rate_hz == SAMPLE_RATE_HZ and self.encoding is Encoding.PCM
 
 
+class Marker(Protocol):
+    """Marks the audio of one utterance as synthetic: s16le at 24 kHz, one sample out for each sample in.
+
+    The concatenated output must not depend on how the input is divided into calls.
+    """
+
+    def process(self, pcm: bytes) -> bytes:
+        """Mark the next audio; up to 20 ms may be held back until more or the end comes."""
+        ...
+
+    def flush(self) -> bytes:
+        """Return the rest. It is called once."""
+        ...
+
+
 class OutputStage:
     """Converts the audio of one utterance.
 
@@ -90,18 +105,24 @@ class OutputStage:
         frame_ms: Duration of a frame; an Opus packet holds one.
         gain: Returns the linear gain of the voice, which is fixed with the first audio; the true peak is then limited.
             None leaves the level as it is.
+        marker: Marks the audio; None leaves it unmarked.
 
     Raises:
         MissingExtra: The library of the encoding is not installed.
     """
 
     def __init__(
-        self, output_format: OutputFormat, frame_ms: int = 20, gain: Callable[[], float] | None = None
+        self,
+        output_format: OutputFormat,
+        frame_ms: int = 20,
+        gain: Callable[[], float] | None = None,
+        marker: Marker | None = None,
     ) -> None:
         rate_hz = output_format.sample_rate_hz
         self.sample_rate_hz = rate_hz
         self._resampler = Resampler(SAMPLE_RATE_HZ, rate_hz)
         self._gain = gain
+        self._marker = marker
         self._limiter: Limiter | None = None
         self._samples = 0
         self._packet_samples = 0
@@ -111,7 +132,7 @@ class OutputStage:
 
     def process(self, pcm: bytes) -> bytes:
         """Convert s16le audio of the engine. What is within the look-ahead follows with a later call."""
-        out = self._resampler.process(pcm)
+        out = self._resampler.process(pcm if self._marker is None else self._marker.process(pcm))
         if self._gain is not None:
             if self._limiter is None:
                 self._limiter = Limiter(self._gain(), self.sample_rate_hz)
@@ -121,7 +142,8 @@ class OutputStage:
 
     def flush(self) -> bytes:
         """Return the rest of the utterance, for Opus with silence up to a whole packet. Call it once."""
-        out = self._resampler.flush()
+        held = b"" if self._marker is None else self._resampler.process(self._marker.flush())
+        out = held + self._resampler.flush()
         if self._limiter is not None:
             out = self._limiter.process(out) + self._limiter.flush()
         self._samples += len(out) // BYTES_PER_SAMPLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -123,14 +124,17 @@ async def whole_download(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded audio of a whole text at once, as ``download`` does in parts.
 
-    A failure is then an error and no file that ends early, and the header of a WAV file states its length.
+    A failure is then an error and no file that ends early, the header of a WAV file states its length, and the file is
+    signed if the settings want it.
     """
     rate_hz = options.sample_rate or SAMPLE_RATE_HZ
     as_wav = audio_format is AudioFormat.WAV
     encoder = open_encoder(AudioFormat.PCM if as_wav else audio_format, rate_hz)
     async with aclosing(download(hub, options, text, encoder, headers)) as parts:
         data = b"".join([part async for part in parts])
-    yield wav_file(data, rate_hz) if as_wav else data
+    data = wav_file(data, rate_hz) if as_wav else data
+    sign = hub.config.sign_file
+    yield data if sign is None else await asyncio.to_thread(sign, data, audio_format)
 
 
 def within_speeds(hub: SessionHub, options: SessionOptions) -> SessionOptions:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
-from tts_worker.audio.output import OutputFormat, OutputStage
+from tts_worker.audio.encoders import FileSigner
+from tts_worker.audio.output import Marker, OutputFormat, OutputStage
 from tts_worker.errors import InvalidRequest, MissingExtra
 from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.session.engine_port import EnginePort
@@ -37,9 +39,9 @@ from tts_worker.voices.routing import VoiceRequest, choose_voice
 _CREDITS_PER_WINDOW = 5
 """Portions in which the credit of a window is returned while the engine is well ahead of the client."""
 
-_WINDOW_MARGIN_MS = 60
-"""Beyond two frames, the smallest credit of an utterance: resampler and limiter look ahead by less than 10 ms, and an
-engine emits no chunk below 100 ms while a larger one is on its way."""
+_WINDOW_MARGIN_MS = 80
+"""Beyond two frames, the smallest credit of an utterance: marker, resampler and limiter look ahead by less than 30 ms,
+and an engine emits no chunk below 100 ms while a larger one is on its way."""
 
 Reading = Literal["own", "reference"]
 """How CosyVoice's Chinese and English text becomes words, see ``settings.TextSettings``."""
@@ -57,7 +59,8 @@ class HubConfig:
 
     Milliseconds, characters and LUFS. ``longest_pause_s`` is that of a transport with a longer pause timeout.
     ``normalizer`` is the wetext of the reference's reading; None has none.
-    ``traces`` exports ended utterances; None exports none.
+    ``traces`` exports ended utterances; None exports none. ``make_marker`` returns what marks the audio of an
+    utterance, and ``sign_file`` signs the files that are sent whole; None does neither.
     """
 
     max_sessions: int = 64
@@ -78,6 +81,8 @@ class HubConfig:
     normalizer: SegmentNormalizer | None = None
     route_by_language: bool = True
     traces: UtteranceExporter | None = None
+    make_marker: Callable[[], Marker] | None = None
+    sign_file: FileSigner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class SessionFactory:
         voice = self._voices.get(params.voice)
         engine = self._engines[voice.engine]
         delivery = Delivery.of(options, self._config)
-        make_output = _output_factory(delivery, options, self._gains(engine))
+        make_output = _output_factory(delivery, options, self._gains(engine), self._config.make_marker)
         make_text = self._text_factory(options, lexicon)
         timeouts = self.timeouts(options)
         return SessionPlan(options, params, voice, delivery, timeouts, engine, make_text, make_output)
@@ -381,7 +386,10 @@ class SessionFactory:
 
 
 def _output_factory(
-    delivery: Delivery, options: SessionOptions, gain: Callable[[str], float] | None
+    delivery: Delivery,
+    options: SessionOptions,
+    gain: Callable[[str], float] | None,
+    make_marker: Callable[[], Marker] | None,
 ) -> Callable[[SynthesisParams], OutputStage] | None:
     """Return what builds the output stage of an utterance; None if the engine's audio is sent as it is.
 
@@ -391,7 +399,7 @@ def _output_factory(
     """
     output_format = delivery.output_format
     frame_ms = delivery.frame_ms
-    if output_format.is_native and gain is None:
+    if output_format.is_native and gain is None and make_marker is None:
         return None
     if output_format.encoding is Encoding.WAV and options.realtime and not options.raw_chunks:
         raise InvalidRequest("encoding wav is for downloads: set realtime to false")
@@ -400,6 +408,13 @@ def _output_factory(
             raise InvalidRequest("encoding opus needs frames: set raw_chunks to false")
         output_format.frame_samples(frame_ms)
         OutputStage(output_format, frame_ms)  # fails now rather than in the first utterance
-    if gain is None:
-        return lambda params: OutputStage(output_format, frame_ms)
-    return lambda params: OutputStage(output_format, frame_ms, lambda: gain(params.voice))
+
+    def make(params: SynthesisParams) -> OutputStage:
+        return OutputStage(
+            output_format,
+            frame_ms,
+            None if gain is None else partial(gain, params.voice),
+            None if make_marker is None else make_marker(),
+        )
+
+    return make

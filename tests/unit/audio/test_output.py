@@ -112,3 +112,34 @@ def test_opus_without_its_library_names_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtra, match="pip install"):
         OutputStage(OutputFormat(24_000, Encoding.OPUS))
+
+
+class Delaying:
+    """Holds back 20 ms and adds one to each sample."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def process(self, pcm: bytes) -> bytes:
+        pcm = self._held + pcm
+        ready = max(0, len(pcm) - 960)
+        self._held = pcm[ready:]
+        return self._mark(pcm[:ready])
+
+    def flush(self) -> bytes:
+        return self._mark(self._held)
+
+    def _mark(self, pcm: bytes) -> bytes:
+        return (np.frombuffer(pcm, "<i2") + np.int16(1)).astype("<i2").tobytes()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from((8_000, 24_000)), st.integers(0, 3000), st.lists(st.integers(0, 3000), max_size=8))
+def test_marker_sees_the_audio_before_it_is_resampled(rate_hz: int, samples: int, cuts: list[int]) -> None:
+    pcm = noise(samples)
+    marked = (np.frombuffer(pcm, "<i2") + np.int16(1)).astype("<i2").tobytes()
+    resampler = Resampler(24_000, rate_hz)
+    expected = values(resampler.process(marked) + resampler.flush())
+    found = values(run(OutputStage(OutputFormat(rate_hz), marker=Delaying()), pcm, cuts))
+    assert len(found) == len(expected)
+    assert np.all(np.abs(found - expected) <= 1)

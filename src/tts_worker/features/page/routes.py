@@ -11,7 +11,7 @@ from tts_worker.feature import features
 from tts_worker.server.application import Application
 from tts_worker.server.routing import Route
 
-_LINKED_PAGES = ("/webrtc", "/agent")
+_LINKED_PAGES = ("/webrtc", "/agent", "/detect")
 _NEED_THEIR_EXTRA = {"webrtc": "WebRTC"}
 """Features that do nothing without the extra of the same name, and their names for people."""
 

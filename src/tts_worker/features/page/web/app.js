@@ -434,7 +434,7 @@ async function showWhatIsOffered() {
   const reason = TRANSPORTS.webrtc.path in pages ? pages[TRANSPORTS.webrtc.path] : "This server does not offer WebRTC";
   radio.disabled = reason !== null && transport !== "webrtc";
   byId("transport-hint").textContent = radio.parentElement.title = reason ? `${reason}.` : "";
-  byId("agent").hidden = !(byId("agent").pathname in pages);
+  for (const link of [byId("agent"), byId("detect")]) link.hidden = !(link.pathname in pages);
 }
 
 /** The settings of a shared link, and its text. */

@@ -1,0 +1,86 @@
+"""Writes the watermark into a stream: raises or lowers the level of each cell of the pattern by a decibel.
+
+The change follows the audio: silence stays silent, and what is changed lies in the same 20 ms and the same band as the
+speech that masks it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tts_worker.audio.pcm import FULL_SCALE, Floats
+from tts_worker.features.marking.pattern import BAND_HZ, BANDS, CHIP_MS, PERIOD_CHIPS, pattern
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
+
+DEPTH = 0.12
+"""Relative change of the amplitude: 0.98 dB up, 1.11 dB down."""
+
+_HOP = SAMPLE_RATE_HZ // 100
+_WINDOW = 2 * _HOP
+_HOPS_PER_CHIP = CHIP_MS // 10
+_BINS_PER_BAND = BAND_HZ[1] * _WINDOW // SAMPLE_RATE_HZ
+_FIRST_BIN = BAND_HZ[0] * _WINDOW // SAMPLE_RATE_HZ
+_BINS = slice(_FIRST_BIN, _FIRST_BIN + BANDS * _BINS_PER_BAND)
+
+
+class Watermark:
+    """Marks one stream of s16le at 24 kHz; as many samples come out as go in, each in its place.
+
+    The concatenated output does not depend on how the input is divided into calls. Each block of 10 ms is changed by
+    two overlapping frames of 20 ms, whose spectra are multiplied by the pattern.
+
+    Args:
+        gains: The result of ``watermark_gains``.
+    """
+
+    def __init__(self, gains: Floats) -> None:
+        self._gains = gains
+        self._window = np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
+        self._pcm = bytes(BYTES_PER_SAMPLE * _HOP)  # from the start of the next frame; a hop precedes the stream
+        self._late: Floats = np.zeros(_HOP, np.float32)  # what the last frame changes in the next block
+        self._frames = 0
+        self._received = self._emitted = 0
+
+    def process(self, pcm: bytes) -> bytes:
+        """Mark the next audio. Output within the look-ahead, at most 20 ms, follows with a later call."""
+        self._received += len(pcm) // BYTES_PER_SAMPLE
+        out = self._mark(pcm)
+        self._emitted += len(out) // BYTES_PER_SAMPLE
+        return out
+
+    def flush(self) -> bytes:
+        """Return the rest. Call it once."""
+        missing = self._received - self._emitted
+        return self._mark(bytes(BYTES_PER_SAMPLE * _WINDOW))[: BYTES_PER_SAMPLE * missing]
+
+    def _mark(self, pcm: bytes) -> bytes:
+        self._pcm += pcm
+        count = len(self._pcm) // (BYTES_PER_SAMPLE * _HOP) - 1
+        if count < 1:
+            return b""
+        blocks = np.frombuffer(self._pcm, "<i2", (count + 1) * _HOP).astype(np.float32).reshape(-1, _HOP)
+        frames = np.empty((count, _WINDOW), np.float32)
+        np.multiply(blocks[:-1], self._window[:_HOP], out=frames[:, :_HOP])
+        np.multiply(blocks[1:], self._window[_HOP:], out=frames[:, _HOP:])
+        spectra = np.fft.rfft(frames)
+        spectra *= self._gains.take(np.arange(self._frames, self._frames + count), axis=0, mode="wrap")
+        changes = np.fft.irfft(spectra, _WINDOW)
+        marked = blocks[:-1]
+        marked += changes[:, :_HOP]
+        marked[0] += self._late
+        marked[1:] += changes[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
+        self._late = changes[-1, _HOP:].astype(np.float32)
+        first = 1 if self._frames == 0 else 0  # the block before the stream
+        self._frames += count
+        self._pcm = self._pcm[BYTES_PER_SAMPLE * count * _HOP :]
+        np.rint(marked, out=marked)
+        np.minimum(marked, FULL_SCALE - 1, out=marked)
+        np.maximum(marked, -FULL_SCALE, out=marked)
+        return marked[first:].astype("<i2").tobytes()
+
+
+def watermark_gains(deployment_id: int) -> Floats:
+    """Return the relative change ``[hops, lines]`` of each spectral line over one period, for all streams."""
+    gains = np.zeros((PERIOD_CHIPS, _WINDOW // 2 + 1), np.float32)
+    gains[:, _BINS] = np.repeat(pattern(deployment_id), _BINS_PER_BAND, axis=1) * DEPTH
+    return np.repeat(gains, _HOPS_PER_CHIP, axis=0)

@@ -1,0 +1,199 @@
+"""The watermark in what a worker sends: over every transport, through pauses, and by a marker of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.conftest import serving, tone_settings
+from tests.features.marking.conftest import DEPLOYMENT_ID
+from tests.quality.sentences import SENTENCES
+from tts_worker import cli
+from tts_worker.errors import ConfigError
+from tts_worker.features.marking import markers
+from tts_worker.features.marking.detector import detect
+from tts_worker.features.marking.markers import make_marker
+from tts_worker.features.marking.settings import MarkingSettings
+from tts_worker.settings import load_settings
+from tts_worker.types import Ended, PcmFrame, SessionOptions
+from tts_worker.worker import running_worker
+
+MARKING = {"marker": "watermark", "deployment_id": f"0x{DEPLOYMENT_ID:x}"}
+VOICE = {"engines": {"hibari": {"kind": "hibari"}}, "models": {}}
+TEXT = " ".join(SENTENCES[-5:])
+
+
+async def test_downloads_and_streams_are_marked() -> None:
+    async with serving(marking=MARKING, **VOICE) as address, httpx.AsyncClient(timeout=60) as client:
+        for audio_format, stream in (("mp3", True), ("opus", True), ("flac", True), ("wav", False)):
+            body = {"input": TEXT, "response_format": audio_format, "stream": stream}
+            answer = await client.post(f"http://{address}/v1/audio/speech", json=body)
+            found = await client.post(f"http://{address}/v1/audio/detect", files={"audio": answer.content})
+            assert found.json()["deployment_id"] == f"0x{DEPLOYMENT_ID:x}", (audio_format, found.text)
+        pcm = b""
+        async with connect(f"ws://{address}/v1/stream") as socket:
+            await socket.send(json.dumps({"type": "start", "sample_rate": 8_000, "realtime": False}))
+            await socket.send(json.dumps({"type": "text", "text": TEXT, "end": True}))
+            async for message in socket:
+                if isinstance(message, bytes):
+                    pcm += message[-320:] if len(message) > 320 else message
+                elif json.loads(message)["type"] == "done":
+                    break
+    assert detect(np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2"), 8_000).marked
+
+
+async def utterance(options: SessionOptions, *, pause_after: int | None = None, **sections: Any) -> bytes:
+    """Return what a session sends, with a pause after some frames."""
+    async with running_worker(tone_settings(**sections)) as worker:
+        session = await worker.hub.admit(options)
+        session.speak("One sentence, and another one.")
+        session.end_text()
+        frames: list[bytes] = []
+        async for item in session:
+            if isinstance(item, PcmFrame):
+                frames.append(item.pcm)
+                if len(frames) == pause_after:
+                    session.pause()
+                    await asyncio.sleep(0)
+                    session.resume()
+            elif isinstance(item, Ended):
+                break
+        session.close()
+    return b"".join(frames)
+
+
+async def test_pause_loses_and_changes_no_sample() -> None:
+    options = SessionOptions(realtime=False)
+    marked = await utterance(options, marking=MARKING)
+    plain = await utterance(options)
+    assert len(marked) == len(plain)
+    assert marked != plain
+    assert await utterance(options, pause_after=7, marking=MARKING) == marked
+
+
+async def test_nothing_is_changed_by_default() -> None:
+    options = SessionOptions(realtime=False)
+    assert await utterance(options, marking={"marker": "off"}) == await utterance(options)
+
+
+def test_say_marks_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "speech.mp3"
+    command = [sys.executable, "-m", "tts_worker", "say", "--quiet", "--engine", "cpu", "--out", str(file)]
+    settings = [f"--set=marking.{key}={value}" for key, value in MARKING.items()]
+    subprocess.run([*command, *settings, TEXT], check=True, timeout=100, capture_output=True)
+    assert cli.main(["detect", str(file)]) == 0
+    assert f"deployment 0x{DEPLOYMENT_ID:x}" in capsys.readouterr().out
+
+
+# -- markers of the user's own ----------------------------------------------------------------------------------------
+
+
+class Halving:
+    def process(self, pcm: bytes) -> bytes:
+        return (np.frombuffer(pcm, "<i2") // 2).astype("<i2").tobytes()
+
+    def flush(self) -> bytes:
+        return b""
+
+
+class Doubling(Halving):
+    def process(self, pcm: bytes) -> bytes:
+        return pcm + pcm
+
+
+class Hoarding(Halving):
+    def __init__(self) -> None:
+        self.held = b""
+
+    def process(self, pcm: bytes) -> bytes:
+        self.held += pcm
+        return b""
+
+    def flush(self) -> bytes:
+        return self.held
+
+
+class Dividing(Halving):
+    def process(self, pcm: bytes) -> bytes:
+        return bytes(2) + pcm[2:] if pcm else b""
+
+
+class Failing(Halving):
+    """Works in the trial, which needs two, and fails after 30 calls."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.calls_left = 30 if self.made > 2 else 1_000
+
+    def process(self, pcm: bytes) -> bytes:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise RuntimeError("disk full")
+        return super().process(pcm)
+
+
+@pytest.fixture
+def announce(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    def announce_(marker: type) -> None:
+        monkeypatch.setattr(markers, "entry_points", lambda group: [EntryPoint("own", f"{__name__}:factory", group)])
+        monkeypatch.setattr(sys.modules[__name__], "factory", lambda deployment_id: marker, raising=False)
+
+    return announce_
+
+
+async def test_own_marker_marks(announce: Callable[[type], None]) -> None:
+    announce(Halving)
+    options = SessionOptions(realtime=False)
+    plain = np.frombuffer(await utterance(options, session={"loudness": "off"}), "<i2")
+    halved = await utterance(options, marking={"marker": "own"}, session={"loudness": "off"})
+    assert np.array_equal(np.frombuffer(halved, "<i2"), plain // 2)
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"), [(Doubling, "bytes"), (Hoarding, "20 ms"), (Dividing, "divided"), (dict, "AttributeError")]
+)
+def test_unusable_marker_is_refused(marker: type, message: str, announce: Callable[[type], None]) -> None:
+    announce(marker)
+    with pytest.raises(ConfigError, match=message):
+        make_marker(MarkingSettings(marker="own"))
+
+
+def test_unknown_marker_is_refused() -> None:
+    with pytest.raises(ConfigError, match="off, watermark"):
+        make_marker(MarkingSettings(marker="other"))
+
+
+def test_marker_that_fails_later_does_not_end_the_call(
+    announce: Callable[[type], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(Failing)
+    make = make_marker(MarkingSettings(marker="own"))
+    assert make is not None
+    marker = make()
+    out = b"".join(marker.process(b"\x10\0" * 5) for _ in range(40)) + marker.flush()
+    assert out == b"\x08\0" * 150 + b"\x10\0" * 50
+    assert "unmarked" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["-1", "0x1ffffffff", "0xzz", "4294967296", "abc"])
+def test_bad_deployment_id_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="deployment_id"):
+        load_settings(flags={"marking": {"deployment_id": value}})
+
+
+def test_key_needs_a_certificate() -> None:
+    with pytest.raises(ConfigError, match="key requires certificate"):
+        load_settings(flags={"marking": {"key": "key.pem"}})
