@@ -268,6 +268,7 @@ class SessionFactory:
             timeouts=plan.timeouts,
             hooks=hooks,
             engine_of=lambda voice: self._voices.get_in_use(voice).engine,
+            unsupported_of=lambda voice: self._voices.get_in_use(voice).info.unsupported_expressions(voice),
             read_scheduler=self._read_scheduler,
             frame_clock=self._frame_clock,
             output_format=plan.delivery.output_format,

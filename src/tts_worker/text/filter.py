@@ -16,6 +16,7 @@ from typing import TypeVar
 from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
+from tts_worker.text.expression import ExpressionTrack
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
@@ -60,9 +61,12 @@ class TextFilter:
         out: Takes the text that is read.
         options: How text is read. Formulas are read in words if its language is English or None.
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
+        expression: Gets the changes of how the text is spoken.
     """
 
-    def __init__(self, out: ReadableText, options: TextOptions, pauses: dict[int, int]) -> None:
+    def __init__(
+        self, out: ReadableText, options: TextOptions, pauses: dict[int, int], expression: ExpressionTrack
+    ) -> None:
         self._source = MappedText()
         self._source.append(" ", -1)
         self._characters = CharacterFilter(self._source)
@@ -70,6 +74,7 @@ class TextFilter:
         self._shift: int | None = None  # from places to offsets, if all of the source is adjacent
         self._out = out
         self._pauses = pauses
+        self._expression = expression
         self._control_tags = options.control_tags
         self._alphabets = options.alphabets
         self._urls = UrlMode(options.urls)
@@ -688,6 +693,8 @@ class TextFilter:
         values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
             return self._skip(EnclosedBlock("comment"), tag.start(), end)
+        if not tag[0].endswith("/>"):
+            self._expression.read_tag(name, values, self._offset(tag.start()), is_closing=bool(tag["closed"]))
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:

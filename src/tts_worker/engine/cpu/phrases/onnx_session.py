@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH = 7
-_GRAPH_NODE, _GRAPH_OUTPUT = 1, 12
+_GRAPH_NODE, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 11, 12
 _NODE_INPUT, _NODE_OUTPUT = 1, 2  # names of tensors
-_OUTPUT_NAME = 1
+_VALUE_NAME = 1  # of an input or output
+_ANY_FLOATS = bytes([18, 4, 10, 2, 8, 1])  # its type: a tensor of float32 without a shape
 
 
-def open_session(model: bytes, outputs: Sequence[str], threads: int) -> Any:
+def open_session(model: bytes, outputs: Sequence[str], threads: int, vectors: Collection[str] = ()) -> Any:
     """Load a model for the CPU.
 
     Args:
         model: A serialized model whose nodes contain no graphs.
         outputs: The tensors to compute, inner ones included.
         threads: Threads of the network.
+        vectors: Inputs of one number that take one for each item instead, too.
     """
     import onnxruntime  # imported late: it takes 0.2 s and other engines do not need it
 
@@ -27,15 +29,17 @@ def open_session(model: bytes, outputs: Sequence[str], threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = False  # the arena never shrinks from its peak and is not faster here
-    return onnxruntime.InferenceSession(with_outputs(model, outputs), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        with_outputs(model, outputs, vectors), options, providers=["CPUExecutionProvider"]
+    )
 
 
-def with_outputs(model: bytes, outputs: Sequence[str]) -> bytes:
+def with_outputs(model: bytes, outputs: Sequence[str], vectors: Collection[str] = ()) -> bytes:
     """Return a serialized model that computes ``outputs`` only, without the nodes that they do not need.
 
     ONNX Runtime computes every node, even if nothing reads its result. This needs no ONNX library, and the file on disk
     retains its known hash. Nodes are in topological order, and none may contain a graph, which could read any tensor.
-    Source: protobuf encoding; onnx.proto.
+    The inputs ``vectors`` are declared as float32 of any shape. Source: protobuf encoding; onnx.proto.
     """
     rest: list[memoryview] = []
     graph: list[memoryview | bytes] = []
@@ -52,9 +56,12 @@ def with_outputs(model: bytes, outputs: Sequence[str]) -> bytes:
                 if not any(kind == _NODE_OUTPUT and name in needed for kind, name in tensors):
                     continue
                 needed.update(name for kind, name in tensors if kind == _NODE_INPUT)
-            graph.append(part_field)
+            if part == _GRAPH_INPUT and (name := _name_of(part_content)) in vectors:
+                graph.append(_field(_GRAPH_INPUT, _field(_VALUE_NAME, name.encode()) + _ANY_FLOATS))
+            else:
+                graph.append(part_field)
     graph.reverse()
-    graph += (_field(_GRAPH_OUTPUT, _field(_OUTPUT_NAME, name.encode())) for name in outputs)
+    graph += (_field(_GRAPH_OUTPUT, _field(_VALUE_NAME, name.encode())) for name in outputs)
     return b"".join(rest) + _field(_MODEL_GRAPH, b"".join(graph))
 
 
@@ -69,6 +76,10 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]
         if tag & 7:  # not a number but the length of what follows
             end += value
         yield tag >> 3, message[begin:end], message[content:end]
+
+
+def _name_of(value: memoryview) -> str:
+    return next(bytes(content).decode() for number, _, content in _fields(value) if number == _VALUE_NAME)
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
