@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -64,7 +66,7 @@ def level_db(pcm: bytes) -> float:
 @pytest.mark.parametrize("transport", ["ws", "grpc"])
 async def test_session_changes_while_it_speaks(address: str, transport: str) -> None:
     async with running_grpc_worker(**HEART) as worker:
-        url = f"grpc://{worker.address}" if transport == "grpc" else f"ws://{address}"
+        url = f"grpc://{worker.member.address}" if transport == "grpc" else f"ws://{address}"
         plain, plain_pcm = await spoken(url)
         changed, pcm = await spoken(url, Expression(rate=0.7, volume_db=-10))
     assert changed.receipt.text_spoken == plain.receipt.text_spoken == TEXT
@@ -87,3 +89,28 @@ async def test_value_out_of_range_is_named(address: str) -> None:
         session = (await connection.open(SessionOptions())).session
         with pytest.raises(InvalidRequest, match="pitch_semitones must be"):
             session.express(Expression(pitch_semitones=40))
+
+
+def cartesia_body(**more: Any) -> dict[str, Any]:
+    return {
+        "model_id": "sonic-3",
+        "transcript": TEXT,
+        "voice": {"mode": "id", "id": "heart"},
+        "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000},
+        **more,
+    }
+
+
+async def test_cartesia_clients_set_volume_and_tags(address: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
+        quiet = await client.post("/tts/bytes", json=cartesia_body(generation_config={"volume": 0.5, "emotion": "sad"}))
+        plain = await client.post("/tts/bytes", json=cartesia_body())
+        slow = await client.post("/tts/bytes", json=cartesia_body(transcript=f'<speed ratio="0.8"/>{TEXT}'))
+    assert level_db(quiet.content) - level_db(plain.content) == pytest.approx(-6, abs=0.7)
+    assert len(slow.content) == pytest.approx(len(plain.content) / 0.8, rel=0.08)
+    async with dial(address, "/tts/websocket") as client:
+        await client.send(**cartesia_body(context_id="c", generation_config={"volume": 0.5}))
+        pcm = b""
+        while (message := await client.until("chunk", "done"))["type"] == "chunk":
+            pcm += base64.b64decode(message["data"])
+    assert level_db(pcm) - level_db(plain.content) == pytest.approx(-6, abs=0.7)

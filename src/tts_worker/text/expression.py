@@ -1,6 +1,8 @@
 """How the spans of a text are spoken: what markup changes, by the original offset at which it does.
 
-Source: SSML 1.1, sections 3.2.2 (emphasis) and 3.2.4 (prosody).
+Elements change their content. A control, such as ``[slow]`` or ``<speed ratio="0.8"/>``, changes what follows, up to
+the next control of its kind. Sources: SSML 1.1, sections 3.2.2 (emphasis) and 3.2.4 (prosody); Cartesia's tags;
+LiveKit's ``<expr>``; the audio tags of ``directions``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tts_worker.text.tables import rows
+from tts_worker.text.tables import rows, words
 from tts_worker.types import NEUTRAL, Expression, Segment
 
 _MAX_DEPTH = 16
@@ -19,12 +21,18 @@ _RATES = (0.25, 4.0)
 _MAX_DB = 12.0
 _MIN_DB = -60.0
 _MAX_SEMITONES = 12.0
-_NAMED = {(element, attribute, value): float(change) for element, attribute, value, change in rows("expressions")}
+_MAX_STYLE_CHARS = 64
+_NAMED = {
+    (element, attribute, value): float(change)
+    for element, attribute, values, change in rows("expressions")
+    for value in values.split()
+}
+_NO_STYLE = words("directions")["other"].union(value for element, _, value in _NAMED if element == "delivery")
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<number>\d{1,4}(?:\.\d{1,4})?)(?P<unit>%|db|st|)", re.IGNORECASE)
 
 
 class ExpressionTrack:
-    """Follows the open elements of a text and the changes that they make.
+    """Follows the open elements and the controls of a text.
 
     Attributes:
         is_used: Whether the text has changed its expression.
@@ -32,31 +40,56 @@ class ExpressionTrack:
 
     def __init__(self) -> None:
         self.is_used = False
-        self._open: list[tuple[str, Expression]] = []
+        self._controls = NEUTRAL
+        self._open: list[tuple[str, Expression]] = []  # each within those around it
         self._changes: deque[tuple[int, Expression]] = deque()  # not in a segment so far
         self._last = NEUTRAL  # of the last segment
 
-    def read_tag(self, name: str, values: Mapping[str, str], at: int, *, is_closing: bool) -> None:
-        """Read an opening or closing tag that begins at the offset ``at``; others than those of SSML change nothing.
+    def read_tag(self, name: str, values: Mapping[str, str], at: int, *, is_empty: bool) -> None:
+        """Read an opening tag at the offset ``at``, or an empty one; others than those of expression change nothing."""
+        if name in ("speed", "volume", "emotion", "expression"):
+            self._control(_control_of(name, values), at)
+        elif name == "expr" and values.get("type") in ("expression", "prosody", "emphasis"):
+            expression = delivery(values.get("label", "emphasis"))
+            if is_empty:
+                self._control(expression, at)
+            else:
+                self.open(name, expression, at)
+        elif name in ("prosody", "emphasis") and not is_empty:
+            self.open(name, prosody(values) if name == "prosody" else emphasis(values), at)
 
-        A closing tag closes the elements inside of it, too. An element that is not closed lasts to the end.
-        """
-        if name not in ("prosody", "emphasis"):
-            return
-        if not is_closing:
-            if len(self._open) < _MAX_DEPTH:
-                inner = prosody(values) if name == "prosody" else emphasis(values)
-                self._open.append((name, bounded(inner.within(self._current))))
-        elif (depth := next((d for d in reversed(range(len(self._open))) if self._open[d][0] == name), None)) is None:
-            return
+    def read_direction(self, content: str, at: int) -> None:
+        """Read the words of a direction that is no vocalization: ``slowly``; ``/slow`` ends all of them."""
+        if content[0] == "/":
+            self._controls = NEUTRAL
+            self._note(at)
         else:
-            del self._open[depth:]
-        self._changes.append((at, self._current))
-        self.is_used = True
+            self._control(delivery(content), at)
 
-    @property
-    def _current(self) -> Expression:
-        return self._open[-1][1] if self._open else NEUTRAL
+    def open(self, name: str, expression: Expression, at: int) -> None:
+        """Begin an element. One that is not closed lasts to the end."""
+        if len(self._open) < _MAX_DEPTH:
+            outer = self._open[-1][1] if self._open else NEUTRAL
+            self._open.append((name, bounded(expression.within(outer))))
+            self._note(at)
+
+    def close(self, name: str, at: int) -> None:
+        """End an element, and those inside of it; without an open one nothing changes."""
+        if any(each == name for each, _ in self._open):
+            while self._open.pop()[0] != name:
+                pass
+            self._note(at)
+
+    def _control(self, expression: Expression, at: int) -> None:
+        """Change what follows, in what ``expression`` says."""
+        changed = {field: value for field, value in expression._asdict().items() if value != getattr(NEUTRAL, field)}
+        self._controls = self._controls._replace(**changed)
+        self._note(at)
+
+    def _note(self, at: int) -> None:
+        inner = self._open[-1][1] if self._open else NEUTRAL
+        self._changes.append((at, bounded(inner.within(self._controls))))
+        self.is_used = True
 
     def apply(self, segment: Segment) -> Segment:
         """Return the next segment of the text with the changes in its range."""
@@ -67,8 +100,30 @@ class ExpressionTrack:
         return replace(segment, expressions=tuple(found.items())) if found else segment
 
 
+def delivery(label: str) -> Expression:
+    """Return what the words of a direction or a label ask for. What a rate, volume or pitch says is no style."""
+    found = re.findall("[a-z]+", label.lower())
+    changes = [
+        next((_NAMED[key] for word in found if (key := ("delivery", attribute, word)) in _NAMED), default)
+        for attribute, default in (("rate", 1.0), ("volume", 0.0), ("pitch", 0.0))
+    ]
+    is_style = any(word.startswith("whisper") or word not in _NO_STYLE for word in found)
+    return Expression(*changes, label.lower().strip()[:_MAX_STYLE_CHARS] if is_style else "")
+
+
+def _control_of(name: str, values: Mapping[str, str]) -> Expression:
+    """Return the expression of ``<speed ratio="0.8"/>``, ``<volume ratio=.../>``, ``<emotion value="sad"/>``."""
+    written = values.get("ratio", values.get("value", ""))
+    if name == "speed":
+        return Expression(rate=_rate(written))
+    if name == "volume":
+        found = _NUMBER.fullmatch(written)
+        return Expression(volume_db=_volume_db(f"{100 * float(found['number']):g}") if found else 0.0)
+    return delivery(written)
+
+
 def prosody(values: Mapping[str, str]) -> Expression:
-    """Return the expression of ``<prosody>``. An attribute that has no meaning here, such as a pitch in Hz, has none."""
+    """Return the expression of ``<prosody>``. An attribute without a meaning here, such as a pitch in Hz, has none."""
     return Expression(
         _rate(values.get("rate", "")), _volume_db(values.get("volume", "")), _semitones(values.get("pitch", ""))
     )

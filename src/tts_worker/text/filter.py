@@ -16,7 +16,7 @@ from typing import TypeVar
 from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
 from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
-from tts_worker.text.expression import ExpressionTrack
+from tts_worker.text.expression import ExpressionTrack, delivery
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
@@ -552,6 +552,8 @@ class TextFilter:
             return None
         if tag and self._control_tags is not None and tag in self._control_tags:
             return self._speak(tag, first, last, tag)
+        if not tag:
+            self._expression.read_direction(content, self._offset(first))
         return self._drop(first, last)
 
     def _action(self, at: int) -> int | None:
@@ -581,7 +583,9 @@ class TextFilter:
         if not text or not text["whole"]:
             self._wait_for(text.end() if text else style.end())
             return None
+        self._expression.open("<<", delivery(style["style"]), self._offset(at))
         self._scan_content(style.end(), text.end("text"))
+        self._expression.close("<<", self._offset(text.end() - 1))
         return text.end()
 
     # -- brackets -----------------------------------------------------------------------------------------------------
@@ -693,8 +697,10 @@ class TextFilter:
         values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
             return self._skip(EnclosedBlock("comment"), tag.start(), end)
-        if not tag[0].endswith("/>"):
-            self._expression.read_tag(name, values, self._offset(tag.start()), is_closing=bool(tag["closed"]))
+        if tag["closed"]:
+            self._expression.close(name, self._offset(tag.start()))
+        else:
+            self._expression.read_tag(name, values, self._offset(tag.start()), is_empty=tag[0].endswith("/>"))
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:

@@ -94,3 +94,51 @@ _TAGS = ["<prosody rate='slow'>", "</prosody>", "<emphasis>", "</emphasis>", "<p
 @given(st.lists(st.sampled_from([*_TAGS, "Hello, ", "$5 ", "world. ", "*b* ", "\n"]), max_size=12))
 def test_cuts_do_not_change_expressions(parts: list[str]) -> None:
     read_cut_anywhere("".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("control", "expected"),
+    [
+        ('<speed ratio="0.8"/>', Expression(rate=0.8)),
+        ('<speed ratio="1.5">', Expression(rate=1.5)),
+        ('<volume ratio="2.0"/>', Expression(volume_db=6.02)),
+        ('<volume ratio="0.5"/>', Expression(volume_db=-6.02)),
+        ('<emotion value="Angry"/>', Expression(style="angry")),
+        ('<expression value="say it warmly, slowly"/>', Expression(rate=0.8, style="say it warmly, slowly")),
+        ('<expr type="expression" label="excited"/>', Expression(style="excited")),
+        ('<expr type="prosody" label="fast"/>', Expression(rate=1.25)),
+        ("[slowly]", Expression(rate=0.8)),
+        ("[pace: slow]", Expression(rate=0.8)),
+        ("[happy]", Expression(style="happy")),
+        ("[whispers]", Expression(volume_db=-9, style="whispers")),
+        ("[shouting]", Expression(volume_db=8)),
+        ("[strong French accent]", Expression(style="strong french accent")),
+        ("<<warm>>", Expression(style="warm")),
+    ],
+)
+def test_control_changes_what_follows(control: str, expected: Expression) -> None:
+    text = f"One {control} two, three. Four."
+    assert expression_of(text, "One") == NEUTRAL
+    for word in ("two", "three", "Four"):
+        found = expression_of(text, word)
+        assert found.style == expected.style
+        assert found[:3] == pytest.approx(expected[:3], abs=0.01)
+
+
+def test_control_holds_until_the_next_of_its_kind() -> None:
+    text = "[slow] A [happy] B [fast] C [sad] D [/fast] E"
+    found = [expression_of(text, word) for word in "ABCDE"]
+    assert [each.rate for each in found] == [0.8, 0.8, 1.25, 1.25, 1.0]
+    assert [each.style for each in found] == ["", "happy", "happy", "sad", ""]
+
+
+@pytest.mark.parametrize("tags", [('<expr type="prosody" label="whisper">', "</expr>"), ("<<whisper: ", ">>")])
+def test_wrapping_marker_changes_its_content(tags: tuple[str, str]) -> None:
+    text = f"One {tags[0]}two{tags[1]} three."
+    assert expression_of(text, "two") == Expression(volume_db=-9, style="whisper")
+    assert expression_of(text, "One") == expression_of(text, "three") == NEUTRAL
+
+
+@pytest.mark.parametrize("text", ["[laughs] Well.", '<expr type="sound" label="laugh"/> Well.', "[pause] Well."])
+def test_sounds_and_pauses_change_no_expression(text: str) -> None:
+    assert expression_of(text, "Well") == NEUTRAL
