@@ -66,7 +66,8 @@ def speak(model: HibariModel, text: str) -> tuple[Floats, list[WordTiming]]:
     while key in engine.sequences:
         events += [event for event in engine.step(0.0) if isinstance(event, Audio)]
     pcm = b"".join(event.pcm for event in events)
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768, [word for event in events for word in event.words]
+    samples: Floats = np.frombuffer(pcm, "<i2").astype(np.float32)
+    return samples / np.float32(32768), [word for event in events for word in event.words]
 
 
 def pitches_hz(samples: Floats) -> Floats:
@@ -108,14 +109,15 @@ def draw(samples: Floats, spans: list[Span], plain: list[Span]) -> str:
     )
     labels = "".join(
         f'<path class="edge" d="M{scale * span.start_sample:.1f} 0V{_HEIGHT}"/>'
-        f'<text x="{scale * span.start_sample + 4:.1f}" y="{12 * number + 12}">{span.seconds / before.seconds:.2f} × length, '
+        f'<text x="{scale * span.start_sample + 4:.1f}" y="{12 * number + 12}">'
+        f"{span.seconds / before.seconds:.2f} × length, "
         f"{span.lufs - before.lufs:+.1f} LU, {12 * np.log2(span.pitch_hz / before.pitch_hz):+.1f} semitones</text>"
         for number, (span, before) in enumerate(zip(spans, plain, strict=True))
     )
     style = "text{font:10px system-ui,sans-serif;fill:#444}.edge{stroke:#bbb}circle{fill:#c2410c}.wave{fill:#2563eb}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" role="img" aria-label="Level and pitch of a changing utterance"><style>{style}</style>'
+        f'height="{_HEIGHT}" role="img" aria-label="Level and pitch of speech"><style>{style}</style>'
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>'
         f'<path class="wave" d="M0 {_MIDDLE}{upper}{lower}Z"/>{dots}{labels}</svg>\n'
     )

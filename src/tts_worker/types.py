@@ -737,9 +737,9 @@ class EngineInfo:
     degraded: tuple[str, ...] = ()
     test_signal: bool = False
 
-    def unsupported_expressions(self, voice: str) -> tuple[str, ...]:
-        """Return those of ``EXPRESSIONS`` that a voice does not perform."""
-        performed = {*self.expressions} - ({"style"} if voice in self.uninstructed else set())
+    def unsupported_expressions(self, *, follows_instructions: bool) -> tuple[str, ...]:
+        """Return those of ``EXPRESSIONS`` that a voice does not perform; for a style it must follow instructions."""
+        performed = {name for name in self.expressions if follows_instructions or name != "style"}
         if any(tag[0] == "[" for tag in self.control_tags):
             performed.add("sound")
         return tuple(name for name in EXPRESSIONS if name not in performed)

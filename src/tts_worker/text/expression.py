@@ -44,6 +44,8 @@ class ExpressionTrack:
         self._open: list[tuple[str, Expression]] = []  # each within those around it
         self._changes: deque[tuple[int, Expression]] = deque()  # not in a segment so far
         self._last = NEUTRAL  # of the last segment
+        self._style = ""
+        self._style_changes = False
 
     def read_tag(self, name: str, values: Mapping[str, str], at: int, *, is_empty: bool) -> None:
         """Read an opening tag at the offset ``at``, or an empty one; others than those of expression change nothing."""
@@ -88,8 +90,16 @@ class ExpressionTrack:
 
     def _note(self, at: int) -> None:
         inner = self._open[-1][1] if self._open else NEUTRAL
-        self._changes.append((at, bounded(inner.within(self._controls))))
+        current = bounded(inner.within(self._controls))
+        self._style_changes = self._style_changes or current.style != self._style
+        self._style = current.style
+        self._changes.append((at, current))
         self.is_used = True
+
+    def take_style_change(self) -> bool:
+        """Return whether the style has changed since the last call."""
+        changes, self._style_changes = self._style_changes, False
+        return changes
 
     def apply(self, segment: Segment) -> Segment:
         """Return the next segment of the text with the changes in its range."""
@@ -103,12 +113,12 @@ class ExpressionTrack:
 def delivery(label: str) -> Expression:
     """Return what the words of a direction or a label ask for. What a rate, volume or pitch says is no style."""
     found = re.findall("[a-z]+", label.lower())
-    changes = [
+    rate, volume_db, pitch = (
         next((_NAMED[key] for word in found if (key := ("delivery", attribute, word)) in _NAMED), default)
         for attribute, default in (("rate", 1.0), ("volume", 0.0), ("pitch", 0.0))
-    ]
+    )
     is_style = any(word.startswith("whisper") or word not in _NO_STYLE for word in found)
-    return Expression(*changes, label.lower().strip()[:_MAX_STYLE_CHARS] if is_style else "")
+    return Expression(rate, volume_db, pitch, label.lower().strip()[:_MAX_STYLE_CHARS] if is_style else "")
 
 
 def _control_of(name: str, values: Mapping[str, str]) -> Expression:

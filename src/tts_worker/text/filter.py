@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
-from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
+from tts_worker.text.character_filter import BREAK, NO_PAUSE, PARAGRAPH, SOFT_SPACE, CharacterFilter
 from tts_worker.text.expression import ExpressionTrack, delivery
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
@@ -75,6 +75,7 @@ class TextFilter:
         self._out = out
         self._pauses = pauses
         self._expression = expression
+        self._cuts_styles = options.cuts_styles
         self._control_tags = options.control_tags
         self._alphabets = options.alphabets
         self._urls = UrlMode(options.urls)
@@ -281,6 +282,12 @@ class TextFilter:
         """Pass on a silence instead of the character at ``place``."""
         self._pauses[self._offset(place)] = pause_ms
         self._break(BREAK, place)
+
+    def _cut_at_style(self, place: int) -> None:
+        """End the segment at ``place`` if the style has changed and the engine has one for each segment."""
+        if self._cuts_styles and self._expression.take_style_change():
+            self._pauses[self._offset(place)] = NO_PAUSE
+            self._break(BREAK, place)
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
@@ -554,6 +561,7 @@ class TextFilter:
             return self._speak(tag, first, last, tag)
         if not tag:
             self._expression.read_direction(content, self._offset(first))
+            self._cut_at_style(last - 1)
         return self._drop(first, last)
 
     def _action(self, at: int) -> int | None:
@@ -584,8 +592,10 @@ class TextFilter:
             self._wait_for(text.end() if text else style.end())
             return None
         self._expression.open("<<", delivery(style["style"]), self._offset(at))
+        self._cut_at_style(style.end() - 1)
         self._scan_content(style.end(), text.end("text"))
         self._expression.close("<<", self._offset(text.end() - 1))
+        self._cut_at_style(text.end() - 1)
         return text.end()
 
     # -- brackets -----------------------------------------------------------------------------------------------------
@@ -701,6 +711,7 @@ class TextFilter:
             self._expression.close(name, self._offset(tag.start()))
         else:
             self._expression.read_tag(name, values, self._offset(tag.start()), is_empty=tag[0].endswith("/>"))
+        self._cut_at_style(end - 1)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:

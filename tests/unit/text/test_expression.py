@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fakes.reading import read, read_cut_anywhere
 
 from tts_worker.text.options import TextOptions
-from tts_worker.types import NEUTRAL, Expression
+from tts_worker.types import NEUTRAL, Boundary, Expression
 
 
 def expression_of(text: str, word: str, options: TextOptions | None = None) -> Expression:
@@ -142,3 +142,27 @@ def test_wrapping_marker_changes_its_content(tags: tuple[str, str]) -> None:
 @pytest.mark.parametrize("text", ["[laughs] Well.", '<expr type="sound" label="laugh"/> Well.', "[pause] Well."])
 def test_sounds_and_pauses_change_no_expression(text: str) -> None:
     assert expression_of(text, "Well") == NEUTRAL
+
+
+STYLED = TextOptions(cuts_styles=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One, [happy] two three. Four.", [("One,", ""), ("two three.", "happy"), ("Four.", "happy")]),
+        ('A <emotion value="sad"/>b <emotion value="sad"/>c', [("A", ""), ("b c", "sad")]),
+        ("One <<warm: two>> three.", [("One", ""), ("two", "warm"), ("three.", "")]),
+        ("[happy] [slow] One.", [("One.", "happy")]),
+        ("One [slow] two.", [("One two.", "")]),
+    ],
+)
+def test_segment_ends_where_the_style_changes(text: str, expected: list[tuple[str, str]]) -> None:
+    segments = read_cut_anywhere(text, STYLED)
+    assert [(each.text, each.expression_at(each.spans[0].start).style) for each in segments] == expected
+    assert all(each.pause_ms == 0 and each.boundary is not Boundary.BREAK for each in segments)
+
+
+@given(st.lists(st.sampled_from(["[happy]", "<<sad>>", "<<sad: ok>>", "Hello, ", "world. ", "\n", " "]), max_size=10))
+def test_cuts_do_not_change_styles(parts: list[str]) -> None:
+    read_cut_anywhere("".join(parts), STYLED)
