@@ -22,7 +22,7 @@ from tts_worker.client.deadline import AudioDeadline
 from tts_worker.client.settings import ClientSettings
 from tts_worker.client.voices import VoiceAccess
 from tts_worker.errors import ConnectionLost, DeadlineExceeded, InvalidRequest
-from tts_worker.protocol.messages import ConfigureMessage, check_params
+from tts_worker.protocol.messages import ConfigureMessage, ExpressMessage, check_params
 from tts_worker.protocol.session import OutputReader
 from tts_worker.protocol.voices import VoiceInfo, VoiceUpload
 from tts_worker.server.rendering import converted
@@ -35,6 +35,7 @@ from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Acknowledged,
     Ended,
+    Expression,
     Outcome,
     Output,
     PcmFrame,
@@ -213,6 +214,9 @@ class DeadlineSession(OutputReader):
     def played(self, samples: int, key: UtteranceKey | None = None) -> None:
         check_key(key)
         self._session.played(whole_samples(samples), key)
+
+    def express(self, expression: Expression) -> None:
+        self._session.express(ExpressMessage.of(expression).expression)
 
     def configure(self, params: SynthesisParams) -> None:
         check_params(params)

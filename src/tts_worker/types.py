@@ -74,6 +74,41 @@ class Span(NamedTuple):
     phonemes: str | None = None
 
 
+EXPRESSIONS = ("rate", "volume", "pitch", "style", "sound")
+"""What a span of text can ask for: a part of an ``Expression``, or a non-verbal sound."""
+
+
+class Expression(NamedTuple):
+    """How a span of text is spoken, relative to the voice and the parameters of the utterance.
+
+    A non-verbal sound is not an expression but a control tag in the text, such as ``[laughter]``.
+
+    Attributes:
+        rate: Factor of the speaking rate.
+        volume_db: Change of the level, in dB.
+        pitch_semitones: Change of the pitch.
+        style: Emotion or manner of speaking in a word or a few ("happy", "whispering"); "" for the voice's own.
+    """
+
+    rate: float = 1.0
+    volume_db: float = 0.0
+    pitch_semitones: float = 0.0
+    style: str = ""
+
+    def within(self, outer: Expression) -> Expression:
+        """Return what a span with this expression inside another one has: changes add up, the inner style wins."""
+        return Expression(
+            self.rate * outer.rate,
+            self.volume_db + outer.volume_db,
+            self.pitch_semitones + outer.pitch_semitones,
+            self.style or outer.style,
+        )
+
+
+NEUTRAL = Expression()
+"""The voice and the parameters of the utterance as they are."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Skipped:
     """Original characters ``[start, end)`` that the voice does not speak.
@@ -151,6 +186,8 @@ class Segment:
         boundary: Why it ends.
         pause_ms: Silence after it, with ``Boundary.BREAK``.
         skipped: Original characters that ``spans`` lack because the voice cannot speak them, in order.
+        expressions: Changes of the expression: each holds from its original offset to the next one; ``NEUTRAL`` before
+            the first.
     """
 
     index: int
@@ -160,6 +197,7 @@ class Segment:
     boundary: Boundary
     pause_ms: int = 0
     skipped: tuple[Skipped, ...] = ()
+    expressions: tuple[tuple[int, Expression], ...] = ()
 
     @classmethod
     def whole(cls, text: str, phonemes: str | None = None) -> Segment:
@@ -170,6 +208,10 @@ class Segment:
     def text(self) -> str:
         """The spoken text."""
         return "".join(span.text for span in self.spans)
+
+    def expression_at(self, char: int) -> Expression:
+        """Return the expression of an original character."""
+        return next((expression for start, expression in reversed(self.expressions) if start <= char), NEUTRAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,13 +410,21 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Express:
+    """Speak so from the next word on that is not synthesized; the expressions of spans are within this one."""
+
+    key: UtteranceKey
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Drop the utterance now. Nothing more is emitted for it, not even Done."""
 
     key: UtteranceKey
 
 
-Command = Open | Text | Speech | EndText | Credit | Hold | Release | Cancel
+Command = Open | Text | Speech | EndText | Credit | Hold | Release | Express | Cancel
 
 
 def unpaced_share(slots: int) -> int:
@@ -659,6 +709,7 @@ class EngineInfo:
         device: Device it runs on.
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
+        expressions: What it performs of an ``Expression``: "rate", "volume", "pitch", "style". It ignores the rest.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
         uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
@@ -679,8 +730,16 @@ class EngineInfo:
     device: str = "cpu"
     control_tags: tuple[str, ...] = ()
     phonemes: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()
     test_signal: bool = False
+
+    def unsupported_expressions(self, *, follows_instructions: bool) -> tuple[str, ...]:
+        """Return those of ``EXPRESSIONS`` that a voice does not perform; for a style it must follow instructions."""
+        performed = {name for name in self.expressions if follows_instructions or name != "style"}
+        if any(tag[0] == "[" for tag in self.control_tags):
+            performed.add("sound")
+        return tuple(name for name in EXPRESSIONS if name not in performed)

@@ -24,6 +24,7 @@ from tts_worker.types import (
     ChunkMeta,
     ControlName,
     Ended,
+    Expression,
     Outcome,
     Output,
     PcmFrame,
@@ -156,6 +157,9 @@ class LiveKitSession(OutputReader):
 
     def played(self, samples: int, key: UtteranceKey | None = None) -> None:
         raise NotImplementedError("LiveKit's audio sink counts the played samples")
+
+    def express(self, expression: Expression) -> None:
+        raise NotImplementedError("LiveKit has no such command")
 
     def configure(self, params: SynthesisParams) -> None:
         self.voice.update_options(voice=params.voice, speed=params.speed)

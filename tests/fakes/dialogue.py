@@ -22,6 +22,7 @@ class MachineSession:
     sample_rate_hz = 24_000
     encoding = Encoding.PCM
     model = "tone"
+    unsupported_expressions = ("pitch",)
 
     def __init__(self, name: str, params: SynthesisParams, generation: int = 0) -> None:
         config = MachineConfig(window_samples=1_000, credit_quantum_samples=200, frame_samples=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tts_worker.text.expression import ExpressionTrack
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.options import TextOptions
 from tts_worker.text.readable import ReadableText
@@ -11,7 +12,7 @@ from tts_worker.types import UrlMode
 def filter_text(text: str, *, markdown: bool = True, urls: UrlMode = UrlMode.DROP) -> list[tuple[str, int]]:
     """Filter a whole text; return the characters that are read, each with its offset in ``text``."""
     out = ReadableText()
-    stage = TextFilter(out, TextOptions(markdown=markdown, urls=urls), {})
+    stage = TextFilter(out, TextOptions(markdown=markdown, urls=urls), {}, ExpressionTrack())
     if text:
         stage.push(text, 0)
     stage.settle()

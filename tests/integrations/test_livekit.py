@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -35,11 +36,12 @@ from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_se
 from tests.conftest import until
 from tests.fakes.clock import measure_stalls
 from tests.fakes.proxy import run_proxy
+from tests.fakes.reading import read
 from tts_worker.client import Client, SessionOptions, connect
 from tts_worker.engine.tone import Fault
 from tts_worker.errors import ErrorCode, ErrorInfo, InvalidRequest
 from tts_worker.local import LocalConnector
-from tts_worker.types import UrlMode
+from tts_worker.types import NEUTRAL, UrlMode
 
 TEXT = "Hello there, my friend. How are you?"
 BRISK = Setup({"engines": {"tone": {"kind": "tone", "ms_per_char": 30}}})
@@ -643,3 +645,15 @@ async def test_plugin_registers_and_loads_no_engine() -> None:
     )
     _, error = await process.communicate()
     assert process.returncode == 0, error.decode()[-400:]
+
+
+async def test_expressive_mode_teaches_what_the_worker_reads() -> None:
+    async with serve_plugin() as (voice, _):
+        instructions = voice.markup.llm_instructions()
+    assert instructions is not None
+    markers = set(re.findall(r'<expr type="(?:expression|prosody)" label="[a-z]+"/>', instructions))
+    assert {'<expr type="prosody" label="slow"/>', '<expr type="expression" label="excited"/>'} <= markers
+    for marker in markers:
+        (segment,) = read(f"{marker} Hello.")
+        assert segment.text == "Hello."
+        assert segment.expression_at(segment.spans[0].start) != NEUTRAL

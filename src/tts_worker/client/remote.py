@@ -26,6 +26,7 @@ from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,
+    ExpressMessage,
     FlushMessage,
     PausedMessage,
     PauseMessage,
@@ -46,6 +47,7 @@ from tts_worker.types import (
     Acknowledged,
     ControlName,
     Ended,
+    Expression,
     Outcome,
     Output,
     PcmFrame,
@@ -182,6 +184,10 @@ class RemoteSession(OutputReader):
             head.report_played(samples)
             if head.is_expecting_audio:
                 self._link.send(PlayedMessage(samples=max(0, samples), utterance=head.number))
+
+    def express(self, expression: Expression) -> None:
+        self._require_open()
+        self._link.send(ExpressMessage.of(expression))
 
     def configure(self, params: SynthesisParams) -> None:
         self._require_open()

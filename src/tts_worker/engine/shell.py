@@ -39,6 +39,8 @@ from tts_worker.types import (
     EndText,
     EngineInfo,
     Event,
+    Express,
+    Expression,
     Failed,
     Hold,
     Open,
@@ -123,6 +125,10 @@ class EngineSequence(ABC):
 
     def close_text(self) -> None:
         """Speak all received text without waiting for more, since a silence follows."""
+        return
+
+    def express(self, expression: Expression) -> None:
+        """Speak so from the next word on that is not rendered, if the engine can."""
         return
 
     def drop_pause(self) -> None:
@@ -396,6 +402,8 @@ class EngineShell(ABC, Generic[S]):
                 self.hold_sequence(sequence)
             case Release():
                 self._active[command.key] = sequence
+            case Express():
+                sequence.express(command.expression)
             case Cancel():
                 self._free(sequence)
         self.mark_ready(sequence)

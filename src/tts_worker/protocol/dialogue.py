@@ -18,6 +18,7 @@ from tts_worker.protocol.messages import (
     CloseMessage,
     ConfigureMessage,
     EndMessage,
+    ExpressMessage,
     FlushMessage,
     InvalidMessage,
     PauseMessage,
@@ -58,6 +59,8 @@ class DialogueSession(Session, Protocol):
     def alignment(self) -> Alignment: ...
     @property
     def writing(self) -> UtteranceKey | None: ...
+    @property
+    def unsupported_expressions(self) -> tuple[str, ...]: ...
 
     def speak_next(self, text: str) -> UtteranceKey:
         """End the open utterance and begin the next one. Raises as ``speak`` does, and then ends none."""
@@ -186,6 +189,8 @@ class Dialogue(Generic[_S]):
                 self._on_stop()
             case PlayedMessage():
                 session.played(message.samples, self._key(message.utterance))
+            case ExpressMessage():
+                session.express(message.expression)
             case _:
                 self._handle_session_message(message)
 
@@ -232,6 +237,7 @@ class Dialogue(Generic[_S]):
             voice=session.params.voice,
             alignment=session.alignment.value,
             model=session.model,
+            unsupported_expressions=session.unsupported_expressions,
         )
 
     # -- contexts -----------------------------------------------------------------------------------------------------

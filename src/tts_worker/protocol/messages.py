@@ -25,6 +25,7 @@ from tts_worker.types import (
     Alignment,
     ControlName,
     Ended,
+    Expression,
     Notice,
     Outcome,
     PcmFrame,
@@ -346,6 +347,36 @@ class PlayedMessage(Message, tag="played"):
     utterance: int | None = None
 
 
+class ExpressMessage(Message, tag="express"):
+    """Sets how the session speaks, from the next word on that is not synthesized, until the next ``express``.
+
+    Spans of the text change it further. What is left out is as the voice has it.
+
+    Attributes:
+        rate: Factor of the speaking rate.
+        volume_db: Change of the level.
+        pitch_semitones: Change of the pitch.
+        style: Emotion or manner of speaking.
+    """
+
+    rate: Annotated[float, Meta(ge=0.25, le=4.0)] = 1.0
+    volume_db: Annotated[float, Meta(ge=-60, le=12)] = 0.0
+    pitch_semitones: Annotated[float, Meta(ge=-12, le=12)] = 0.0
+    style: Annotated[str, Meta(max_length=64, pattern=_VALID)] = ""
+
+    @property
+    def expression(self) -> Expression:
+        return Expression(**_select(self, Expression._fields))
+
+    @classmethod
+    def of(cls, expression: Expression) -> ExpressMessage:
+        """Build the message for this expression. Raises InvalidMessage for a value that is out of range."""
+        if not isinstance(expression, Expression):
+            raise InvalidMessage("expression must be an Expression", cls.type_name())
+        _check_fields(expression._asdict(), cls)
+        return cls(**expression._asdict())
+
+
 class PingMessage(Message, tag="ping"):
     """Answered by ``pong`` with the same ``id``."""
 
@@ -366,6 +397,7 @@ ClientMessage = (
     | ResumeMessage
     | StopMessage
     | PlayedMessage
+    | ExpressMessage
     | PingMessage
     | CloseMessage
 )
@@ -374,7 +406,12 @@ ClientMessage = (
 
 
 class ReadyMessage(Message, tag="ready"):
-    """The first message, and the answer to ``start``."""
+    """The first message, and the answer to ``start``.
+
+    Attributes:
+        unsupported_expressions: What the voice does not perform of what a text can ask for ("rate", "volume", "pitch",
+            "style", "sound").
+    """
 
     protocol: int
     session: str
@@ -385,6 +422,7 @@ class ReadyMessage(Message, tag="ready"):
     channels: int = _always_sent(1)
     synthetic: bool = _always_sent(True)
     model: str = ""
+    unsupported_expressions: tuple[str, ...] = ()
 
 
 class StartedMessage(Message, tag="started"):

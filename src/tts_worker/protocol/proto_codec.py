@@ -20,6 +20,7 @@ from tts_worker.protocol.messages import (
     ConfigureMessage,
     ControlMessage,
     EndMessage,
+    ExpressMessage,
     FlushMessage,
     InvalidMessage,
     NothingStoppedMessage,
@@ -40,7 +41,7 @@ from tts_worker.protocol.messages import (
     convert,
     report_message,
 )
-from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Outcome, Receipt, Skipped, Word
+from tts_worker.types import SAMPLE_RATE_HZ, Alignment, Expression, Outcome, Receipt, Skipped, Word
 
 _START = tuple(
     name for name in StartMessage.__struct_fields__ if name in pb.ConverseRequest.Start.DESCRIPTOR.fields_by_name
@@ -55,12 +56,13 @@ _CLIENT_MESSAGES: dict[str, tuple[type[ClientMessage], tuple[str, ...]]] = {
     "stop": (StopMessage, ("reason", "played_samples", "utterance", "context")),
     "played": (PlayedMessage, ("samples", "utterance")),
     "configure": (ConfigureMessage, VOICE_FIELDS),
+    "express": (ExpressMessage, Expression._fields),
 }
 """Name in protobuf -> message, and the fields that both have."""
 
 _CHUNK = ("utterance", "index", "start_sample", "samples", "sha256")
 _STARTED = ("utterance", "context", *VOICE_FIELDS)
-_READY = ("session", "sample_rate", "voice", "alignment", "format", "model")
+_READY = ("session", "sample_rate", "voice", "alignment", "format", "model", "unsupported_expressions")
 
 _ACKNOWLEDGEMENTS: dict[pb.ControlCommand, type[PausedMessage | ResumedMessage | NothingStoppedMessage]] = {
     pb.PAUSE: PausedMessage,
@@ -217,6 +219,7 @@ def parse_worker_message(response: pb.ConverseResponse) -> WorkerMessage | bytes
         case "ready":
             ready = response.ready
             values = {name: getattr(ready, name) for name in _READY if getattr(ready, name) or name != "format"}
+            values["unsupported_expressions"] = tuple(ready.unsupported_expressions)
             message = ReadyMessage(protocol=ready.protocol_version, **values)
     return message
 

@@ -10,7 +10,17 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tts_worker.errors import Draining, ErrorInfo
-from tts_worker.types import Acknowledged, Encoding, Ended, Outcome, Output, State, SynthesisParams, UtteranceKey
+from tts_worker.types import (
+    Acknowledged,
+    Encoding,
+    Ended,
+    Expression,
+    Outcome,
+    Output,
+    State,
+    SynthesisParams,
+    UtteranceKey,
+)
 
 _ENDED_BY_WORKER = {
     "drain": "the worker is shutting down; use another one",
@@ -82,6 +92,10 @@ class Session(Protocol):
             key: The utterance; None is the current one. The position of another than the current one is ignored, since
                 it comes too late.
         """
+        ...
+
+    def express(self, expression: Expression) -> None:
+        """Speak so from the next word on that is not synthesized, and all later utterances. Raises InvalidRequest."""
         ...
 
     def configure(self, params: SynthesisParams) -> None:

@@ -342,7 +342,7 @@ class GetCapabilitiesResponse(_message.Message):
     def __init__(self, capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., resident_models: _Optional[_Iterable[str]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
-    __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure")
+    __slots__ = ("start", "say", "end", "flush", "pause", "resume", "stop", "played", "configure", "express")
     class Start(_message.Message):
         __slots__ = ("protocol_version", "voicing", "realtime", "lead_ms", "frame_ms", "raw_chunks", "lexicon_json", "markdown", "urls", "normalize", "pause_timeout_s", "text_idle_timeout_s", "model", "needs", "flush_after_ms", "sample_rate", "encoding", "checksums")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +395,17 @@ class ConverseRequest(_message.Message):
         language: str
         instruct: str
         def __init__(self, voice: _Optional[str] = ..., speed: _Optional[float] = ..., seed: _Optional[int] = ..., language: _Optional[str] = ..., instruct: _Optional[str] = ...) -> None: ...
+    class Express(_message.Message):
+        __slots__ = ("rate", "volume_db", "pitch_semitones", "style")
+        RATE_FIELD_NUMBER: _ClassVar[int]
+        VOLUME_DB_FIELD_NUMBER: _ClassVar[int]
+        PITCH_SEMITONES_FIELD_NUMBER: _ClassVar[int]
+        STYLE_FIELD_NUMBER: _ClassVar[int]
+        rate: float
+        volume_db: float
+        pitch_semitones: float
+        style: str
+        def __init__(self, rate: _Optional[float] = ..., volume_db: _Optional[float] = ..., pitch_semitones: _Optional[float] = ..., style: _Optional[str] = ...) -> None: ...
     class Say(_message.Message):
         __slots__ = ("context", "text")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +454,7 @@ class ConverseRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     PLAYED_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    EXPRESS_FIELD_NUMBER: _ClassVar[int]
     start: ConverseRequest.Start
     say: ConverseRequest.Say
     end: ConverseRequest.EndText
@@ -452,12 +464,13 @@ class ConverseRequest(_message.Message):
     stop: ConverseRequest.Stop
     played: ConverseRequest.Played
     configure: ConverseRequest.Voicing
-    def __init__(self, start: _Optional[_Union[ConverseRequest.Start, _Mapping]] = ..., say: _Optional[_Union[ConverseRequest.Say, _Mapping]] = ..., end: _Optional[_Union[ConverseRequest.EndText, _Mapping]] = ..., flush: _Optional[_Union[ConverseRequest.Flush, _Mapping]] = ..., pause: _Optional[_Union[ConverseRequest.Pause, _Mapping]] = ..., resume: _Optional[_Union[ConverseRequest.Resume, _Mapping]] = ..., stop: _Optional[_Union[ConverseRequest.Stop, _Mapping]] = ..., played: _Optional[_Union[ConverseRequest.Played, _Mapping]] = ..., configure: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ...) -> None: ...
+    express: ConverseRequest.Express
+    def __init__(self, start: _Optional[_Union[ConverseRequest.Start, _Mapping]] = ..., say: _Optional[_Union[ConverseRequest.Say, _Mapping]] = ..., end: _Optional[_Union[ConverseRequest.EndText, _Mapping]] = ..., flush: _Optional[_Union[ConverseRequest.Flush, _Mapping]] = ..., pause: _Optional[_Union[ConverseRequest.Pause, _Mapping]] = ..., resume: _Optional[_Union[ConverseRequest.Resume, _Mapping]] = ..., stop: _Optional[_Union[ConverseRequest.Stop, _Mapping]] = ..., played: _Optional[_Union[ConverseRequest.Played, _Mapping]] = ..., configure: _Optional[_Union[ConverseRequest.Voicing, _Mapping]] = ..., express: _Optional[_Union[ConverseRequest.Express, _Mapping]] = ...) -> None: ...
 
 class ConverseResponse(_message.Message):
     __slots__ = ("ready", "pcm", "started", "words", "acknowledged", "ended", "rejected", "chunk")
     class Ready(_message.Message):
-        __slots__ = ("protocol_version", "session", "sample_rate", "voice", "alignment", "format", "model")
+        __slots__ = ("protocol_version", "session", "sample_rate", "voice", "alignment", "format", "model", "unsupported_expressions")
         PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
         SESSION_FIELD_NUMBER: _ClassVar[int]
         SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +478,7 @@ class ConverseResponse(_message.Message):
         ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
         FORMAT_FIELD_NUMBER: _ClassVar[int]
         MODEL_FIELD_NUMBER: _ClassVar[int]
+        UNSUPPORTED_EXPRESSIONS_FIELD_NUMBER: _ClassVar[int]
         protocol_version: int
         session: str
         sample_rate: int
@@ -472,7 +486,8 @@ class ConverseResponse(_message.Message):
         alignment: str
         format: str
         model: str
-        def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[str] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ..., alignment: _Optional[str] = ..., format: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
+        unsupported_expressions: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, protocol_version: _Optional[int] = ..., session: _Optional[str] = ..., sample_rate: _Optional[int] = ..., voice: _Optional[str] = ..., alignment: _Optional[str] = ..., format: _Optional[str] = ..., model: _Optional[str] = ..., unsupported_expressions: _Optional[_Iterable[str]] = ...) -> None: ...
     class Started(_message.Message):
         __slots__ = ("context", "voice", "speed", "seed", "language", "instruct", "utterance")
         CONTEXT_FIELD_NUMBER: _ClassVar[int]

@@ -14,9 +14,11 @@ from tts_worker.session.conversion import Source
 from tts_worker.session.hub import SessionHub
 from tts_worker.types import (
     BYTES_PER_SAMPLE,
+    NEUTRAL,
     SAMPLE_RATE_HZ,
     ChunkMeta,
     Ended,
+    Expression,
     Outcome,
     PcmFrame,
     SessionOptions,
@@ -41,6 +43,7 @@ async def synthesize(
     *,
     headers: MutableMapping[str, str] | None = None,
     accepts_quiet_turn: bool = False,
+    expression: Expression = NEUTRAL,
 ) -> AsyncGenerator[PcmFrame | Words, None]:
     """Synthesize a whole text. Closing the generator frees the session.
 
@@ -52,6 +55,7 @@ async def synthesize(
         headers: Gets ``SKIPPED_CHARACTERS`` before the first item. For that a text that is not ASCII is read to its
             end; words that the engine finds later to be without pronunciation do not count.
         accepts_quiet_turn: A quiet turn (``is_quiet_turn``) is silence and no error.
+        expression: How the text is spoken.
 
     Yields:
         Frames, and words before the frame in which they start.
@@ -62,6 +66,8 @@ async def synthesize(
     """
     session = await hub.admit(options)
     try:
+        if expression != NEUTRAL:
+            session.express(expression)
         session.speak(text)
         session.end_text()
         held: list[PcmFrame | Words] = []  # until the headers are known
@@ -102,12 +108,14 @@ async def download(
     text: str,
     encoder: Encoder,
     headers: MutableMapping[str, str] | None = None,
+    expression: Expression = NEUTRAL,
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded audio of a whole text, at the rate of ``options``; silence for a quiet turn.
 
     The rest is as with ``synthesize``.
     """
-    async with aclosing(synthesize(hub, options, text, headers=headers, accepts_quiet_turn=True)) as items:
+    spoken = synthesize(hub, options, text, headers=headers, accepts_quiet_turn=True, expression=expression)
+    async with aclosing(spoken) as items:
         async for item in items:
             if isinstance(item, PcmFrame) and (data := encoder.encode(item.pcm)):
                 yield data

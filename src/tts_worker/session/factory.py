@@ -273,6 +273,7 @@ class SessionFactory:
             timeouts=plan.timeouts,
             hooks=hooks,
             engine_of=lambda voice: self._voices.get_in_use(voice).engine,
+            unsupported_of=self._unsupported_expressions,
             read_scheduler=self._read_scheduler,
             frame_clock=self._frame_clock,
             output_format=plan.delivery.output_format,
@@ -280,6 +281,10 @@ class SessionFactory:
         )
         session.join_trace(plan.options.traceparent)
         return session, router
+
+    def _unsupported_expressions(self, name: str) -> tuple[str, ...]:
+        voice = self._voices.get_in_use(name)
+        return voice.info.unsupported_expressions(follows_instructions="instruct" in voice.capabilities)
 
     def _machine_config(self, plan: SessionPlan) -> MachineConfig:
         config = self._config
@@ -326,6 +331,7 @@ class SessionFactory:
                 languages=(*voice.languages, *voice.info.languages),
                 by_word=voice.info.text_by_word,
                 control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
+                cuts_styles="style" in voice.info.expressions,
                 alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
             return TextPipeline(text, lexicons[voice.name], self._verbalizer(voice, params) if reads else None)

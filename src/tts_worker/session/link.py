@@ -21,6 +21,7 @@ from tts_worker.types import (
     Credit,
     Done,
     Event,
+    Express,
     Failed,
     Hold,
     Open,
@@ -86,7 +87,7 @@ class EngineLink:
             self._drop(command.key)
             if utterance.is_open:
                 utterance.engine.post(command)
-        elif utterance.is_open and isinstance(command, Credit | Hold | Release):
+        elif utterance.is_open and isinstance(command, Credit | Hold | Release | Express):
             utterance.engine.post(command)
         else:
             utterance.waiting.append(command)

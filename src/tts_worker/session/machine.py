@@ -26,6 +26,7 @@ from tts_worker.errors import EngineFault, ErrorInfo, IllegalCommand, SessionClo
 from tts_worker.session.utterance import AudioOutput, AudioPhase, TextPhase, TextSource, Utterance
 from tts_worker.types import (
     FRAME_SAMPLES,
+    NEUTRAL,
     SAMPLE_RATE_HZ,
     Acknowledged,
     Alignment,
@@ -38,6 +39,8 @@ from tts_worker.types import (
     Ended,
     EndText,
     Event,
+    Express,
+    Expression,
     Failed,
     Hold,
     Notice,
@@ -130,6 +133,7 @@ class SessionMachine:
         self._utterances: deque[Utterance] = deque()  # the head is the one being played
         self._commands: list[Command] = []
         self._notices: deque[Notice] = deque()
+        self._expression = NEUTRAL
         self._withheld = False  # the session has no slot: do not open utterances on the engine
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -443,6 +447,13 @@ class SessionMachine:
             if self._config.reports_playback:
                 self._advance()
 
+    def express(self, expression: Expression) -> None:
+        """Speak so from the next word on that the engine has not synthesized, in this and later utterances."""
+        self._require_open()
+        self._expression = expression
+        opened = (u for u in self._utterances if u.audio_phase is AudioPhase.OPENED)
+        self._commands.extend(Express(utterance.key, expression) for utterance in opened)
+
     def configure(self, params: SynthesisParams) -> None:
         """Set the parameters of later utterances."""
         self._require_open()
@@ -531,6 +542,8 @@ class SessionMachine:
         self._commands.append(
             Open(utterance.key, utterance.params, config.window_samples, config.paced, config.buffered)
         )
+        if self._expression != NEUTRAL:
+            self._commands.append(Express(utterance.key, self._expression))
         self._commands.extend(utterance.pending_commands)
         utterance.pending_commands = []
         if utterance.text_read:

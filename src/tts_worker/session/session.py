@@ -27,6 +27,7 @@ from tts_worker.types import (
     ControlName,
     Ended,
     Event,
+    Expression,
     Open,
     Output,
     PcmFrame,
@@ -73,6 +74,7 @@ class LocalSession(OutputReader):
         timeouts: Time limits.
         hooks: Calls of the hub; None for a session without one.
         engine_of: Returns the name of a voice's engine, for the client, the log and the metrics.
+        unsupported_of: Returns the expressions that a voice does not perform, for the client.
         read_scheduler: Schedules long texts, shared by the sessions of a worker; None creates one for this session.
         frame_clock: Wakes the reader when a frame is due, shared by the sessions of a worker; None creates one.
         output_format: Format of the audio that is sent; None is that of the engine.
@@ -89,6 +91,7 @@ class LocalSession(OutputReader):
         timeouts: SessionTimeouts | None = None,
         hooks: SessionHooks | None = None,
         engine_of: Callable[[str], str] = lambda voice: "",
+        unsupported_of: Callable[[str], tuple[str, ...]] = lambda voice: (),
         read_scheduler: ReadScheduler | None = None,
         frame_clock: FrameClock | None = None,
         output_format: OutputFormat | None = None,
@@ -103,6 +106,7 @@ class LocalSession(OutputReader):
         self.model = engine_of(machine.params.voice)
         self._engine = engine
         self._engine_of = engine_of
+        self._unsupported_of = unsupported_of
         self._observe = observe
         self._observer = observe(self.model, machine.params.voice)
         self._hooks = hooks or SessionHooks()
@@ -147,6 +151,11 @@ class LocalSession(OutputReader):
     def voices_in_use(self) -> set[str]:
         """The voices of utterances that the engine has not finished."""
         return self._machine.voices_in_use
+
+    @property
+    def unsupported_expressions(self) -> tuple[str, ...]:
+        """What the voice of the next utterances does not perform, of ``types.EXPRESSIONS``."""
+        return self._unsupported_of(self.params.voice)
 
     @property
     def alignment(self) -> Alignment:
@@ -285,6 +294,10 @@ class LocalSession(OutputReader):
         self._machine.played(samples, key)
         if self._machine.has_notices:  # the utterance has ended
             self._on_change()
+
+    def express(self, expression: Expression) -> None:
+        self._machine.express(expression)
+        self._post()
 
     def configure(self, params: SynthesisParams, timeouts: SessionTimeouts | None = None) -> None:
         """Set the parameters and time limits of later utterances.

@@ -22,6 +22,9 @@ PARAGRAPH = "\u2029"
 BREAK = "\ufdd0"
 """A silence of given length. The character is never in text: it is filtered."""
 
+NO_PAUSE = -1
+"""Length of a break that only ends the segment."""
+
 LINE_BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 _KEYCAP = "\u20e3"
 _EMOJI_SELECTOR = "\ufe0f"

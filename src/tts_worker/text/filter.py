@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from tts_worker.text import directions, latex, markup, reasoning
 from tts_worker.text.blocks import Block, EnclosedBlock, JsonValue, Url
-from tts_worker.text.character_filter import BREAK, PARAGRAPH, SOFT_SPACE, CharacterFilter
+from tts_worker.text.character_filter import BREAK, NO_PAUSE, PARAGRAPH, SOFT_SPACE, CharacterFilter
+from tts_worker.text.expression import ExpressionTrack, delivery
 from tts_worker.text.language import primary_tag
 from tts_worker.text.mapped_text import MappedText
 from tts_worker.text.markup import SPACES
@@ -61,9 +62,12 @@ class TextFilter:
         out: Takes the text that is read.
         options: How text is read. Formulas are read in words if its language is English or None.
         pauses: Gets the length in ms of every ``BREAK``, by its offset.
+        expression: Gets the changes of how the text is spoken.
     """
 
-    def __init__(self, out: ReadableText, options: TextOptions, pauses: dict[int, int]) -> None:
+    def __init__(
+        self, out: ReadableText, options: TextOptions, pauses: dict[int, int], expression: ExpressionTrack
+    ) -> None:
         self._source = MappedText()
         self._source.append(" ", -1)
         self._characters = CharacterFilter(self._source)
@@ -71,6 +75,8 @@ class TextFilter:
         self._shift: int | None = None  # from places to offsets, if all of the source is adjacent
         self._out = out
         self._pauses = pauses
+        self._expression = expression
+        self._cuts_styles = options.cuts_styles
         self._control_tags = options.control_tags
         self._alphabets = options.alphabets
         self._urls = UrlMode(options.urls)
@@ -280,6 +286,12 @@ class TextFilter:
         """Pass on a silence instead of the character at ``place``."""
         self._pauses[self._offset(place)] = pause_ms
         self._break(BREAK, place)
+
+    def _cut_at_style(self, place: int) -> None:
+        """End the segment at ``place`` if the style has changed and the engine has one for each segment."""
+        if self._cuts_styles and self._expression.take_style_change():
+            self._pauses[self._offset(place)] = NO_PAUSE
+            self._break(BREAK, place)
 
     def _break(self, char: str, place: int) -> None:
         """Pass on a line break or silence, which ends all marks within the line."""
@@ -550,6 +562,9 @@ class TextFilter:
             return None
         if tag and self._control_tags is not None and tag in self._control_tags:
             return self._speak(tag, first, last, tag)
+        if not tag:
+            self._expression.read_direction(content, self._offset(first))
+            self._cut_at_style(last - 1)
         return self._drop(first, last)
 
     def _action(self, at: int) -> int | None:
@@ -579,7 +594,11 @@ class TextFilter:
         if not text or not text["whole"]:
             self._wait_for(text.end() if text else style.end())
             return None
+        self._expression.open("<<", delivery(style["style"]), self._offset(at))
+        self._cut_at_style(style.end() - 1)
         self._scan_content(style.end(), text.end("text"))
+        self._expression.close("<<", self._offset(text.end() - 1))
+        self._cut_at_style(text.end() - 1)
         return text.end()
 
     # -- brackets -----------------------------------------------------------------------------------------------------
@@ -691,6 +710,11 @@ class TextFilter:
         values = {} if tag["closed"] else markup.values_of(tag["attributes"])
         if tag["comment"]:
             return self._skip(EnclosedBlock("comment"), tag.start(), end)
+        if tag["closed"]:
+            self._expression.close(name, self._offset(tag.start()))
+        else:
+            self._expression.read_tag(name, values, self._offset(tag.start()), is_empty=tag[0].endswith("/>"))
+        self._cut_at_style(end - 1)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
         elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:

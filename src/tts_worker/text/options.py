@@ -33,6 +33,7 @@ class TextOptions:
         language: BCP-47 tag, for abbreviations and formulas; None means English rules.
         languages: What the voice reads: letters of another script are skipped. "mul" or none means any.
         control_tags: Tags that the engine acts on, which are passed on as units, but not in code.
+        cuts_styles: Whether a segment ends where the style changes, for an engine that has one style for each.
         alphabets: Alphabets of ``<phoneme>`` tags that the engine knows; the content of others is read.
 
     Raises:
@@ -51,6 +52,7 @@ class TextOptions:
     language: str | None = None
     languages: tuple[str, ...] = ()
     control_tags: ControlTags | None = None
+    cuts_styles: bool = False
     alphabets: tuple[str, ...] = ("ipa",)
 
     def __post_init__(self) -> None:

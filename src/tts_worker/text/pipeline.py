@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from tts_worker.errors import IllegalCommand
 from tts_worker.text.clause_segmenter import ClauseSegmenter
 from tts_worker.text.decoding import TextDecoder
+from tts_worker.text.expression import ExpressionTrack
 from tts_worker.text.filter import TextFilter
 from tts_worker.text.lexicon import Lexicon, LexiconStage
 from tts_worker.text.mapped_text import MappedText
@@ -62,7 +63,8 @@ class TextPipeline:
         self._segmenter: Segmenter = segmenter(options, pauses, MappedText() if lexicon else readable)
         self._lexicon = LexiconStage(lexicon, readable, self._segmenter) if lexicon else None
         readable.space_follows = (self._lexicon or self._segmenter).space_follows
-        self._filter = TextFilter(readable, options, pauses)
+        self._expression = ExpressionTrack()
+        self._filter = TextFilter(readable, options, pauses, self._expression)
         self._verbalizer = verbalizer
         self._languages = options.languages
         self._by_word = readable.after_letters = options.by_word or bool(lexicon)
@@ -201,6 +203,8 @@ class TextPipeline:
     def _pop_ready(self) -> list[Segment]:
         ready = self._segmenter.ready
         self._segmenter.ready = []
+        if self._expression.is_used:
+            ready = [self._expression.apply(segment) for segment in ready]
         if self._verbalizer is not None:
             ready = [self._verbalizer.apply(segment) for segment in ready]
         return [skip_foreign(segment, self._languages) for segment in ready] if self._languages else ready

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
-from tts_worker.text.character_filter import BREAK
+from tts_worker.text.character_filter import BREAK, NO_PAUSE
 from tts_worker.text.characters import FIRST_IDEOGRAPH, breaks_before, is_spoken, is_unspaced, spoken_weight
 from tts_worker.text.mapped_text import UNIT, MappedText
 from tts_worker.text.options import TextOptions
@@ -163,7 +163,10 @@ class Segmenter(ABC):
             self._emit(place + 1, Boundary.PARAGRAPH)
             return
         end = self.source.span_at(place).end
-        if not self._emit(place, Boundary.BREAK, end):
+        if self._pauses_ms.get(end - 1) == NO_PAUSE:
+            del self._pauses_ms[end - 1]
+            self._emit(place, Boundary.FORCED, end)
+        elif not self._emit(place, Boundary.BREAK, end):
             self._push_segment((), end, Boundary.BREAK)
         self.source.cut(1)
 

@@ -42,9 +42,11 @@ def synthesize(
     words: tuple[WordTiming, ...] = ()
     while not speech.finished:
         block = speech.next_block()
+        begin = sum(map(len, blocks))
         blocks.append(block.samples)
-        assert not (words and block.words), "words are reported once"
-        words = words or block.words
+        end = begin + len(block.samples)
+        assert all(begin <= word.start_sample < end for word in block.words), "words are reported where they begin"
+        words += block.words
         if suspend:
             speech.suspend()
             assert speech.suspended

@@ -22,9 +22,10 @@ from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerat
 from tts_worker.engine.cosyvoice.tokens.alignment import WordAligner, estimate_pace, estimate_tokens, text_weight
 from tts_worker.engine.cosyvoice.tokens.guard import GuardLimits, TokenGuard
 from tts_worker.engine.cosyvoice.tokens.respelling import Respelling
+from tts_worker.engine.cosyvoice.voices.speaker import style_instruction
 from tts_worker.errors import ConfigError
 from tts_worker.text.spoken_words import spoken_words
-from tts_worker.types import Boundary, Segment, SynthesisParams
+from tts_worker.types import Boundary, Expression, Segment, Span, SynthesisParams
 
 FAMILY = "cosyvoice3"
 EOS = 6562
@@ -329,3 +330,44 @@ def test_words_take_as_long_as_what_the_model_reads(components) -> None:  # type
     first, second = generator.audio_segments[0].aligner.take_words(33, 33, True)
     assert (first.end, second.end) == (pytest.approx(9), pytest.approx(33))
     assert estimate_pace(respelled.spell("though axis"), 33) == pytest.approx(3)
+
+
+def test_style_of_a_segment_is_the_prompt_of_its_run(components) -> None:  # type: ignore[no-untyped-def]
+    """The model's own instruction speaks a styled segment; what another style has said is no context of it."""
+    happy = Expression(style="cheerful")
+    texts = [
+        Segment(0, (Span("First part", 0, 10),), 0, 10, Boundary.FORCED),
+        Segment(1, (Span("second part", 10, 21),), 10, 21, Boundary.FORCED, expressions=((10, happy),)),
+        Segment(2, (Span("third part", 21, 31),), 21, 31, Boundary.END),
+    ]
+    generator = generator_for(components, texts)
+    voice = components.voice_cache.acquire("prompted")
+    plain, styled = voice.request(None), voice.request("happy")
+    assert plain.prompt_text != styled.prompt_text
+    requests = []
+    for number in range(3):
+        generator.begin_run()
+        requests.append(generator.request.prompt_text)
+        run = generator.run
+        assert run is not None
+        before = run.pending_items
+        assert sum(kind is Kind.SPEECH for kind, _ in before) == len(generator.request.lm_prompt)
+        generator.process_ids([*distinct_ids(30, number), EOS])
+        assert generator.run is None
+    assert requests == [plain.prompt_text, styled.prompt_text, plain.prompt_text]
+    assert len(generator.audio_segments) == 1, "the audio goes on where the style changes"
+
+
+def test_session_style_applies_where_the_text_has_none(components) -> None:  # type: ignore[no-untyped-def]
+    sad = Expression(style="sad")
+    texts = [Segment(0, (Span("Well then", 0, 9),), 0, 9, Boundary.END)]
+    generator = generator_for(components, texts)
+    generator.expression = sad
+    generator.begin_run()
+    voice = components.voice_cache.acquire("prompted")
+    assert generator.request.prompt_text == voice.request("sad").prompt_text
+
+
+def test_unknown_style_is_described() -> None:
+    assert style_instruction("very happily") == "happy"
+    assert style_instruction("like a pirate") == "Speak in this style: like a pirate."

@@ -90,6 +90,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
                 device=str(device),
                 control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
+                expressions=("style",) if settings.text_mode is TextMode.CLAUSE else (),
                 capabilities=("instruct", "speech_tokens"),
                 uninstructed=components.voice_cache.uninstructed,
                 extra=(

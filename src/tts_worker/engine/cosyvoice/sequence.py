@@ -22,7 +22,7 @@ from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Candidate, Need, PageClaim
 from tts_worker.engine.shell import EngineSequence, Input
 from tts_worker.errors import SynthesisFailed, UnspeakableText
-from tts_worker.types import Done, Open, Segment
+from tts_worker.types import Done, Expression, Open, Segment
 
 _END_FADE_SAMPLES = 480  # 20 ms, at a truncation
 
@@ -104,6 +104,9 @@ class CosyVoiceSequence(EngineSequence):
 
     def add_speech(self, tokens: tuple[int, ...]) -> None:
         self.generator.add_speech(tokens)
+
+    def express(self, expression: Expression) -> None:
+        self.generator.expression = expression
 
     def close_text(self) -> None:
         self.generator.close_text()

@@ -23,12 +23,12 @@ from tts_worker.engine.cosyvoice.tokens.interleave import Interleave, Interleave
 from tts_worker.engine.cosyvoice.tokens.runs import MAX_RATIO, MIN_RATIO, ClauseRun, InterleavedRun, LmRun, RunPhase
 from tts_worker.engine.cosyvoice.tokens.tokenizer import TextTokenizer
 from tts_worker.engine.cosyvoice.voices.cache import VoiceState
-from tts_worker.engine.cosyvoice.voices.speaker import Request
+from tts_worker.engine.cosyvoice.voices.speaker import Request, style_instruction
 from tts_worker.engine.phases import change_phase
 from tts_worker.errors import InvalidRequest, SynthesisFailed, TextTooLong
 from tts_worker.text.characters import begins_unspaced, ends_unspaced
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
-from tts_worker.types import Boundary, Segment, SynthesisParams, UtteranceKey
+from tts_worker.types import NEUTRAL, Boundary, Segment, SynthesisParams, UtteranceKey
 
 _SENTENCE_ENDS = tuple(".!?…。！？")
 _SPEECH_PER_TEXT = 7  # speech tokens per text token of slow English
@@ -107,6 +107,7 @@ class TokenGenerator:
         run: The current run of the language model.
         run_in_slot: The run that the decoder has started in its slot; another one than ``run`` before that.
         phase: How far the text is known.
+        expression: How the session speaks; its style counts where the text has none.
         truncated: Why the utterance was truncated; ``None`` if it was not.
     """
 
@@ -119,9 +120,11 @@ class TokenGenerator:
         self.run_in_slot: LmRun | None = None
         self.phase = TextPhase.OPEN
         self.truncated: str | None = None
+        self.expression = NEUTRAL
         self._spec = spec
         self._speech: deque[tuple[int, ...]] = deque()  # given tokens, until they are in an audio segment
         self._request: Request | None = None
+        self._style = ""  # of ``_request``
         self._text_segments: deque[Segment] = deque()
         self._runs_started = 0
         self._audio_segments_started = 0
@@ -285,11 +288,21 @@ class TokenGenerator:
         audio_segment.aligner.start_run(self._run_text.start)
         if not self._interleaved:
             segment = self._text_segments.popleft()
+            self._set_style(segment.expression_at(segment.spans[0].start).style or self.expression.style)
             self._encode(audio_segment, segment)
             if segment.boundary in CLOSING_BOUNDARIES or self._is_long(audio_segment):
                 self._close_after_run(audio_segment)
         self._start_run(audio_segment)
         self._feed_interleaved()
+
+    def _set_style(self, style: str) -> None:
+        """Speak the next runs in a style: with another prompt, and without what another style has said before."""
+        if style == self._style or self.voice is None or not self.voice.speaker.follows_instructions:
+            return
+        self._style = style
+        instruct = style_instruction(style) if style else self.params.instruct
+        self._request = self.voice.request(instruct, self.params.language)
+        self._context.clear()
 
     def _current_audio_segment(self) -> AudioSegment:
         audio_segment = self._open_audio_segment()

@@ -33,7 +33,7 @@ from tts_worker.server.routing import Routes
 from tts_worker.server.validation import query_parameters, request_body, validate
 from tts_worker.session.hub import SessionHub
 from tts_worker.session.session import LocalSession
-from tts_worker.types import Ended, Output, PcmFrame, UtteranceKey, Words
+from tts_worker.types import NEUTRAL, Ended, Output, PcmFrame, UtteranceKey, Words
 
 _MAX_UTTERANCES = 8
 """Queued utterances of one context. A flush beyond that ends none yet: text that follows joins the last one."""
@@ -222,7 +222,10 @@ class _CartesiaProtocol(VendorProtocol):
             timestamps=bool(message.add_timestamps),
             checksums=self._checksums,
         )
-        return self._socket.open(message.context_id, generation.options(), encoder)
+        context = self._socket.open(message.context_id, generation.options(), encoder)
+        if generation.expression != NEUTRAL:
+            context.run_command(lambda session: session.express(generation.expression))
+        return context
 
     def _cancel(self, name: str) -> None:
         """Cancel a context. Nothing more is sent of it, not even ``done``, as the vendor specifies."""
@@ -249,7 +252,14 @@ async def _events(
     try:
         options = dictionaries.only_stored(hub, generation.options())
         async with aclosing(
-            synthesize(hub, options, generation.transcript, headers=headers, accepts_quiet_turn=True)
+            synthesize(
+                hub,
+                options,
+                generation.transcript,
+                headers=headers,
+                accepts_quiet_turn=True,
+                expression=generation.expression,
+            )
         ) as items:
             async for item in items:
                 for message in encoder.messages(item):
@@ -303,7 +313,7 @@ def _add_speech_routes(routes: Routes, hub: SessionHub, limits: ApiLimits) -> No
         encoder = generation.output_format.open_encoder()
         headers: dict[str, str] = {}
         options = dictionaries.only_stored(hub, generation.options())
-        audio = download(hub, options, generation.transcript, encoder, headers)
+        audio = download(hub, options, generation.transcript, encoder, headers, generation.expression)
         rate_hz = generation.output_format.sample_rate
         return speech_stream(audio, encoder.content_type, limits, rate_hz=rate_hz, headers=headers)
 

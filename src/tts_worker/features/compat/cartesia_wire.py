@@ -1,11 +1,12 @@
 """Cartesia's request models, raw audio encodings, voices and errors.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume) are accepted and ignored.
+no meaning here (``model_id``) are accepted and ignored.
 """
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from tts_worker.features.compat.samples import SampleEncoder
 from tts_worker.logs import current_request_id
 from tts_worker.server.responses import retry_after
 from tts_worker.server.validation import Fields
-from tts_worker.types import SessionOptions
+from tts_worker.types import NEUTRAL, Expression, SessionOptions
 from tts_worker.voices.description import VoiceDescription
 
 Message = dict[str, Any]
@@ -57,6 +58,14 @@ class Format(_Model):
 
 class _GenerationConfig(_Model):
     speed: float | None = None
+    volume: float | None = Field(None, ge=0.1, le=4.0)
+    emotion: str | None = Field(None, max_length=64)
+
+    @property
+    def expression(self) -> Expression:
+        """Volume, a factor, and emotion as the worker has them."""
+        volume_db = 20 * math.log10(self.volume or 1.0)
+        return Expression(volume_db=min(volume_db, 12.0), style=self.emotion or "")
 
 
 def _voice_object(value: Any) -> Any:
@@ -88,6 +97,11 @@ class GenerationRequest(_TimestampOptions):
     generation_config: _GenerationConfig | None = None
     max_buffer_delay_ms: int | None = None
     pronunciation_dict_id: str | None = Field(None, max_length=128)
+
+    @property
+    def expression(self) -> Expression:
+        """How the whole text is spoken."""
+        return NEUTRAL if self.generation_config is None else self.generation_config.expression
 
     def options(self) -> SessionOptions:
         """Convert to session options."""

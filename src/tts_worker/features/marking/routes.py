@@ -23,7 +23,6 @@ _PAGE = "detect/index.html"
 _PAGE_PATH = "/detect"
 MAX_BYTES = 8 << 20
 _MAX_RATE_HZ = 48_000
-_MAX_CHANNELS = 2
 
 
 class DetectionRequest(Fields):
@@ -63,5 +62,5 @@ def as_json(found: Detection) -> dict[str, Any]:
 
 
 def _find(recording: bytes) -> Detection:
-    decoded = read_recording(recording, MAX_S, max_rate_hz=_MAX_RATE_HZ, max_channels=_MAX_CHANNELS)
+    decoded = read_recording(recording, MAX_S, max_rate_hz=_MAX_RATE_HZ)
     return detect(decoded.samples, decoded.rate_hz)

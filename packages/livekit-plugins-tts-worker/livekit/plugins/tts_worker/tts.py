@@ -80,6 +80,12 @@ class TTS(tts.TTS[Literal["receipt"]]):
             entry, the range of a number) is an ``APIStatusError`` of the stream.
     """
 
+    class Markup(tts.TTS.Markup):
+        """LiveKit's expressive mode: the worker reads Cartesia's tags, into which LiveKit writes its own."""
+
+        def _provider_key(self) -> str:
+            return "cartesia"
+
     def __init__(
         self,
         url: str | None = None,

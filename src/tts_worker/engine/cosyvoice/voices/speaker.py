@@ -7,6 +7,7 @@ and audio each mode needs. Users write plain instructions, or names of those tha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -52,6 +53,21 @@ MANNERS = {
     "loud": "请尽可能非常大声地说一句话。",
     "soft": "请非常轻声地说一句话。",
 }
+
+
+_STYLES = {
+    word: name
+    for name, words in {
+        "angry": "angry angrily annoyed frustrated",
+        "fearful": "fearful scared anxious anxiously nervous nervously panicked worried",
+        "happy": "happy happily cheerful cheerfully joyful joyfully delighted elated excited excitedly upbeat",
+        "sad": "sad sadly sorrowful dejected disappointed melancholic crying",
+        "surprised": "surprised amazed",
+        "soft": "whisper whispers whispering whispered",
+    }.items()
+    for word in words.split()
+}
+"""Words of a style, by the instruction that the models were trained with."""
 
 
 class Mode(str, Enum):
@@ -100,6 +116,12 @@ def instruction_of(text: str, family: str) -> str:
     if name in EMOTIONS:
         return f"请非常{EMOTIONS[name]}地说一句话。" if family == V3 else f"用{EMOTIONS[name]}的语气说这句话"
     return MANNERS.get(name, text)
+
+
+def style_instruction(style: str) -> str:
+    """Return the instruction for a style in a text: one that the models know, else a sentence with its words."""
+    found = (_STYLES[word] for word in re.findall("[a-z]+", style.lower()) if word in _STYLES)
+    return next(found, f"Speak in this style: {style}.")
 
 
 def _language_ids(tokenizer: WhisperTokenizer, language: str | None) -> list[int]:

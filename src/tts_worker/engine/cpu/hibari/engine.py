@@ -6,15 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tts_worker.engine.cpu.hibari.expression import express
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
+from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, slowest_speed, speeds_of
 from tts_worker.engine.cpu.phrases.network import PhraseNetwork
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
 
 LANGUAGE = "en"
-SPEED_RANGE = (0.5, 2.0)
 
 
 class _HibariNetwork(PhraseNetwork[Spectra]):
@@ -26,10 +27,12 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
         phonemizer = self._model.phonemizer_of(params.voice)
         # Slow speech is longer: fewer phonemes take the network the same time.
-        return phonemizer.phonemize(segment, round(MAX_PHONEMES * min(1.0, params.speed)))
+        limit = round(MAX_PHONEMES * min(1.0, slowest_speed(segment, params.speed)))
+        return phonemizer.phonemize(segment, limit)
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
-        return self._model.predict(phrase.ids, params.speed, params.voice)
+        spectra = self._model.predict(phrase.ids, speeds_of(phrase, params.speed), params.voice)
+        return express(spectra, phrase) if phrase.expressions else spectra
 
     def synthesis(
         self, phrase: Phrase, prediction: Spectra, params: SynthesisParams, noise: np.random.Generator
@@ -57,6 +60,7 @@ class HibariEngine(PhraseEngine[Spectra]):
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
+                expressions=("rate", "volume", "pitch"),
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),
             _HibariNetwork(model),

@@ -46,11 +46,13 @@ class Spectra:
         parts: ``[F, 5, 601] float32``; the second index is ``HARMONIC`` to ``FREE_PHASE``.
         f0_hz: Pitch ``[F] float32``, 0 where unvoiced.
         duration_frames: Frames per phoneme id ``[L] int64``; the sum is F.
+        gains: Factor of each frame ``[F] float32``; None leaves the level as it is.
     """
 
     parts: Floats
     f0_hz: Floats
     duration_frames: NDArray[np.int64]
+    gains: Floats | None = None
 
     @property
     def frames(self) -> int:
@@ -127,15 +129,15 @@ class HibariModel:
             self._phonemizers[accent] = Phonemizer(english, vocabulary)
         return self._phonemizers[accent]
 
-    def predict(self, ids: Sequence[int], speed: float, voice: str = VOICE) -> Spectra:
+    def predict(self, ids: Sequence[int], speed: float | Floats, voice: str = VOICE) -> Spectra:
         """Run the network; takes about 0.2 ms of one core per id.
 
         Args:
             ids: Phoneme ids including both pads.
-            speed: 1.0 is the normal speed.
+            speed: 1.0 is the normal speed; one for all or ``[L]``.
             voice: One of ``voices``.
         """
-        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.atleast_1d(np.asarray(speed, np.float32))}
         head, f0_hz, durations = self._sessions[voice].run(OUTPUTS, inputs)
         return Spectra(
             parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
@@ -154,7 +156,8 @@ def _open(voice: VoiceModel, threads: int, repair: str) -> Any:
             f"the model {voice.path.name} of the voice {voice.name} does not match its expected hash; {repair}"
         )
     try:
-        return open_session(model, OUTPUTS, threads, None if voice.name == VOICE else voice.path)
+        file = None if voice.name == VOICE else voice.path
+        return open_session(model, OUTPUTS, threads, file, vectors=("speed",))
     except Exception as error:  # ONNX Runtime has a class for each of its codes
         raise EngineFault(
             f"the model {voice.path.name} of the voice {voice.name} is not one of this engine: {str(error)[:300]}"

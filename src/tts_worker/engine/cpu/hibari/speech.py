@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tts_worker.audio.pcm import fade_in, fade_out
 from tts_worker.engine.cpu.hibari.model import FREE, HARMONIC, NOISE, Spectra
 from tts_worker.engine.cpu.hibari.vocoder import Vocoder
+from tts_worker.engine.cpu.phrases.expression import speeds_of
 from tts_worker.engine.cpu.phrases.network import (
     FADE_SAMPLES,
     POST_ROLL_SAMPLES,
@@ -48,7 +49,7 @@ class HibariSynthesis(PhraseSynthesis[Spectra]):
     Args:
         phrase: The phrase.
         spectra: What the network predicts for it at ``speed``.
-        speed: 1.0 is the normal speed.
+        speed: 1.0 is the normal speed; the expressions of the phrase change it.
         noise: Generates the noise of the vocoder.
 
     Attributes:
@@ -58,19 +59,32 @@ class HibariSynthesis(PhraseSynthesis[Spectra]):
 
     def __init__(self, phrase: Phrase, spectra: Spectra, speed: float, noise: np.random.Generator) -> None:
         self.phrase = phrase
+        self._speed = speed
+        self._rendered_samples = 0
+        self._start = 0
+        self._reported_words = 0
+        self._read(spectra)
+        self._vocoder = Vocoder(spectra, noise, max(0, self._start // FRAME_SAMPLES - _WARM_UP_FRAMES))
+
+    def _read(self, spectra: Spectra) -> None:
+        """Find the end of the audio, its start if it has not begun, and the words."""
         power = _frame_power(spectra)
         audible = np.flatnonzero(power > 1)
-        self._end = self._start = 0
+        self._end = self._start
         if len(audible):
             last_sample = (spectra.frames - 2) * FRAME_SAMPLES  # end of the vocoder's output
-            self._start = max(0, int(audible[0]) * FRAME_SAMPLES - PRE_ROLL_SAMPLES)
+            if not self._rendered_samples:
+                self._start = max(0, int(audible[0]) * FRAME_SAMPLES - PRE_ROLL_SAMPLES)
             self._end = min(last_sample, (int(audible[-1]) + 1) * FRAME_SAMPLES + POST_ROLL_SAMPLES)
-        self.total_samples = max(0, self._end - self._start)
-        ends = np.cumsum(spectra.duration_frames) * FRAME_SAMPLES
-        lead = round(_PHONEME_LEAD_SAMPLES / speed)
-        self._words = word_times(phrase, ends - lead, power, self._start, self._end)
-        self._vocoder = Vocoder(spectra, noise, max(0, self._start // FRAME_SAMPLES - _WARM_UP_FRAMES))
-        self._rendered_samples = 0
+        self.total_samples = max(self._rendered_samples, self._end - self._start)
+        self._ends = np.cumsum(spectra.duration_frames) * FRAME_SAMPLES
+        lead = np.rint(_PHONEME_LEAD_SAMPLES / np.asarray(speeds_of(self.phrase, self._speed))).astype(np.int64)
+        self._words = word_times(self.phrase, self._ends - lead, power, self._start, self._end)
+
+    @property
+    def first_unbegun_word(self) -> int:
+        begun = [self._vocoder.has_begun(int(self._ends[word.first_id - 1])) for word in self.phrase.words]
+        return sum(begun)
 
     @property
     def finished(self) -> bool:
@@ -88,6 +102,7 @@ class HibariSynthesis(PhraseSynthesis[Spectra]):
         self._vocoder.suspend()
 
     def resume(self, prediction: Spectra) -> None:
+        self._read(prediction)
         self._vocoder.resume(prediction)
 
     def next_block(self) -> AudioBlock:
@@ -101,14 +116,20 @@ class HibariSynthesis(PhraseSynthesis[Spectra]):
         if not np.all(np.isfinite(raw)):
             raise SynthesisFailed("the voice model produced NaN or infinite samples; try again or change the text")
         samples = raw[max(0, self._start - position) : max(0, self._end - position)]
-        words: tuple[WordTiming, ...] = ()
         if not self._rendered_samples:
             samples = fade_in(samples, FADE_SAMPLES)
-            words = self._words
         self._rendered_samples += len(samples)
         if self.finished:
             samples = fade_out(samples, FADE_SAMPLES)
-        return AudioBlock(samples, words)
+        return AudioBlock(samples, self._take_words())
+
+    def _take_words(self) -> tuple[WordTiming, ...]:
+        """Return the words that begin in the last block, and at the end all others."""
+        first = last = self._reported_words
+        while last < len(self._words) and (self.finished or self._words[last].start_sample < self._rendered_samples):
+            last += 1
+        self._reported_words = last
+        return self._words[first:last]
 
 
 def _frame_power(spectra: Spectra) -> NDArray[np.float32]:

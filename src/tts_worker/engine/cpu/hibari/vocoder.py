@@ -45,6 +45,7 @@ class Vocoder:
         self._spectra: Spectra | None = spectra
         self._frames = spectra.frames
         # Drawing the noise itself takes as long as all other work on a block.
+        self._noise_generator = noise
         self._noise_starts = noise.integers(0, _NOISE_VALUES - BINS, spectra.frames)
         self._frame = first_frame
         self._tail = np.zeros((OVERLAP - 1, FRAME_SAMPLES), np.float32)
@@ -53,7 +54,11 @@ class Vocoder:
         self.position_samples = (first_frame + self._drop_frames - 2) * FRAME_SAMPLES
         # Sum of the squared window over the overlap: constant except at the ends, which are silent.
         self._scale = np.float32(1 / np.sum(dsp.WIN[::FRAME_SAMPLES] ** 2))
-        pulses = np.pad(pulse_train(spectra.f0_hz), WINDOW_SAMPLES // 2, mode="reflect")
+        self._f0_hz = spectra.f0_hz
+        self._set_pulses()
+
+    def _set_pulses(self) -> None:
+        pulses = np.pad(pulse_train(self._f0_hz), WINDOW_SAMPLES // 2, mode="reflect")
         self._windows: Floats = sliding_window_view(pulses, WINDOW_SAMPLES)[::FRAME_SAMPLES]
         has_pulses = pulses.reshape(-1, FRAME_SAMPLES).any(axis=1)
         self._is_voiced: NDArray[np.bool_] = np.any(sliding_window_view(has_pulses, OVERLAP), axis=1)
@@ -76,8 +81,23 @@ class Vocoder:
         self._spectra = None
 
     def resume(self, spectra: Spectra) -> None:
-        """Continue after ``suspend`` with the same spectra, predicted again."""
+        """Continue after ``suspend`` with spectra predicted again, which differ at most where ``has_begun`` is False.
+
+        The pitch so far stays, and so does the phase of the pulses.
+        """
         self._spectra = spectra
+        begun = self._frame + OVERLAP
+        f0_hz = np.concatenate((self._f0_hz[:begun], spectra.f0_hz[begun:]))
+        if not np.array_equal(f0_hz, self._f0_hz):
+            more = self._noise_generator.integers(0, _NOISE_VALUES - BINS, max(0, len(f0_hz) - len(self._noise_starts)))
+            self._noise_starts = np.concatenate((self._noise_starts, more))
+            self._f0_hz = f0_hz
+            self._frames = spectra.frames
+            self._set_pulses()
+
+    def has_begun(self, sample: int) -> bool:
+        """Whether audio that reaches to ``sample`` of the phrase is rendered or in the overlap."""
+        return sample < (self._frame + OVERLAP) * FRAME_SAMPLES
 
     def render(self, frames: int) -> Floats:
         """Render at most ``frames`` more frames and return the complete samples ``[N]``, about 300 per frame."""
@@ -132,6 +152,8 @@ class Vocoder:
         noise *= np.exp(np.minimum(parts[:, NOISE], MAX_LOG_MAGNITUDE))
         mixed += noise
         mixed += filters[count:]
+        if spectra.gains is not None:
+            mixed *= spectra.gains[first:last, None]
         return mixed
 
     def _noise(self, first: int, last: int) -> NDArray[np.complex64]:

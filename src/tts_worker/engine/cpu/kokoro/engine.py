@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tts_worker.audio.pcm import Floats, fade_in, fade_out
 from tts_worker.engine.cpu.kokoro.model import LANGUAGES, VOICES, KokoroModel, KokoroSpeech
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
+from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, per_id, slowest_speed, speeds_of
 from tts_worker.engine.cpu.phrases.network import (
     FADE_SAMPLES,
     POST_ROLL_SAMPLES,
@@ -22,8 +23,6 @@ from tts_worker.engine.cpu.phrases.text import Phrase
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES, word_times
 from tts_worker.errors import SynthesisFailed
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams, WordTiming
-
-SPEED_RANGE = (0.5, 2.0)
 
 _MAX_PHONEMES = 90
 """Limit of one phrase at normal speed: 6 to 7 s of speech."""
@@ -44,7 +43,11 @@ class KokoroSynthesis(PhraseSynthesis[KokoroSpeech]):
             start = max(0, int(audible[0]) * FRAME_SAMPLES - PRE_ROLL_SAMPLES)
             end = min(len(speech.samples), (int(audible[-1]) + 1) * FRAME_SAMPLES + POST_ROLL_SAMPLES)
         self.total_samples = end - start
-        self._samples = fade_out(fade_in(speech.samples[start:end], FADE_SAMPLES), FADE_SAMPLES)
+        samples = speech.samples
+        if phrase.expressions:
+            volume_db = np.interp(np.arange(len(samples)), speech.ends, per_id(phrase, "volume_db"))
+            samples = samples * np.power(10, volume_db / 20, dtype=np.float32)
+        self._samples = fade_out(fade_in(samples[start:end], FADE_SAMPLES), FADE_SAMPLES)
         self._words = word_times(phrase, speech.ends, power, start, end)
         self._rendered_samples = 0
 
@@ -73,10 +76,11 @@ class _KokoroNetwork(PhraseNetwork[KokoroSpeech]):
 
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
         # Slow speech is longer: fewer phonemes take the network the same time.
-        return self._model.phonemizer.phonemize(segment, round(_MAX_PHONEMES * min(1.0, params.speed)))
+        limit = round(_MAX_PHONEMES * min(1.0, slowest_speed(segment, params.speed)))
+        return self._model.phonemizer.phonemize(segment, limit)
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> KokoroSpeech:
-        return self._model.predict(phrase.ids, params.voice, params.speed)
+        return self._model.predict(phrase.ids, params.voice, speeds_of(phrase, params.speed))
 
     def synthesis(
         self, phrase: Phrase, prediction: KokoroSpeech, params: SynthesisParams, noise: np.random.Generator
@@ -109,6 +113,7 @@ class KokoroEngine(PhraseEngine[KokoroSpeech]):
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
+                expressions=("rate", "volume"),
                 extra=(("model", "Kokoro-82M v1.0 int8"),),
             ),
             _KokoroNetwork(model),

@@ -63,7 +63,7 @@ class KokoroModel:
     def __init__(self, threads: int | None = None) -> None:
         model = read_model()
         data = _folder(_PACKAGE) / "data"
-        self._session = open_session(model, _OUTPUTS, threads or min(4, os.cpu_count() or 1))
+        self._session = open_session(model, _OUTPUTS, threads or min(4, os.cpu_count() or 1), vectors=("speed",))
         self._vocabulary: Mapping[str, int] = json.loads((data / "vocab.json").read_text(encoding="utf-8"))["vocab"]
         with np.load(data / "voices_ja.npz") as styles:
             self._styles: dict[str, Floats] = {name: styles[style][:, 0] for name, style in VOICES.items()}
@@ -76,19 +76,19 @@ class KokoroModel:
             self._phonemizer = MandarinPhonemizer(EnglishG2P.load(), self._vocabulary)
         return self._phonemizer
 
-    def predict(self, ids: Sequence[int], voice: str, speed: float) -> KokoroSpeech:
+    def predict(self, ids: Sequence[int], voice: str, speed: float | Floats) -> KokoroSpeech:
         """Run the network; takes 0.7 to 1 times the duration of the speech on one core.
 
         Args:
             ids: Phoneme ids including both pads.
             voice: Key of ``VOICES``.
-            speed: 1.0 is the normal speed.
+            speed: 1.0 is the normal speed; one for all, or of each id.
         """
         style = self._styles[voice]  # by the number of phonemes
         inputs = {
             "tokens": np.asarray([ids], np.int64),
             "style": style[min(len(ids) - 3, len(style) - 1)][None],
-            "speed": np.asarray([speed], np.float32),
+            "speed": np.atleast_1d(np.asarray(speed, np.float32)),
         }
         samples, durations = self._session.run(_OUTPUTS, inputs)
         ends = np.cumsum(np.rint(durations[0]).astype(np.int64)) * DURATION_SAMPLES

@@ -29,7 +29,7 @@ class AudioBlock:
 
     Attributes:
         samples: ``[N] float32``.
-        words: Words that begin in this or later blocks, each reported once, in samples from the start of the phrase.
+        words: Words that begin in this block or later ones, in samples from the start of the phrase; each comes once.
     """
 
     samples: Floats
@@ -48,6 +48,14 @@ class PhraseSynthesis(ABC, Generic[P]):
 
     phrase: Phrase
     total_samples: int
+
+    @property
+    def first_unbegun_word(self) -> int:
+        """Number of the first word whose expression may still change, with another prediction by ``resume``.
+
+        The audio before it stays as it is. The number of words if none may change.
+        """
+        return len(self.phrase.words)
 
     @property
     @abstractmethod
@@ -77,7 +85,7 @@ class PhraseSynthesis(ABC, Generic[P]):
         return
 
     def resume(self, prediction: P) -> None:
-        """Continue after ``suspend`` with the same prediction, made again."""
+        """Continue after ``suspend`` with a prediction for ``phrase``: as before, or with the new end of its audio."""
         return
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH = 7
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
 _NODE_INPUT, _NODE_OUTPUT = 1, 2  # names of tensors
-_OUTPUT_NAME = 1
+_VALUE_NAME = 1  # of an input or output
+_ANY_FLOATS = bytes([18, 4, 10, 2, 8, 1])  # its type: a tensor of float32 without a shape
 _TENSOR_RAW_DATA, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 9, 13, 14
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _EXTERNAL = 1
@@ -20,7 +21,9 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 _MAPPING_VERSION = (1, 22)
 
 
-def open_session(model: bytes, outputs: Sequence[str], threads: int, file: Path | None = None) -> Any:
+def open_session(
+    model: bytes, outputs: Sequence[str], threads: int, file: Path | None = None, vectors: Collection[str] = ()
+) -> Any:
     """Load a model for the CPU.
 
     Args:
@@ -29,6 +32,7 @@ def open_session(model: bytes, outputs: Sequence[str], threads: int, file: Path 
         threads: Threads of the network.
         file: The file of ``model``. The weights stay in it, mapped: the session takes less than half of the memory, and
             about 5 % more time. The numbers are the same.
+        vectors: Inputs of one number that take one for each item instead, too.
     """
     import onnxruntime  # imported late: it takes 0.2 s and other engines do not need it
 
@@ -42,7 +46,9 @@ def open_session(model: bytes, outputs: Sequence[str], threads: int, file: Path 
         options.add_session_config_entry(_FOLDER, str(file.parent))
         options.add_session_config_entry("session.disable_prepacking", "1")  # packed weights are a copy in memory
         model = without_weights(model, file.name)
-    return onnxruntime.InferenceSession(with_outputs(model, outputs), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        with_outputs(model, outputs, vectors), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def maps_weights() -> bool:
@@ -52,12 +58,12 @@ def maps_weights() -> bool:
     return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2]) >= _MAPPING_VERSION
 
 
-def with_outputs(model: bytes, outputs: Sequence[str]) -> bytes:
+def with_outputs(model: bytes, outputs: Sequence[str], vectors: Collection[str] = ()) -> bytes:
     """Return a serialized model that computes ``outputs`` only, without the nodes that they do not need.
 
     ONNX Runtime computes every node, even if nothing reads its result. This needs no ONNX library, and the file on disk
     retains its known hash. Nodes are in topological order, and none may contain a graph, which could read any tensor.
-    Source: protobuf encoding; onnx.proto.
+    The inputs ``vectors`` are declared as float32 of any shape. Source: protobuf encoding; onnx.proto.
     """
     rest: list[memoryview] = []
     graph: list[memoryview | bytes] = []
@@ -74,9 +80,12 @@ def with_outputs(model: bytes, outputs: Sequence[str]) -> bytes:
                 if not any(kind == _NODE_OUTPUT and name in needed for kind, name in tensors):
                     continue
                 needed.update(name for kind, name in tensors if kind == _NODE_INPUT)
-            graph.append(part_field)
+            if part == _GRAPH_INPUT and (name := _name_of(part_content)) in vectors:
+                graph.append(_field(_GRAPH_INPUT, _field(_VALUE_NAME, name.encode()) + _ANY_FLOATS))
+            else:
+                graph.append(part_field)
     graph.reverse()
-    graph += (_field(_GRAPH_OUTPUT, _field(_OUTPUT_NAME, name.encode())) for name in outputs)
+    graph += (_field(_GRAPH_OUTPUT, _field(_VALUE_NAME, name.encode())) for name in outputs)
     return b"".join(rest) + _field(_MODEL_GRAPH, b"".join(graph))
 
 
@@ -127,6 +136,10 @@ def _fields(message: memoryview, offset: int = 0) -> Iterator[tuple[int, memoryv
         if tag & 7:  # not a number but the length of what follows
             end += value
         yield tag >> 3, message[begin:end], message[content:end], offset + content
+
+
+def _name_of(value: memoryview) -> str:
+    return next(bytes(content).decode() for number, _, content, _ in _fields(value) if number == _VALUE_NAME)
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:

@@ -15,13 +15,24 @@ import numpy as np
 
 from tts_worker.audio.pcm import silence, to_pcm
 from tts_worker.engine.cpu.phrases.admission import PendingRun, RunEstimates
+from tts_worker.engine.cpu.phrases.expression import expressed
 from tts_worker.engine.cpu.phrases.network import POST_ROLL_SAMPLES, PRE_ROLL_SAMPLES, P, PhraseNetwork, PhraseSynthesis
 from tts_worker.engine.cpu.phrases.text import Phrase
 from tts_worker.engine.phases import change_phase
 from tts_worker.engine.scheduler import Need
 from tts_worker.engine.shell import EngineSequence
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
-from tts_worker.types import SAMPLE_RATE_HZ, Boundary, Open, Segment, Skipped, SynthesisParams, WordTiming
+from tts_worker.types import (
+    NEUTRAL,
+    SAMPLE_RATE_HZ,
+    Boundary,
+    Expression,
+    Open,
+    Segment,
+    Skipped,
+    SynthesisParams,
+    WordTiming,
+)
 
 EARLY_SAMPLES = SAMPLE_RATE_HZ
 """How far beyond its credit an utterance may have audio before its next phrase begins.
@@ -46,8 +57,9 @@ A forced cut (WORD, FORCED) adds none beyond what phrases retain.
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun(Generic[P]):
-    """Result of a run of the network, and how long it took."""
+    """Result of a run of the network for a phrase, and how long it took."""
 
+    phrase: Phrase
     prediction: P
     network_ms: float
 
@@ -55,7 +67,7 @@ class FinishedRun(Generic[P]):
 def _run_network(network: PhraseNetwork[P], phrase: Phrase, params: SynthesisParams) -> FinishedRun[P]:
     start_s = perf_counter()
     prediction = network.predict(phrase, params)
-    return FinishedRun(prediction, 1000 * (perf_counter() - start_s))
+    return FinishedRun(phrase, prediction, 1000 * (perf_counter() - start_s))
 
 
 class PhrasePhase(Enum):
@@ -106,6 +118,7 @@ class PhraseSequence(EngineSequence, Generic[P]):
         self._segment: Segment | None = None
         self._phrases: Iterator[Phrase | None] | None = None  # the remaining phrases of the segment
         self._next_phrase: Phrase | None = None
+        self._expression = NEUTRAL
         self.unrendered_samples = 0
         self._started_phrases = 0  # of this segment
         self._pause_samples = 0  # silence before the next audio, if any follows
@@ -116,6 +129,20 @@ class PhraseSequence(EngineSequence, Generic[P]):
 
     def add_text(self, segment: Segment) -> None:
         self._segments.append(segment)
+
+    def express(self, expression: Expression) -> None:
+        """Speak so from the next word on whose rendering has not begun; its phrase is predicted again."""
+        self._expression = expression
+        if self._segment is None:
+            return
+        if self.synthesis is not None:
+            phrase = self.synthesis.phrase
+            begun = self.synthesis.first_unbegun_word
+            if begun < len(phrase.words):
+                self.synthesis.phrase = expressed(phrase, self._segment, expression, begun)
+                self.suspend()
+        elif self._next_phrase is not None:
+            self._next_phrase = expressed(self._next_phrase, self._segment, expression)
 
     def _enter(self, phase: PhrasePhase) -> None:
         self.phase = change_phase(self.phase, phase, TRANSITIONS)
@@ -238,6 +265,8 @@ class PhraseSequence(EngineSequence, Generic[P]):
         else:
             if self._next_phrase is not None:
                 self._skip_words_before(self._next_phrase)
+                if self._segment is not None and (self._segment.expressions or self._expression != NEUTRAL):
+                    self._next_phrase = expressed(self._next_phrase, self._segment, self._expression)
                 self._enter(PhrasePhase.READY)
 
     def _skip_words_before(self, phrase: Phrase | None) -> None:
@@ -254,10 +283,18 @@ class PhraseSequence(EngineSequence, Generic[P]):
                 self.output.skip(Skipped(word.start_char, word.end_char, "pronunciation"))
 
     def end_prediction(self, run: FinishedRun[P]) -> None:
-        """Begin the next phrase with its prediction, or go on with the one whose prediction was freed."""
+        """Begin the next phrase with its prediction, or go on with the one whose prediction was freed.
+
+        One whose expression has changed since is predicted again.
+        """
         start_s = perf_counter()
+        if run.phrase is not (self._next_phrase if self.synthesis is None else self.synthesis.phrase):
+            self.drop_prediction()
+            return
         if self.synthesis is not None:
+            self.unrendered_samples -= self.synthesis.total_samples
             self.synthesis.resume(run.prediction)
+            self.unrendered_samples += self.synthesis.total_samples
         elif self._next_phrase is not None and self._segment is not None:
             self._start_phrase(self._next_phrase, self._segment, run.prediction)
         self._network_ms += run.network_ms + 1000 * (perf_counter() - start_s)
@@ -283,7 +320,8 @@ class PhraseSequence(EngineSequence, Generic[P]):
         if synthesis.total_samples:
             block = synthesis.next_block()
             self.unrendered_samples -= len(block.samples)
-            origin = self.output.rendered_samples + self._pause_samples
+            rendered = synthesis.total_samples - self.unrendered_samples - len(block.samples)
+            origin = self.output.rendered_samples + self._pause_samples - rendered
             words = [
                 WordTiming(word.start_char, word.end_char, origin + word.start_sample, origin + word.end_sample)
                 for word in block.words

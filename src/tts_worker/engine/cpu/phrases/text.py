@@ -17,7 +17,7 @@ from typing import Any
 from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
 from tts_worker.engine.cpu.phrases.british import british_phonemes
 from tts_worker.text.spoken_words import SpokenWord, spoken_words
-from tts_worker.types import Boundary, Segment
+from tts_worker.types import Boundary, Expression, Segment
 
 MAX_PHONEMES = 200
 """Limit of one phrase at normal speed: about 12 s of speech, 40 ms of one core in the network."""
@@ -123,11 +123,13 @@ class Phrase:
         ids: Phoneme ids with the pads that the network expects at both ends.
         words: Spoken source words in order, without overlap.
         boundary: Determines the pause after the phrase.
+        expressions: How each of ``words`` is spoken; empty if all are neutral.
     """
 
     ids: tuple[int, ...]
     words: tuple[PhraseWord, ...]
     boundary: Boundary
+    expressions: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

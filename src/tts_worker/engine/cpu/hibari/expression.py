@@ -1,0 +1,53 @@
+"""Pitch and volume of the spans of a phrase, as changes of its spectra."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tts_worker.audio.pcm import Floats
+from tts_worker.engine.cpu.hibari.model import HARMONIC, HARMONIC_PHASE, Spectra
+from tts_worker.engine.cpu.hibari.vocoder import BINS, WINDOW_SAMPLES
+from tts_worker.engine.cpu.phrases.expression import per_id, smoothed
+from tts_worker.engine.cpu.phrases.text import Phrase
+from tts_worker.types import SAMPLE_RATE_HZ
+
+_BIN_HZ = SAMPLE_RATE_HZ / WINDOW_SAMPLES
+_DB_PER_SEMITONE = 0.5
+"""What speech loses by a higher pitch, for it has fewer harmonics. Measured; a lower one changes the level by less."""
+
+
+def express(spectra: Spectra, phrase: Phrase) -> Spectra:
+    """Return ``spectra`` with the pitch and the volume of the expressions of ``phrase``; the rate is in them."""
+    semitones, volume_db = (
+        smoothed(np.repeat(per_id(phrase, name), spectra.duration_frames)) for name in ("pitch_semitones", "volume_db")
+    )
+    shifted = np.flatnonzero((semitones != 0) & (spectra.f0_hz > 0))
+    _interpolate_harmonics(spectra.parts, spectra.f0_hz, shifted)
+    return replace(
+        spectra,
+        f0_hz=spectra.f0_hz * np.exp2(semitones / 12, dtype=np.float32),
+        gains=np.power(10, (volume_db + _DB_PER_SEMITONE * np.maximum(semitones, 0)) / 20, dtype=np.float32),
+    )
+
+
+def _interpolate_harmonics(parts: Floats, f0_hz: Floats, frames: NDArray[np.intp]) -> None:
+    """Make the filters of the harmonics of ``frames`` smooth, in place, so that they fit any pitch.
+
+    The network says nothing about the bins between the harmonics of its own pitch, which no training audio had.
+    """
+    if not len(frames):
+        return
+    spacing = f0_hz[frames, None] / _BIN_HZ  # from one harmonic to the next one, in bins
+    harmonics = np.arange(BINS) / spacing
+    below = np.floor(harmonics)
+    weights = (harmonics - below).astype(np.float32)
+    for part in (HARMONIC, HARMONIC_PHASE):
+        values = parts[frames, part]
+        lower, upper = (
+            np.take_along_axis(values, np.clip(np.rint(number * spacing), 0, BINS - 1).astype(np.intp), axis=1)
+            for number in (np.maximum(below, 1), below + 1)
+        )
+        parts[frames, part] = lower + weights * (upper - lower)
