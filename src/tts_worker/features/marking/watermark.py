@@ -1,4 +1,4 @@
-"""Writes the watermark into a stream: raises or lowers the level of each cell of the pattern by a decibel.
+"""Writes the watermark into a stream: raises or lowers the level of each cell of the pattern by 0.5 to 1.7 dB.
 
 The change follows the audio: silence stays silent, and what is changed lies in the same 20 ms and the same band as the
 speech that masks it.
@@ -13,8 +13,11 @@ from tts_worker.audio.pcm import FULL_SCALE, Floats
 from tts_worker.features.marking.pattern import BAND_HZ, BANDS, CHIP_MS, PERIOD_CHIPS, pattern
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
-DEPTH = 0.12
-"""Relative change of the amplitude: 0.98 dB up, 1.11 dB down."""
+DEPTHS = np.linspace(0.06, 0.18, BANDS, dtype=np.float32)
+"""Relative change of the amplitude in each band: 0.5 dB in the lowest, 1.4 dB up and 1.7 dB down in the highest.
+
+A quality model notices what changes in the low bands, where voiced speech is loud, and hardly notices the others.
+"""
 
 _HOP = SAMPLE_RATE_HZ // 100
 _WINDOW = 2 * _HOP
@@ -91,5 +94,5 @@ def watermark_gains(deployment_id: int) -> Spectra:
     The values are real. They have the type of the spectra, because a product that converts one side takes longer.
     """
     gains = np.zeros((PERIOD_CHIPS, _WINDOW // 2 + 1), np.complex64)
-    gains[:, _MARKED_LINES] = np.repeat(pattern(deployment_id) * DEPTH, _LINES_PER_BAND, axis=1)
+    gains[:, _MARKED_LINES] = np.repeat(pattern(deployment_id) * DEPTHS, _LINES_PER_BAND, axis=1)
     return np.repeat(gains, _HOPS_PER_CHIP, axis=0)
