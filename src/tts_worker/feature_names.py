@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "agent": (),
     "voicepack": (),
     "acceleration": (),
+    "offline": (),
     "bench": (),
     "completion": (),
 }
