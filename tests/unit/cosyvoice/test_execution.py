@@ -78,7 +78,7 @@ def test_gpu_takes_what_acceleration_has_checked(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("backend", [Backend.ONNXRUNTIME, Backend.TENSORRT])
 def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plan, "present", lambda: ())
+    monkeypatch.setattr(plan, "modules", lambda name: ())
     options = BackendOptions(backend, tmp_path, ChunkPlan(1, 1, 4))
     with pytest.raises(ConfigError, match=f"backend: {backend.value} cannot be used .*set backend: torch"):
         select_backend(on("cpu"), options)
