@@ -56,7 +56,7 @@ def test_cpu_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpu_without_acceleration_takes_the_plain_path(
     is_wanted: bool, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "present", lambda: ())
+    monkeypatch.setattr(plan, "modules", lambda name: ())
     monkeypatch.setattr(ops.kernel_switch, "is_on", True)  # by another engine of the process
     planned = plan_execution(on("cuda"), Any, StreamingConfig(graphs=True, acceleration=is_wanted))  # type: ignore
     assert is_plain(planned)
