@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "agent": (),
     "voicepack": (),
     "acceleration": (),
+    "offline": (),
     "bench": (),
     "completion": (),
 }
