@@ -103,6 +103,7 @@ SLOW = (
     "features/voicepack/test_directory.py",
     "unit/commands/test_doctor_backends.py",
     "features/acceleration/",
+    "features/offline/",
     "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
     "unit/engine/test_kokoro.py",

@@ -22,11 +22,10 @@ def write_atomically(file: Path, data: bytes, *, is_flushed: bool = False) -> No
     """
     partial = file.with_name(f".{file.name}.part")
     try:
-        with partial.open("wb") as stream:
-            stream.write(data)
-            if is_flushed:
-                stream.flush()
-                os.fsync(stream.fileno())
+        if is_flushed:
+            write_flushed(partial, data)
+        else:
+            partial.write_bytes(data)
         partial.replace(file)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tts_worker.feature_names import present
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
     from tts_worker.audio.encoders import FileSigner
     from tts_worker.audio.output import Marker
     from tts_worker.finding import Finding
@@ -65,6 +67,14 @@ class Deployment:
 
     help: str
     run: Callable[[Settings, Callable[[str], None]], None]
+
+
+class SayModule(Protocol):
+    """Another way for ``say`` to speak than with a worker."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None: ...
+    def run(self, args: Namespace) -> int | None:
+        """Speak and return the exit code; None if the arguments ask for something else. Raises TTSWorkerError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ class Feature:
             is disabled.
         deployments: Flag of ``serve``, without the dashes -> what runs then.
         commands: Its commands by name.
+        say: Its module of the command ``say``, a ``SayModule``.
         checks: Returns what ``doctor`` finds of its libraries.
         extras: The extras that only it needs, by name.
     """
@@ -139,6 +150,7 @@ class Feature:
     registration: Callable[[SessionHub, Settings, ModelCatalog, str], Registration | None] | None = None
     deployments: Mapping[str, Deployment] = field(default_factory=dict)
     commands: Mapping[str, Command] = field(default_factory=dict)
+    say: str = ""
     checks: Callable[[], Iterable[Finding]] | None = None
     extras: Mapping[str, Extra] = field(default_factory=dict)
 
@@ -181,3 +193,8 @@ def find_lexicons(settings: Settings) -> LexiconLibrary | None:
 def feature_commands() -> dict[str, Command]:
     """Return the commands of all features, by name."""
     return {name: command for feature in features().values() for name, command in feature.commands.items()}
+
+
+def say_modules() -> list[SayModule]:
+    """Return the other ways for ``say`` to speak."""
+    return [cast(SayModule, import_module(feature.say)) for feature in features().values() if feature.say]

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "browser": "starts Chromium",
     "gpu": "needs a GPU",
     "features/acceleration": "imports PyTorch",
+    "features/offline": "imports PyTorch",
     "parity": "imports PyTorch; integration/test_golden_chunks.py speaks with every network in another process",
     "quality": "loads a recognizer",
     "unit/cosyvoice": "imports PyTorch, as parity",

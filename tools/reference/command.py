@@ -13,7 +13,7 @@ from tts_worker.audio.resampler import Resampler
 from tts_worker.commands.common import quiet_logs
 from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.say import take_instruction
-from tts_worker.commands.speak_offline import (
+from tts_worker.features.offline.say import (
     CONVERSION,
     MODES,
     Chunk,

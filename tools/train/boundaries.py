@@ -24,8 +24,8 @@ from tools.train.flow import flow_mel
 from tools.train.speech_data import read_units
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
-from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
+from tts_worker.features.offline.engine import load_offline_engine, speak
 from tts_worker.types import SAMPLE_RATE_HZ, Audio, SynthesisParams
 from tts_worker.voices.files import VOICES_DIR, load_voice, stored_voices
 

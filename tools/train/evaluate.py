@@ -26,8 +26,8 @@ from tts_worker.audio.pcm import to_pcm
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.networks.hift import HashedNoise
-from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
+from tts_worker.features.offline.engine import load_offline_engine, speak
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Audio, SynthesisParams

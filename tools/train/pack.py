@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from tools.train.bundle import CODES
 from tts_worker.engine.cosyvoice.bundle.directory import TEXT_MODEL_DIR, Bundle
-from tts_worker.engine.cosyvoice.bundle.tensor_files import compress_int8, write_safetensors
+from tts_worker.engine.cosyvoice.bundle.tensor_files import INT8_SCALE, write_safetensors
 from tts_worker.engine.cosyvoice.bundle.weights import OPTIONAL_KEYS
 from tts_worker.engine.cosyvoice.voices.speaker import bundled_voices
 from tts_worker.errors import ConfigError
@@ -60,7 +61,7 @@ def pack(
         tensors = weights.get(part) or source.load_weights(part)
         kept = {name: tensor for name, tensor in tensors.items() if name not in OPTIONAL_KEYS}
         if precision == "int8" and part != _EXACT:
-            kept = compress_int8(kept)
+            kept = _compress_int8(kept)
         elif precision != "fp32":
             kept = {name: tensor.half() for name, tensor in kept.items()}
         write_safetensors(out / f"{part}.safetensors", kept, {"format": "pt"})
@@ -70,3 +71,20 @@ def pack(
     bundle = Bundle.open(out)
     bundle.validate().raise_if_bad()
     return bundle
+
+
+def _compress_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Store matrices as int8 with a scale per row, which ``read_tensors`` multiplies again; all else as float16.
+
+    The error is at most half a step: 0.4 % of the largest weight of a row.
+    """
+    compressed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        rows = tensor.float().flatten(1) if tensor.dim() > 1 else tensor
+        if tensor.dim() < 2 or rows.shape[1] < 8:
+            compressed[name] = tensor.half()
+            continue
+        scale = rows.abs().amax(1).clamp(min=1e-12) / 127
+        compressed[name] = (rows / scale[:, None]).round().to(torch.int8).view(tensor.shape)
+        compressed[name + INT8_SCALE] = scale
+    return compressed

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tts_worker.client.converse_stream import ConverseStream
+from tts_worker.client.encoded_audio import count_samples
 from tts_worker.client.link import Receiver
 from tts_worker.errors import ConnectionLost, ErrorInfo, error_info
-from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import (
     ClientMessage,
     ConfigureMessage,

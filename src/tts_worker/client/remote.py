@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from tts_worker.client.arguments import check_key, check_str, check_text, whole_samples
 from tts_worker.client.deadline import AudioDeadline
+from tts_worker.client.encoded_audio import count_samples
 from tts_worker.client.link import Link, RemoteConfig
 from tts_worker.client.remote_utterance import RemotePhase, RemoteUtterance
 from tts_worker.errors import (
@@ -22,7 +23,6 @@ from tts_worker.errors import (
     IllegalCommand,
     SessionClosed,
 )
-from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import (
     ConfigureMessage,
     EndMessage,

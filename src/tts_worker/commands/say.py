@@ -25,9 +25,7 @@ from tts_worker.adapter import SpeechChunk, SpeechStream
 from tts_worker.client.async_tts import AsyncLiveSpeech, AsyncTTS
 from tts_worker.client.playback import PlayerSink, Sink
 from tts_worker.client.speech import Speech
-from tts_worker.commands import speak_converted, speak_offline
 from tts_worker.commands.common import (
-    OFFLINE_ENGINE,
     add_settings_arguments,
     given_text,
     open_sink,
@@ -38,6 +36,7 @@ from tts_worker.commands.common import (
 from tts_worker.commands.progress import Bar
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.errors import InvalidRequest
+from tts_worker.feature import say_modules
 from tts_worker.settings import Settings, read_yaml
 from tts_worker.text.instruction import END_OF_PROMPT, split_instruction
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Outcome, Receipt, SessionOptions, Word
@@ -79,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with times, chunks and words")
     parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
-    speak_offline.add_arguments(parser)
+    for module in say_modules():
+        module.add_arguments(parser)
     add_settings_arguments(parser)
 
 
@@ -90,12 +90,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.out == "-":
         raise InvalidRequest("--json and --out - both use standard output; choose one")
     take_instruction(args)
-    if args.bundle is not None or args.engine == OFFLINE_ENGINE:
-        return speak_offline.run(args)
-    if args.mode == speak_offline.CONVERSION or args.source is not None:
-        if args.url is None:
-            raise InvalidRequest("--mode vc needs a worker (--url) or a model directory (--bundle) that converts")
-        return speak_converted.run(args)
+    for module in say_modules():
+        if (exit_code := module.run(args)) is not None:
+            return exit_code
     if args.url is not None and (args.config is not None or args.engine is not None or args.set):
         raise InvalidRequest("--url uses a running worker, whose settings --config, --engine and --set cannot change")
     source = _Source.of(args)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, SecretStr, create_model, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tts_worker.feature_names import SECTIONS, present
+from tts_worker.feature_names import modules
 from tts_worker.section import FeatureSection
 from tts_worker.settings.engines import CosyVoiceEngineSettings, EngineSettings, HibariEngineSettings
 from tts_worker.settings.sections import (
@@ -42,11 +41,7 @@ def _gpu(engine: EngineSettings) -> str | None:
 
 def _feature_sections() -> dict[str, type[FeatureSection]]:
     """Return the sections that the features of this installation declare in their module ``settings``, by name."""
-    sections: dict[str, type[FeatureSection]] = {}
-    for name in present():
-        if SECTIONS[name]:
-            sections |= import_module(f"tts_worker.features.{name}.settings").SECTIONS
-    return sections
+    return {name: section for module in modules("settings") for name, section in module.SECTIONS.items()}
 
 
 _FEATURE_SECTIONS = _feature_sections()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tts_worker.text.tables import rows, words
@@ -113,12 +113,17 @@ class ExpressionTrack:
 def delivery(label: str) -> Expression:
     """Return what the words of a direction or a label ask for. What a rate, volume or pitch says is no style."""
     found = re.findall("[a-z]+", label.lower())
-    rate, volume_db, pitch = (
-        next((_NAMED[key] for word in found if (key := ("delivery", attribute, word)) in _NAMED), default)
-        for attribute, default in (("rate", 1.0), ("volume", 0.0), ("pitch", 0.0))
-    )
     is_style = any(word.startswith("whisper") or word not in _NO_STYLE for word in found)
-    return Expression(rate, volume_db, pitch, label.lower().strip()[:_MAX_STYLE_CHARS] if is_style else "")
+    return _named("delivery", found)._replace(style=label.lower().strip()[:_MAX_STYLE_CHARS] if is_style else "")
+
+
+def _named(element: str, found: Sequence[str]) -> Expression:
+    """Return what the first known word says of each attribute."""
+    rate, volume_db, pitch = (
+        next((_NAMED[key] for word in found if (key := (element, attribute, word)) in _NAMED), neutral)
+        for attribute, neutral in (("rate", 1.0), ("volume", 0.0), ("pitch", 0.0))
+    )
+    return Expression(rate, volume_db, pitch)
 
 
 def _control_of(name: str, values: Mapping[str, str]) -> Expression:
@@ -141,12 +146,7 @@ def prosody(values: Mapping[str, str]) -> Expression:
 
 def emphasis(values: Mapping[str, str]) -> Expression:
     """Return the expression of ``<emphasis>``, whose level is moderate by default."""
-    level = values.get("level", "moderate").lower()
-    return Expression(
-        _NAMED.get(("emphasis", "rate", level), 1.0),
-        _NAMED.get(("emphasis", "volume", level), 0.0),
-        _NAMED.get(("emphasis", "pitch", level), 0.0),
-    )
+    return _named("emphasis", [values.get("level", "moderate").lower()])
 
 
 def bounded(expression: Expression) -> Expression:

@@ -17,6 +17,7 @@ BEGIN = "<!-- works with: written by tests/features/compat/clients.py -->\n"
 END = "<!-- end -->\n"
 NO_TIMES = "word timestamps"
 """In the last column: these clients read none."""
+UNPERFORMED = "emotion, unless the voice [performs it](text.md#expression)"
 
 
 @dataclass(frozen=True)
@@ -54,21 +55,21 @@ CLIENTS = (
         "cartesia",
         ("AsyncCartesia",),
         '`base_url="http://HOST:8080"`, `websocket_base_url="ws://HOST:8080"`',
-        "times of phonemes, emotion, volume, infill, transcription",
+        "times of phonemes, infill, transcription",
         "cartesia",
     ),
     Client(
         "livekit-plugins-cartesia",
         ("TTS",),
         '`base_url="http://HOST:8080"`',
-        "emotion, volume",
+        UNPERFORMED,
         "livekit.plugins.cartesia",
     ),
     Client(
         "pipecat-ai",
         ("CartesiaTTSService",),
         '`url="ws://HOST:8080/tts/websocket"`',
-        "emotion, volume",
+        UNPERFORMED,
         "pipecat.services.cartesia",
     ),
     Client(

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from tests.unit.streaming.engines import KEY, bundle, engine, tokenizer
 from tests.unit.streaming.engines import settings as streaming
-from tts_worker.commands import say, speak_offline
+from tts_worker.commands.say import add_arguments
 from tts_worker.engine.cosyvoice.token_generator import EngineSpec, TokenGenerator, is_speakable
 from tts_worker.engine.cosyvoice.tokens.tokenizer import CONTROL_TAGS, phonemes
 from tts_worker.engine.cosyvoice.voices.speaker import DIALECTS, EMOTIONS, MANNERS, instruct_ids
 from tts_worker.errors import MissingExtra
+from tts_worker.features.offline import say
 from tts_worker.text.control_tags import ControlTags
 from tts_worker.text.instruction import END_OF_PROMPT
 from tts_worker.text.lexicon import Lexicon
@@ -149,7 +150,7 @@ def test_say_applies_the_rules(how: dict[str, bool], spoken: list[str], monkeypa
     def without_wetext() -> None:
         raise MissingExtra("text normalization", "normalize")
 
-    monkeypatch.setattr(speak_offline, "load_normalizer", without_wetext)
+    monkeypatch.setattr(say, "load_normalizer", without_wetext)
     assert [segment.text for segment in said("他 有3m²", **how)] == spoken
 
 
@@ -167,6 +168,6 @@ def test_say_knows_the_tags_of_a_session() -> None:
 def said(text: str, *, by_word: bool = False, by_reference: bool = False) -> list[Segment]:
     """The segments of ``say`` with a model directory."""
     parser = argparse.ArgumentParser()
-    say.add_arguments(parser)
+    add_arguments(parser)
     speaker = SimpleNamespace(config=bundle(FAMILY).config)
-    return speak_offline._segments(parser.parse_args([text]), speaker, by_word=by_word, by_reference=by_reference)
+    return say._segments(parser.parse_args([text]), speaker, by_word=by_word, by_reference=by_reference)

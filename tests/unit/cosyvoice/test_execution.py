@@ -56,7 +56,7 @@ def test_cpu_takes_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpu_without_acceleration_takes_the_plain_path(
     is_wanted: bool, missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "present", lambda: ())
+    monkeypatch.setattr(plan, "modules", lambda name: ())
     monkeypatch.setattr(ops.kernel_switch, "is_on", True)  # by another engine of the process
     planned = plan_execution(on("cuda"), Any, StreamingConfig(graphs=True, acceleration=is_wanted))  # type: ignore
     assert is_plain(planned)
@@ -78,7 +78,7 @@ def test_gpu_takes_what_acceleration_has_checked(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("backend", [Backend.ONNXRUNTIME, Backend.TENSORRT])
 def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plan, "present", lambda: ())
+    monkeypatch.setattr(plan, "modules", lambda name: ())
     options = BackendOptions(backend, tmp_path, ChunkPlan(1, 1, 4))
     with pytest.raises(ConfigError, match=f"backend: {backend.value} cannot be used .*set backend: torch"):
         select_backend(on("cpu"), options)

@@ -15,8 +15,8 @@ from tools.train.finetune import FineTuning, fine_tune
 from tools.train.lora import add_adapters, merge_adapters
 from tools.train.networks import trainable_lm
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
-from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak
 from tts_worker.errors import ConfigError
+from tts_worker.features.offline.engine import load_offline_engine, speak
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, SynthesisParams

@@ -20,7 +20,6 @@ from tts_worker.engine.cpu.hibari.model import AMERICAN, BRITISH, VOICE, HibariM
 from tts_worker.errors import ConfigError
 from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_MODEL, FOLDER
-from tts_worker.voices.packs import METADATA
 
 MAX_WER = 0.015
 MIN_MOS = 4.1
@@ -167,6 +166,8 @@ def add_voice(run: Path, package: Path) -> None:
         },
         "lexicon": dict(_LEXICON),
     }
+    from tts_worker.voices.packs import METADATA  # imported late: training needs no pydantic
+
     (pack / METADATA).write_text(yaml.safe_dump(metadata, sort_keys=False, width=110), "utf-8")
     shutil.copyfile(run / SCORES_FILE, package / SCORES / f"{name}.json")
     for curve in run.glob("*.jsonl"):

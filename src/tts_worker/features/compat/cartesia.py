@@ -1,7 +1,7 @@
 """Cartesia-compatible API: ``/tts/websocket``, ``POST /tts/bytes``, ``POST /tts/sse`` and the voices.
 
 Message formats follow Cartesia's public API reference as its Python SDK, LiveKit and pipecat use it. Fields that have
-no meaning here (``model_id``, emotion, volume) are accepted and ignored.
+no meaning here (``model_id``) are accepted and ignored.
 
 A context is one session. A flush ends an utterance and later text starts the next one, so ``flush_done`` follows
 exactly after the audio it refers to.

@@ -47,6 +47,9 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "speech_study" in command:
         assert figures["bundle"] == "nano"
         expected = "the voice nano"
+    elif "watermark_study" in command:
+        assert list(figures["quality"]) == ["heart"]
+        expected = "the CPU voice"
     elif "tests/data" in command or "RANDOM-TINY" in command:
         expected = "tiny random weights"
     elif "bench latency --engine cpu" in command:

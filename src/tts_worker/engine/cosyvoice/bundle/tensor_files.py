@@ -135,23 +135,6 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         raise BundleError(f"{path}: cannot be written ({error})") from None
 
 
-def compress_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Store matrices as int8 with a scale per row, which ``read_tensors`` multiplies again; all else as float16.
-
-    The error is at most half a step: 0.4 % of the largest weight of a row.
-    """
-    compressed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        rows = tensor.float().flatten(1) if tensor.dim() > 1 else tensor
-        if tensor.dim() < 2 or rows.shape[1] < 8:
-            compressed[name] = tensor.half()
-            continue
-        scale = rows.abs().amax(1).clamp(min=1e-12) / 127
-        compressed[name] = (rows / scale[:, None]).round().to(torch.int8).view(tensor.shape)
-        compressed[name + INT8_SCALE] = scale
-    return compressed
-
-
 def _expand_int8(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name in [name for name in tensors if name.endswith(INT8_SCALE)]:
         scale = tensors.pop(name)

@@ -1,7 +1,7 @@
 """How the computations of an engine are executed: the table that the plain path fills and acceleration may override.
 
 The plain path runs PyTorch's operators one by one, on any device. The feature ``acceleration`` is optional:
-``find_accelerator`` imports it by name, for an engine that may use it. It takes an accelerated path only after a check
+``find_accelerator`` looks for it, for an engine that may use it. It takes an accelerated path only after a check
 on this machine that it gives the numbers of the plain one.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
@@ -22,7 +21,7 @@ from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig
 from tts_worker.engine.cosyvoice.execution.streams import ExecutionStreams
 from tts_worker.engine.cosyvoice.networks.kv_cache import PagedLibrary, PageShape
 from tts_worker.errors import ConfigError
-from tts_worker.feature_names import present
+from tts_worker.feature_names import modules
 
 ABSENT = "acceleration: it is not part of this installation"
 
@@ -134,11 +133,8 @@ class Accelerator:
 
 
 def find_accelerator() -> Accelerator | None:
-    """Import the feature ``acceleration``. Returns None if it is not part of this installation."""
-    if "acceleration" not in present():
-        return None
-    accelerator: Accelerator = import_module("tts_worker.features.acceleration.accelerator").ACCELERATOR
-    return accelerator
+    """Return what a feature of this installation offers in its module ``accelerator``; None without one."""
+    return next((module.ACCELERATOR for module in modules("accelerator")), None)
 
 
 def backend_named(name: str) -> Backend:

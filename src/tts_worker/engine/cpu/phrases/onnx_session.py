@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,43 +65,42 @@ def with_outputs(model: bytes, outputs: Sequence[str], vectors: Collection[str] 
     retains its known hash. Nodes are in topological order, and none may contain a graph, which could read any tensor.
     The inputs ``vectors`` are declared as float32 of any shape. Source: protobuf encoding; onnx.proto.
     """
-    rest: list[memoryview] = []
-    graph: list[memoryview | bytes] = []
-    needed = {name.encode() for name in outputs}
-    for number, field, content, _ in _fields(memoryview(model)):
-        if number != _MODEL_GRAPH:
-            rest.append(field)
-            continue
-        for part, part_field, part_content, _ in reversed(list(_fields(content))):
-            if part == _GRAPH_OUTPUT:
-                continue
-            if part == _GRAPH_NODE:
-                tensors = [(kind, bytes(name)) for kind, _, name, _ in _fields(part_content)]
+
+    def rewrite(graph: memoryview, _: int) -> Iterator[memoryview | bytes]:
+        needed = {name.encode() for name in outputs}
+        kept: list[memoryview | bytes] = []
+        for number, field, content, _ in reversed(list(_fields(graph))):
+            if number == _GRAPH_NODE:
+                tensors = [(kind, bytes(name)) for kind, _, name, _ in _fields(content)]
                 if not any(kind == _NODE_OUTPUT and name in needed for kind, name in tensors):
                     continue
                 needed.update(name for kind, name in tensors if kind == _NODE_INPUT)
-            if part == _GRAPH_INPUT and (name := _name_of(part_content)) in vectors:
-                graph.append(_field(_GRAPH_INPUT, _field(_VALUE_NAME, name.encode()) + _ANY_FLOATS))
-            else:
-                graph.append(part_field)
-    graph.reverse()
-    graph += (_field(_GRAPH_OUTPUT, _field(_VALUE_NAME, name.encode())) for name in outputs)
-    return b"".join(rest) + _field(_MODEL_GRAPH, b"".join(graph))
+            if number == _GRAPH_INPUT and (name := _name_of(content)) in vectors:
+                kept.append(_field(_GRAPH_INPUT, _field(_VALUE_NAME, name.encode()) + _ANY_FLOATS))
+            elif number != _GRAPH_OUTPUT:
+                kept.append(field)
+        yield from reversed(kept)
+        yield from (_field(_GRAPH_OUTPUT, _field(_VALUE_NAME, name.encode())) for name in outputs)
+
+    return _with_graph(model, rewrite)
 
 
 def without_weights(model: bytes, file: str) -> bytes:
     """Return a serialized model whose large weights are references into its own file, named ``file``."""
-    parts: list[memoryview | bytes] = []
-    for number, field, content, offset in _fields(memoryview(model)):
-        if number == _MODEL_GRAPH:
-            graph = [
-                _field(part, _without_data(tensor, at, file)) if part == _GRAPH_INITIALIZER else part_field
-                for part, part_field, tensor, at in _fields(content, offset)
-            ]
-            parts.append(_field(_MODEL_GRAPH, b"".join(graph)))
-        else:
-            parts.append(field)
-    return b"".join(parts)
+
+    def rewrite(graph: memoryview, offset: int) -> Iterator[memoryview | bytes]:
+        for number, field, content, at in _fields(graph, offset):
+            yield _field(number, _without_data(content, at, file)) if number == _GRAPH_INITIALIZER else field
+
+    return _with_graph(model, rewrite)
+
+
+def _with_graph(model: bytes, rewrite: Callable[[memoryview, int], Iterable[memoryview | bytes]]) -> bytes:
+    """Return a serialized model whose graph has the fields that ``rewrite`` makes of it and its offset in ``model``."""
+    return b"".join(
+        _field(number, b"".join(rewrite(content, at))) if number == _MODEL_GRAPH else field
+        for number, field, content, at in _fields(memoryview(model))
+    )
 
 
 def _without_data(tensor: memoryview, offset: int, file: str) -> bytes:

@@ -30,7 +30,7 @@ function badgesOf(voice) {
   const styles = (voice.styles ?? []).length;
   const isPackaged = !voice.stored || voice.stored.source === "pack";
   return [
-    voice.gender ?? "",
+    voice.gender && !voice.description?.includes(voice.gender) ? voice.gender : "",
     isPackaged ? "" : "added",
     styles > 1 ? `${styles} styles` : "",
     (voice.capabilities ?? []).includes("instruct") ? "instructions" : "",

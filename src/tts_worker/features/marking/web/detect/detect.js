@@ -1,6 +1,6 @@
 /** The page that looks for the watermark of synthetic speech in a recording. */
-
-const STORAGE_KEY = "tts-worker.key"; // that of the other pages
+import { authorization } from "../access.js";
+import { problemOf, UNREACHABLE, unlock } from "../api.js";
 
 const byId = (id) => document.getElementById(id);
 
@@ -12,32 +12,50 @@ function describe(found) {
   return `Synthetic: ${id}, marked from ${parts} (score ${found.score}).`;
 }
 
-async function examine(event) {
-  event.preventDefault();
-  const button = event.submitter;
-  button.disabled = true;
-  byId("found").textContent = "Examining…";
-  byId("problem").textContent = "";
-  const key = byId("key").value;
+/** Send a recording. Rejects with an Error for the user. */
+async function detect(recording) {
   const form = new FormData();
-  form.append("audio", byId("recording").files[0]);
+  form.append("audio", recording);
+  let response, body;
   try {
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    const response = await fetch("/v1/audio/detect", { method: "POST", body: form, headers });
-    const body = await response.json();
-    if (!response.ok) throw new Error(body.error?.message ?? `The worker answered ${response.status}.`);
-    byId("found").textContent = describe(body);
+    response = await fetch("/v1/audio/detect", { method: "POST", body: form, headers: authorization() });
+    body = await response.json();
+  } catch (error) {
+    throw new Error(UNREACHABLE.text, { cause: error });
+  }
+  if (response.ok) return body;
+  const problem = problemOf(response.status, body);
+  if (problem.kind === "key") byId("key-form").hidden = false;
+  throw new Error(problem.text);
+}
+
+async function examine() {
+  const [recording] = byId("recording").files;
+  if (!recording) return;
+  byId("name").textContent = recording.name;
+  byId("problem").textContent = "";
+  byId("found").textContent = "Examining…";
+  try {
+    byId("found").textContent = describe(await detect(recording));
   } catch (error) {
     byId("found").textContent = "";
     byId("problem").textContent = error.message;
-  } finally {
-    button.disabled = false;
   }
 }
 
-try {
-  byId("key").value = sessionStorage.getItem(STORAGE_KEY) ?? "";
-} catch {
-  // storage is disabled
+async function enterKey(event) {
+  event.preventDefault();
+  try {
+    await unlock(byId("key").value);
+    byId("key-form").hidden = true;
+    await examine();
+  } catch (error) {
+    byId("problem").textContent = error.message;
+  } finally {
+    byId("key").value = "";
+  }
 }
-byId("detect").addEventListener("submit", examine);
+
+byId("recording").addEventListener("change", examine);
+byId("detect").addEventListener("submit", (event) => event.preventDefault());
+byId("key-form").addEventListener("submit", enterKey);

@@ -1,7 +1,7 @@
 """``tts-worker say --engine cosyvoice --bundle DIR``: one utterance through the streaming engine, without a worker.
 
 Supports every mode of the models. Takes the arguments of ``say`` and the ones added here;
-``--set engines.cosyvoice.KEY=VALUE`` sets the engine's options as in a worker.
+``--set engines.cosyvoice.KEY=VALUE`` sets the engine's options as in a worker. With ``--url`` a worker converts speech.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tts_worker.commands.model_directory import open_bundle
 from tts_worker.commands.progress import Bar
 from tts_worker.errors import InvalidRequest, MissingExtra, UnspeakableText
 from tts_worker.feature import find_converter
+from tts_worker.features.offline.conversion import run_conversion
 from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.front_end.rules import FrontEnd, shape
 from tts_worker.settings import read_yaml
@@ -69,7 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
+    """Speak with a model directory, or convert with a worker; None if the arguments ask for neither."""
+    if args.bundle is not None or args.engine == OFFLINE_ENGINE:
+        return _speak_alone(args)
+    if args.mode != CONVERSION and args.source is None:
+        return None
+    if args.url is None:
+        raise InvalidRequest("--mode vc needs a worker (--url) or a model directory (--bundle) that converts")
+    check_conversion(args)
+    return run_conversion(args)
+
+
+def _speak_alone(args: argparse.Namespace) -> int:
     if args.bundle is None:
         args.voice, args.bundle = installed_voice(args.voice)
     check_conversion(args)
@@ -226,8 +239,8 @@ def _prepare(
 ) -> Speak:
     """Prepare speech of the streaming engine: everything that needs no weights."""
     from tts_worker.engine.cosyvoice.engine import SPEED_RANGE
-    from tts_worker.engine.cosyvoice.offline import load_offline_engine, speak, voice_in_mode
     from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
+    from tts_worker.features.offline.engine import load_offline_engine, speak, voice_in_mode
 
     if not SPEED_RANGE[0] <= args.speed <= SPEED_RANGE[1]:
         raise InvalidRequest(f"speed must be {SPEED_RANGE[0]:g} to {SPEED_RANGE[1]:g}")

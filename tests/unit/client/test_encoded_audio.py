@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.dialogue import DialogueWorker
+from tts_worker.client.encoded_audio import count_samples
 from tts_worker.client.link import check_format
 from tts_worker.errors import RemoteError
-from tts_worker.protocol.encoded_audio import count_samples
 from tts_worker.protocol.messages import ReadyMessage
 from tts_worker.types import Encoding, SessionOptions
 

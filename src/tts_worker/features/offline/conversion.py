@@ -11,14 +11,12 @@ from time import perf_counter
 
 from tts_worker.client.async_tts import AsyncTTS
 from tts_worker.commands.common import open_sink
-from tts_worker.commands.speak_offline import check_conversion
 from tts_worker.commands.standard_input import stdin_parts
 from tts_worker.types import BYTES_PER_SAMPLE
 
 
-def run(args: argparse.Namespace) -> int:
+def run_conversion(args: argparse.Namespace) -> int:
     """Convert ``--source``, writing each part as soon as it is there. Raises as ``AsyncTTS.convert`` does."""
-    check_conversion(args)
     return asyncio.run(_run(args))
 
 

@@ -23,9 +23,9 @@ from tts_worker.cli import main
 from tts_worker.engine.cosyvoice.bundle.directory import Bundle
 from tts_worker.engine.cosyvoice.execution.plan import ABSENT
 from tts_worker.engine.cosyvoice.loader import LoadOptions, bundle_voices, load_engine
-from tts_worker.engine.cosyvoice.offline import load_offline_engine
 from tts_worker.engine.cosyvoice.voices.cache import VoiceState
 from tts_worker.feature_names import present
+from tts_worker.features.offline.engine import load_offline_engine
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import Audio, Command, Credit, EndText, Open, SynthesisParams, Text, UtteranceKey
