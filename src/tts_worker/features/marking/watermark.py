@@ -77,8 +77,7 @@ class Watermark:
         marked = blocks.reshape(-1, _HOP)[:-1]
         marked += changes[:, :_HOP]
         marked[0] += self._late
-        if count > 1:
-            marked[1:] += changes[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
+        marked[1:] += changes[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
         self._late = changes[-1, _HOP:].astype(np.float32)
         first = 1 if self._frames == 0 else 0  # the block before the stream
         self._frames += count
