@@ -32,7 +32,7 @@ from tts_worker.engine.shell import EngineShell
 from tts_worker.errors import InvalidRequest
 from tts_worker.features.marking import detector
 from tts_worker.features.marking.pattern import known_signs
-from tts_worker.features.marking.watermark import DEPTH, Watermark, watermark_gains
+from tts_worker.features.marking.watermark import DEPTHS, Watermark, watermark_gains
 from tts_worker.settings import load_settings
 from tts_worker.types import SAMPLE_RATE_HZ
 
@@ -69,7 +69,11 @@ def main() -> None:
             if name == "hibari":
                 unmarked[f"voice {voice}"] = (to_float(b"".join(map(speak, part))) for part in parts_of_an_hour())
             engine_s, audio_s = engine_s + speak.processor_s, audio_s + speak.audio_s
-    result: dict[str, Any] = {"depth": DEPTH, "threshold": detector.THRESHOLD, "speech_s": round(audio_s)}
+    result: dict[str, Any] = {
+        "depths": [round(float(depth), 3) for depth in DEPTHS[[0, -1]]],
+        "threshold": detector.THRESHOLD,
+        "speech_s": round(audio_s),
+    }
     result["cost"] = cost([clip for clips in voices.values() for clip in clips], engine_s / audio_s)
     originals = {voice: to_float(b"".join(clips)) for voice, clips in voices.items()}
     marked = {voice: to_float(mark(b"".join(clips))) for voice, clips in voices.items()}

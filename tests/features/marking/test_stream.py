@@ -17,9 +17,14 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.conftest import serving, tone_settings
+from tests.fakes.media_stream import TwilioMessages, calling
 from tests.features.marking.conftest import DEPLOYMENT_ID
+from tests.integration.grpc_worker import running_grpc_worker, say
+from tests.integration.test_websocket import dial
 from tests.quality.sentences import SENTENCES
 from tts_worker import cli
+from tts_worker.audio.decode import read_recording
+from tts_worker.audio.encoders import WavData, wav_header
 from tts_worker.errors import ConfigError
 from tts_worker.features.marking import markers
 from tts_worker.features.marking.detector import detect
@@ -32,6 +37,8 @@ from tts_worker.worker import running_worker
 MARKING = {"marker": "watermark", "deployment_id": f"0x{DEPLOYMENT_ID:x}"}
 VOICE = {"engines": {"hibari": {"kind": "hibari"}}, "models": {}}
 TEXT = " ".join(SENTENCES[-5:])
+SHORT = " ".join(SENTENCES[-2:])
+"""For paths that send speech as fast as it is heard."""
 
 
 async def test_downloads_and_streams_are_marked() -> None:
@@ -51,6 +58,36 @@ async def test_downloads_and_streams_are_marked() -> None:
                 elif json.loads(message)["type"] == "done":
                     break
     assert detect(np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2"), 8_000).marked
+
+
+async def test_telephone_calls_are_marked() -> None:
+    async with (
+        serving(marking=MARKING, **VOICE) as address,
+        calling(address, TwilioMessages("CA1")) as call,
+        dial(address, "/v1/calls/CA1") as agent,
+    ):
+        await agent.until("ready")
+        await agent.send(type="text", text=SHORT, end=True)
+        await agent.until("done")
+    heard = read_recording(wav_header(8_000, len(call.received), WavData.MULAW) + call.received)
+    assert detect(heard.samples, heard.rate_hz).marked
+
+
+async def test_grpc_is_marked() -> None:
+    async with running_grpc_worker(marking=MARKING, **VOICE) as server:
+        started = await server.start(realtime="false")
+        spoken = await say(server, TEXT)
+    assert detect(np.frombuffer(spoken.pcm, "<i2"), started.sample_rate).deployment_id == DEPLOYMENT_ID
+
+
+async def test_webrtc_is_marked() -> None:
+    pytest.importorskip("aiortc", reason='needs the extra "webrtc"')
+    from tests.features.webrtc.webrtc_client import connected_client
+
+    async with serving(marking=MARKING, **VOICE) as address, connected_client(address) as client:
+        client.send(type="text", text=SHORT, end=True)
+        await client.until_message("done")
+        assert detect(client.audio, 48_000).marked
 
 
 async def utterance(options: SessionOptions, *, pause_after: int | None = None, **sections: Any) -> bytes:

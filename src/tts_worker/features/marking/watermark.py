@@ -1,4 +1,4 @@
-"""Writes the watermark into a stream: raises or lowers the level of each cell of the pattern by a decibel.
+"""Writes the watermark into a stream: raises or lowers the level of each cell of the pattern by 0.5 to 1.7 dB.
 
 The change follows the audio: silence stays silent, and what is changed lies in the same 20 ms and the same band as the
 speech that masks it.
@@ -7,20 +7,26 @@ speech that masks it.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import FULL_SCALE, Floats
 from tts_worker.features.marking.pattern import BAND_HZ, BANDS, CHIP_MS, PERIOD_CHIPS, pattern
 from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ
 
-DEPTH = 0.12
-"""Relative change of the amplitude: 0.98 dB up, 1.11 dB down."""
+DEPTHS = np.linspace(0.06, 0.18, BANDS, dtype=np.float32)
+"""Relative change of the amplitude in each band: 0.5 dB in the lowest, 1.4 dB up and 1.7 dB down in the highest.
+
+A quality model notices what changes in the low bands, where voiced speech is loud, and hardly notices the others.
+"""
 
 _HOP = SAMPLE_RATE_HZ // 100
 _WINDOW = 2 * _HOP
 _HOPS_PER_CHIP = CHIP_MS // 10
-_BINS_PER_BAND = BAND_HZ[1] * _WINDOW // SAMPLE_RATE_HZ
-_FIRST_BIN = BAND_HZ[0] * _WINDOW // SAMPLE_RATE_HZ
-_BINS = slice(_FIRST_BIN, _FIRST_BIN + BANDS * _BINS_PER_BAND)
+_LINES_PER_BAND = BAND_HZ[1] * _WINDOW // SAMPLE_RATE_HZ
+_FIRST_LINE = BAND_HZ[0] * _WINDOW // SAMPLE_RATE_HZ
+_MARKED_LINES = slice(_FIRST_LINE, _FIRST_LINE + BANDS * _LINES_PER_BAND)
+
+Spectra = NDArray[np.complex64]
 
 
 class Watermark:
@@ -33,7 +39,7 @@ class Watermark:
         gains: The result of ``watermark_gains``.
     """
 
-    def __init__(self, gains: Floats) -> None:
+    def __init__(self, gains: Spectra) -> None:
         self._gains = gains
         self._window = np.hanning(_WINDOW + 1)[:-1].astype(np.float32)
         self._pcm = bytes(BYTES_PER_SAMPLE * _HOP)  # from the start of the next frame; a hop precedes the stream
@@ -58,14 +64,17 @@ class Watermark:
         count = len(self._pcm) // (BYTES_PER_SAMPLE * _HOP) - 1
         if count < 1:
             return b""
-        blocks = np.frombuffer(self._pcm, "<i2", (count + 1) * _HOP).astype(np.float32).reshape(-1, _HOP)
-        frames = np.empty((count, _WINDOW), np.float32)
-        np.multiply(blocks[:-1], self._window[:_HOP], out=frames[:, :_HOP])
-        np.multiply(blocks[1:], self._window[_HOP:], out=frames[:, _HOP:])
-        spectra = np.fft.rfft(frames)
-        spectra *= self._gains.take(np.arange(self._frames, self._frames + count), axis=0, mode="wrap")
+        blocks = np.frombuffer(self._pcm, "<i2", (count + 1) * _HOP).astype(np.float32)
+        frames = np.ndarray((count, _WINDOW), np.float32, blocks, strides=(_HOP * blocks.itemsize, blocks.itemsize))
+        spectra = np.fft.rfft(frames * self._window)
+        position = self._frames % len(self._gains)
+        if position + count <= len(self._gains):
+            gains = self._gains[position : position + count]
+        else:
+            gains = self._gains.take(np.arange(position, position + count), axis=0, mode="wrap")
+        spectra *= gains
         changes = np.fft.irfft(spectra, _WINDOW)
-        marked = blocks[:-1]
+        marked = blocks.reshape(-1, _HOP)[:-1]
         marked += changes[:, :_HOP]
         marked[0] += self._late
         marked[1:] += changes[:-1, _HOP:]  # frame k ends with the block that frame k + 1 begins with
@@ -74,13 +83,15 @@ class Watermark:
         self._frames += count
         self._pcm = self._pcm[BYTES_PER_SAMPLE * count * _HOP :]
         np.rint(marked, out=marked)
-        np.minimum(marked, FULL_SCALE - 1, out=marked)
-        np.maximum(marked, -FULL_SCALE, out=marked)
+        marked.clip(-FULL_SCALE, FULL_SCALE - 1, out=marked)
         return marked[first:].astype("<i2").tobytes()
 
 
-def watermark_gains(deployment_id: int) -> Floats:
-    """Return the relative change ``[hops, lines]`` of each spectral line over one period, for all streams."""
-    gains = np.zeros((PERIOD_CHIPS, _WINDOW // 2 + 1), np.float32)
-    gains[:, _BINS] = np.repeat(pattern(deployment_id), _BINS_PER_BAND, axis=1) * DEPTH
+def watermark_gains(deployment_id: int) -> Spectra:
+    """Return the relative change ``[hops, lines]`` of each spectral line over one period, for all streams.
+
+    The values are real. They have the type of the spectra, because a product that converts one side takes longer.
+    """
+    gains = np.zeros((PERIOD_CHIPS, _WINDOW // 2 + 1), np.complex64)
+    gains[:, _MARKED_LINES] = np.repeat(pattern(deployment_id) * DEPTHS, _LINES_PER_BAND, axis=1)
     return np.repeat(gains, _HOPS_PER_CHIP, axis=0)
