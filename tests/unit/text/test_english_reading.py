@@ -78,7 +78,7 @@ def test_every_match_has_what_its_rule_needs() -> None:
     """The requirements hold for any text that a pattern finds, not only for those of the cases."""
 
     @settings(
-        max_examples=settings().max_examples // 50,  # of hundreds of rules: the simplest text, and another one
+        max_examples=5,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -88,7 +88,8 @@ def test_every_match_has_what_its_rule_needs() -> None:
         text = data.draw(st.from_regex(rule.pattern, alphabet=FOLDED))
         assert not rule.needs.isdisjoint(features(text)), rule.pattern.pattern
 
-    for rule in RULES.rules:  # noqa: B007
+    every_nth = max(1, 400 // settings().max_examples)  # the profile thorough tries them all
+    for rule in RULES.rules[::every_nth]:  # noqa: B007
         with suppress(Unsatisfiable):  # hypothesis finds no text for some patterns that look around
             check()
 
