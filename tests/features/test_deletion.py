@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,36 +34,31 @@ CORE_TESTS = (
 """Tests that take little time and pass through most of the core: an engine, sessions, and a socket."""
 
 REMAINING = """
-import asyncio, importlib, pkgutil, sys
-import httpx, uvicorn
-import tts_worker.features
-from tts_worker import errors
-from tts_worker.feature import features
-from tts_worker.feature_names import SECTIONS
-from tts_worker.serving import create_application
-from tts_worker.settings import load_settings
-from tts_worker.types import Ended, SessionOptions
-from tts_worker.worker import running_worker
+import asyncio, importlib, json, os, pkgutil, sys, traceback
 
-absent = sys.argv[1]
 sys.modules.update(dict.fromkeys(("ray", "torch", "faster_whisper")))  # absent: they take seconds to import
-assert set(features()) == {*SECTIONS} - {absent}, features()
-for module in pkgutil.walk_packages(tts_worker.features.__path__, "tts_worker.features."):
-    try:
-        importlib.import_module(module.name)
-    except (errors.MissingExtra, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name.startswith("tts_worker"):
-            raise
 
-for name in ("batch", "registry"):
-    try:
-        load_settings(flags={name: {}})
-    except errors.ConfigError as error:
-        assert absent in error.message and "lacks the feature" in error.message, error
-    else:
-        assert absent != {"batch": "batch", "registry": "fleet"}[name]
+def import_features():
+    import tts_worker.features
+    from tts_worker import errors, serving
+    for module in pkgutil.walk_packages(tts_worker.features.__path__, "tts_worker.features."):
+        try:
+            importlib.import_module(module.name)
+        except (errors.MissingExtra, ModuleNotFoundError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name.startswith("tts_worker"):
+                raise
 
-async def main():
+PATHS = {"compat": "/v1/audio/speech", "conversion": "/v1/audio/conversions", "webrtc": "/webrtc/offer",
+         "batch": "/v1/batch", "lexicons": "/v1/lexicons", "marking": "/v1/audio/detect",
+         "page": "/docs"}
+
+async def serve(absent):
+    import httpx
+    from tts_worker.serving import create_application
+    from tts_worker.settings import load_settings
+    from tts_worker.types import Ended, SessionOptions
+    from tts_worker.worker import running_worker
+
     async with running_worker(load_settings(flags={"engines": {"tone": {"kind": "tone"}}})) as worker:
         transport = httpx.ASGITransport(create_application(worker))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
@@ -79,11 +75,48 @@ async def main():
                 break
         session.close()
 
-PATHS = {"compat": "/v1/audio/speech", "conversion": "/v1/audio/conversions", "webrtc": "/webrtc/offer",
-         "batch": "/v1/batch", "lexicons": "/v1/lexicons", "marking": "/v1/audio/detect",
-         "page": "/docs"}
-asyncio.run(main())
+def check(folder, absent):
+    sys.path.insert(0, folder)
+    import tts_worker
+    from tts_worker import errors
+    from tts_worker.feature import features
+    from tts_worker.feature_names import SECTIONS
+    from tts_worker.settings import load_settings
+
+    assert tts_worker.__file__ == os.path.join(folder, "tts_worker", "__init__.py"), tts_worker.__file__
+    assert set(features()) == {*SECTIONS} - {absent}, features()
+    import_features()
+    for name in ("batch", "registry"):
+        try:
+            load_settings(flags={name: {}})
+        except errors.ConfigError as error:
+            assert absent in error.message and "lacks the feature" in error.message, error
+        else:
+            assert absent != {"batch": "batch", "registry": "fleet"}[name]
+    asyncio.run(serve(absent))
+
+import httpx, uvicorn
+import_features()  # for the libraries that they import, which the processes below share
+for name in [name for name in sys.modules if name.partition(".")[0] == "tts_worker"]:
+    del sys.modules[name]
+for line in sys.stdin:
+    folder, absent = json.loads(line)
+    process = os.fork()
+    if not process:
+        failed = 1
+        try:
+            os.dup2(os.open(os.path.join(folder, "output"), os.O_CREAT | os.O_WRONLY), 2)
+            check(folder, absent)
+            failed = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(failed)
+    print(os.waitpid(process, 0)[1], flush=True)
 """
+"""Reads folders of packages and the feature that each lacks, checks each in a process of its own, and writes how it
+ended. The libraries are imported once, for all of them: that takes longer than the checks."""
 
 
 def package_without(folder: Path, absent: frozenset[str]) -> dict[str, str]:
@@ -168,9 +201,29 @@ def test_help_lists_the_commands_that_are_there(core: dict[str, str]) -> None:
     assert "--ray" not in run(core, "-m", "tts_worker", "serve", "--help").stdout
 
 
+@pytest.fixture(scope="module")
+def remaining() -> Iterator[Callable[[Path, str], None]]:
+    """Check the package in a folder, which lacks a feature."""
+    command = [sys.executable, "-c", REMAINING]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def check(folder: Path, absent: str) -> None:
+            print(json.dumps([str(folder), absent]), file=asked, flush=True)
+            assert answers.readline() == "0\n", (folder / "output").read_text()[-3_000:]
+
+        yield check
+        asked.close()
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_rest_serves_without_a_feature(name: str, tmp_path: Path) -> None:
-    run(package_without(tmp_path, frozenset({name})), "-c", REMAINING, name)
+def test_the_rest_serves_without_a_feature(name: str, remaining: Callable[[Path, str], None], tmp_path: Path) -> None:
+    package_without(tmp_path, frozenset({name}))
+    remaining(tmp_path, name)
 
 
 def test_sections_of_features_are_settings() -> None:

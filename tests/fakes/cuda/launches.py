@@ -82,6 +82,17 @@ class _Shape:
 _result_shapes: dict[Hashable, Any] = {}
 
 
+def once_per_shapes(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return fake results of ``compute``, which is called once for arguments of equal shapes."""
+    leaves = tree_leaves((args, kwargs))
+    key = compute, tuple(_Shape.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    if key in _result_shapes:
+        return tree_map(_Shape.empty, _result_shapes[key])
+    out = compute(*args, **kwargs)
+    _result_shapes[key] = tree_map(_Shape.of, out)
+    return out
+
+
 class HostAccess(AssertionError):
     """A captured computation exchanges data with the host."""
 
@@ -129,15 +140,8 @@ class LaunchCounter(TorchDispatchMode):
 
     @staticmethod
     def _results(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Return the results of a fused operator, with the composition computed once for equal shapes."""
-        leaves = tree_leaves((args, kwargs))
-        key = func, tuple(_Shape.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        if key not in _result_shapes:
-            with torch._C.DisableTorchFunction():  # what the composition calls is not counted
-                out = func(*args, **kwargs)
-            _result_shapes[key] = tree_map(_Shape.of, out)
-            return out
-        return tree_map(_Shape.empty, _result_shapes[key])
+        with torch._C.DisableTorchFunction():  # what the composition calls is not counted
+            return once_per_shapes(func, *args, **kwargs)
 
     def add(self, name: str, launches: int, inputs: object, outputs: object) -> None:
         """Count an operator."""

@@ -29,10 +29,11 @@ from tts_worker.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 PLAIN_TESTS = (
-    "tests/unit/cosyvoice/test_decoder.py",
+    "tests/unit/cosyvoice/test_decoder.py::test_nan_of_a_broken_prefix_does_not_spread",
     "tests/unit/streaming/test_contract.py",
 )
-"""Some tests of the networks, and the contract of an engine."""
+"""A test of the language model, and those of ``ENGINE`` in the contract of an engine."""
+ENGINE = "v3-interleaved"
 
 
 def on(device: str) -> Any:
@@ -87,7 +88,7 @@ def test_other_back_ends_need_acceleration(backend: Backend, monkeypatch: pytest
 
 def test_engine_passes_its_tests_without_acceleration() -> None:
     plugins = "-p", "tests.fakes.without_acceleration", "-p", "no:cacheprovider", "-n", "0"
-    command = [sys.executable, "-m", "pytest", "-q", *plugins, *PLAIN_TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-k", f"{ENGINE} or test_decoder", *PLAIN_TESTS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     summary = done.stdout.splitlines()[-1]

@@ -79,7 +79,6 @@ def test_every_match_has_what_its_rule_needs() -> None:
 
     @settings(
         max_examples=5,
-        derandomize=True,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -89,7 +88,8 @@ def test_every_match_has_what_its_rule_needs() -> None:
         text = data.draw(st.from_regex(rule.pattern, alphabet=FOLDED))
         assert not rule.needs.isdisjoint(features(text)), rule.pattern.pattern
 
-    for rule in RULES.rules:  # noqa: B007
+    every_nth = max(1, 400 // settings().max_examples)  # the profile thorough tries them all
+    for rule in RULES.rules[::every_nth]:  # noqa: B007
         with suppress(Unsatisfiable):  # hypothesis finds no text for some patterns that look around
             check()
 

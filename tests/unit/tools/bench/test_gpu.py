@@ -62,7 +62,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     write_random_bundle(bundle, "cosyvoice3", "tiny")
     options = LoadOptions(bundle, device="cpu", memory_gb=0.5, threads=1)
     return Plan(
-        options, loads=(2,), load_seconds=2.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(12,), stage_live=None
+        options, loads=(2,), load_seconds=1.0, call_s=(0.4, 0.8), texts=2, correct_tokens=(12,), stage_live=None
     )
 
 

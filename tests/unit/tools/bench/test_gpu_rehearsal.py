@@ -38,8 +38,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     monkeypatch.setattr(Networks, "load", load_shallow)
     monkeypatch.setattr(GpuBench, "on_cuda", property(lambda bench: True))
     monkeypatch.setattr(gpu, "DRAWN_IDS", 8)
-    monkeypatch.setattr(gpu, "VARIANT_TEXTS", 2)
-    monkeypatch.setattr(gpu, "REPLAYED_TOKENS", 30)
+    monkeypatch.setattr(gpu, "VARIANT_TEXTS", 1)
+    monkeypatch.setattr(gpu, "REPLAYED_TOKENS", 10)
     properties = SimpleNamespace(name="a device", major=9, minor=0, multi_processor_count=132)
     for name, result in {
         "synchronize": None,
@@ -69,11 +69,11 @@ def test_sections_run_on_a_device(device: SimulatedDevice, tmp_path: Path) -> No
     write_random_bundle(tmp_path / "tiny", "cosyvoice3", "tiny", prompt_models=False)
     slots = slots_for(2)  # those of the load: one engine less is built
     plan = Plan(
-        LoadOptions(tmp_path / "tiny", device="cpu", memory_gb=0.5, threads=1, max_segment_s=8, max_utterances=slots),
+        LoadOptions(tmp_path / "tiny", device="cpu", memory_gb=0.5, threads=1, max_segment_s=4, max_utterances=slots),
         loads=(2,),
-        load_seconds=0.4,
+        load_seconds=0.2,
         call_s=(0.4, 0.8),
-        texts=2,
+        texts=1,
         speed_seconds=0.4,
         growth_seconds=12.0,
         correct_tokens=(12,),
