@@ -80,7 +80,7 @@ async def test_stop_at_once() -> None:
     [program] = code("Stop at once", "python")
     async with serving() as address:
         printed = await run_python(program, address)
-    assert printed == "heard:  | not heard: A long answer. Somebody interrupts it.\n"
+    assert printed == "heard:  | not heard: A long answer. The caller interrupts it.\n"
 
 
 async def test_get_the_time_of_every_word() -> None:

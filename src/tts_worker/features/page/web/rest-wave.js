@@ -37,7 +37,7 @@ export class RestWave {
     try {
       clip = await this.#clips.get(text, settings, signal);
     } catch {
-      return; // the server has other work, or does not speak this: whoever presses Speak is told
+      return; // the server has other work, or does not speak this: Speak tells which
     }
     if (signal.aborted) return;
     this.#timeline.showReady(clip.samples);
