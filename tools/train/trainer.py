@@ -78,7 +78,7 @@ class Stage(ABC):
     def apply(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Go one step of ``optimizer`` down the gradient of ``loss``."""
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"] = group.get("rate", 1.0) * self.learning_rate()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, self.settings.clip)

@@ -20,7 +20,7 @@ from tts_worker.settings import (
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.version import __version__
 from tts_worker.voices.files import VOICES_DIR, stored_voices
-from tts_worker.voices.installed import CPU_MODEL
+from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 from tts_worker.voices.packs import METADATA, read_voicepack
 
 _SAMPLED_BYTES = 65_536
@@ -130,7 +130,8 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
         pack = read_voicepack(folder).pack
         if pack.model_sha256 is None:
             raise BundleError(f"{folder / METADATA}: model_sha256 is missing")
-        voices.append(VoiceModel(name, folder / CPU_MODEL, pack.model_sha256, *pack.languages[:1]))
+        files = folder.parent / CPU_NETWORK, folder / CPU_VECTOR
+        voices.append(VoiceModel(name, *files, pack.model_sha256, *pack.languages[:1]))
     model = HibariModel(threads=settings.threads, voices=voices)
     return HibariEngine(model, max_utterances=settings.max_utterances)
 

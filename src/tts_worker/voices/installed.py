@@ -19,8 +19,8 @@ GROUP = "tts_worker.voices"
 CPU_GROUP = "tts_worker.cpu_voices"
 FOLDER = "voicepacks"
 CPU_FAMILY = "hibari"
-CPU_MODEL = "model.onnx"
-"""The model of a voice of the CPU engine, in its voice pack."""
+CPU_NETWORK, CPU_VECTOR = "network.onnx", "voice.npy"
+"""The network that the CPU engine's voices of a package share, beside their packs, and what each has in its own."""
 
 
 def installed_voices() -> dict[str, Path]:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contract.engine_contract import EngineCase, EngineDriver, EngineOutput, segments
+from tests.unit.engine.shared_voices import voice_like_heart
 from tts_worker.audio.pcm import to_float
 from tts_worker.audio.trim import TrimOptions, speech_range
+from tts_worker.engine.cpu.hibari import model as model_module
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import (
     BRITISH,
@@ -23,7 +25,6 @@ from tts_worker.engine.cpu.hibari.model import (
     HibariModel,
     Spectra,
     VoiceModel,
-    default_model_path,
 )
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
 from tts_worker.errors import EngineFault, ErrorCode
@@ -448,15 +449,8 @@ HIGHER_HZ = 40.0
 
 @pytest.fixture(scope="module")
 def higher_voice(tmp_path_factory: pytest.TempPathFactory) -> VoiceModel:
-    """A voice that differs from ``heart`` in its pitch only: by a constant in the weights."""
-    onnx = pytest.importorskip("onnx", reason="writes a model")
-    model = onnx.load(str(default_model_path()))
-    bias = next(tensor for tensor in model.graph.initializer if tensor.name == "pn.pro_out.bias")
-    values = onnx.numpy_helper.to_array(bias) + np.array([HIGHER_HZ, HIGHER_HZ, 0, 0], np.float32) / 100
-    bias.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), bias.name))
-    path = tmp_path_factory.mktemp("voice") / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return VoiceModel("higher", path, hashlib.sha256(path.read_bytes()).hexdigest())
+    """A voice that differs from ``heart`` in its pitch only: by a constant in its vector."""
+    return voice_like_heart(tmp_path_factory.mktemp("voices") / "higher", higher_hz=HIGHER_HZ)
 
 
 @pytest.fixture(scope="module")
@@ -528,5 +522,25 @@ def test_warm_up_covers_all_voices(two_voices: HibariModel, monkeypatch: pytest.
 def test_further_model_with_another_hash_is_rejected(higher_voice: VoiceModel) -> None:
     with pytest.raises(EngineFault, match=r"voice higher does not match .*install the package"):
         HibariModel(voices=[replace(higher_voice, sha256="0" * 64)])
-    with pytest.raises(EngineFault, match=r"voice higher cannot be read"):
-        HibariModel(voices=[replace(higher_voice, path=Path("missing.onnx"))])
+    for missing in ({"network": Path("network.onnx")}, {"vector": Path("voice.npy")}):
+        with pytest.raises(EngineFault, match=r"(network.onnx|voice.npy) of the voice higher cannot be read"):
+            HibariModel(voices=[replace(higher_voice, **missing)])
+
+
+def test_damaged_vector_is_rejected(higher_voice: VoiceModel, tmp_path: Path) -> None:
+    vector = tmp_path / "voice.npy"
+    vector.write_bytes(b"no numbers")
+    digest = hashlib.sha256(higher_voice.network.read_bytes() + b"no numbers").hexdigest()
+    with pytest.raises(EngineFault, match=r"voice.npy of the voice higher is damaged"):
+        HibariModel(voices=[replace(higher_voice, vector=vector, sha256=digest)])
+
+
+def test_voices_share_a_network(higher_voice: VoiceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only their vectors are their own: a further voice costs 0.15 MB of memory."""
+    opened = []
+    open_session = model_module.open_session
+    monkeypatch.setattr(model_module, "open_session", lambda *args, **kw: opened.append(1) or open_session(*args, **kw))
+    model = HibariModel(voices=[replace(higher_voice, name=name) for name in ("anna", "bella", "carla")])
+    assert model.voices == ("heart", "anna", "bella", "carla")
+    assert len(opened) == 2
+    assert len(np.load(higher_voice.vector)) * 4 < 150_000

@@ -16,8 +16,8 @@ from tests.fakes.opened_files import opened_files
 from tts_worker.engine.cpu.hibari.model import HibariModel
 from tts_worker.engine.cpu.kokoro import model as kokoro_model
 from tts_worker.engine.cpu.kokoro.engine import KokoroEngine
-from tts_worker.engine.cpu.kokoro.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.kokoro.model import DURATION_SAMPLES, LANGUAGES, VOICES, KokoroModel, KokoroSpeech
+from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer, Phrase
 from tts_worker.errors import EngineFault, MissingExtra
 from tts_worker.text.reading.verbalizer import Verbalizer

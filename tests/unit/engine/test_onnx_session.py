@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import hibari
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from tts_worker.engine.cpu.hibari.model import OUTPUTS
-from tts_worker.engine.cpu.phrases.onnx_session import maps_weights, open_session, with_outputs, without_weights
+from tts_worker.engine.cpu.phrases.onnx_session import open_session, with_outputs
 
 
 def chain(*, doc: str = "") -> bytes:
@@ -74,56 +72,3 @@ def test_hibari_computes_no_declared_spectra() -> None:
     graph = onnx.load_from_string(with_outputs(data, OUTPUTS)).graph
     assert tuple(output.name for output in graph.output) == OUTPUTS
     assert not [node.name for node in graph.node if "lh" in node.output or "/head/Add_output_0" in node.input]
-
-
-# -- weights that stay in the file ------------------------------------------------------------------------------------
-
-MODEL = Path(hibari.__file__).parent / "assets" / "hibari.onnx"
-INPUTS = {"ids": np.arange(1, 30)[None], "speed": np.ones(1, np.float32)}
-
-
-def test_weights_are_found_in_the_file() -> None:
-    data = MODEL.read_bytes()
-    whole, rest = onnx.load_from_string(data), onnx.load_from_string(without_weights(data, MODEL.name))
-    moved = 0
-    for original, tensor in zip(whole.graph.initializer, rest.graph.initializer, strict=True):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            begin, length = int(place["offset"]), int(place["length"])
-            assert (place["location"], data[begin : begin + length]) == (MODEL.name, original.raw_data)
-            assert not tensor.raw_data
-            moved += length
-            del tensor.external_data[:]
-            tensor.raw_data = original.raw_data
-            tensor.data_location = original.data_location = TensorProto.DEFAULT
-    assert whole == rest
-    assert moved > 0.95 * len(data)
-
-
-def test_mapped_weights_give_the_same_numbers() -> None:
-    data = MODEL.read_bytes()
-    whole, mapped = open_session(data, OUTPUTS, 1), open_session(data, OUTPUTS, 1, MODEL)
-    for ours, theirs in zip(mapped.run(OUTPUTS, INPUTS), whole.run(OUTPUTS, INPUTS), strict=True):
-        assert np.array_equal(ours, theirs)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(not maps_weights(), reason="this ONNX Runtime reads the weights into memory")
-def test_mapped_weights_take_no_memory_of_the_process() -> None:
-    script = """
-import hibari, sys
-from pathlib import Path
-from tts_worker.engine.cpu.hibari.model import OUTPUTS
-from tts_worker.engine.cpu.phrases.onnx_session import open_session
-file = Path(hibari.__file__).parent / "assets" / "hibari.onnx"
-def private_mb():
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1e3
-data = file.read_bytes()
-kept = [open_session(data, OUTPUTS, 1, file) for _ in range(2)]
-before = private_mb()
-kept += [open_session(data, OUTPUTS, 1, file) for _ in range(5)]
-print((private_mb() - before) / 5)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 8

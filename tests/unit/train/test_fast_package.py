@@ -1,20 +1,17 @@
-"""Families of fast voices and their package: which voices are good enough, and what is shipped of them."""
+"""Fast voices and their package: which are good enough, and what is shipped of them."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from tools.train.fast import package as packages
+from tests.unit.engine.shared_voices import voice_like_heart
 from tools.train.fast.evaluate import TEACHER, Figures, file_hash
-from tools.train.fast.family import FamilyConfig, train_family, verdicts
-from tools.train.fast.package import Speaker, add_voice, shortcomings, voices_table, write_table
-from tools.train.fast.runner import FastConfig
-from tts_worker.engine.cpu.hibari.model import default_model_path
+from tools.train.fast.package import add_voices, shortcomings, voices_table, write_table
+from tools.train.fast.speakers import Speaker
 from tts_worker.errors import ConfigError
 from tts_worker.voices.packs import read_voicepack
 
@@ -24,16 +21,14 @@ THEIRS = Figures(0.0, 4.35, 0.04, 0.9, (118.0, 182.0, 245.0), 140.0)
 
 
 def scored(run: Path, name: str, voice: Figures = GOOD) -> None:
-    """Lay out the folder of a scored voice; its weights are those of ``heart``."""
-    run.mkdir(parents=True)
-    shutil.copyfile(default_model_path(), run / "model.onnx")
+    """Lay out a scored voice in the folder of a training; its weights are those of ``heart``."""
     scores = {
         "voice": name,
-        "model_sha256": file_hash(run / "model.onnx"),
-        "config": {"style": name},
+        "model_sha256": voice_like_heart(run / name).sha256,
+        "config": {"voices": [name]},
         "figures": {TEACHER: asdict(THEIRS), name: asdict(voice)},
     }
-    (run / "scores.json").write_text(json.dumps(scores))
+    (run / name / "scores.json").write_text(json.dumps(scores))
     (run / "prosody.jsonl").write_text("{}\n")
 
 
@@ -66,37 +61,42 @@ def test_voice_that_falls_short_is_told_why(change: dict[str, object], problems:
     assert shortcomings(replace(GOOD, **change), THEIRS) == problems  # type: ignore[arg-type]
 
 
-def test_packed_voice_is_complete(tmp_path: Path, package: Path) -> None:
-    scored(tmp_path / "bf_anna", "bf_anna")
+def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
+    for name, figures in (("bf_anna", GOOD), ("am_bert", GOOD), ("am_anton", replace(GOOD, mos=4.0))):
+        scored(tmp_path / "run", name, figures)
     for _ in range(2):
-        add_voice(tmp_path / "bf_anna", package)
-    installed = read_voicepack(package / "some_voices" / "voicepacks" / "hibari" / "bf_anna")
+        refused = add_voices(tmp_path / "run", package)
+    assert refused == ["am_anton is not good enough: DistillMOS 4.00 < 4.1; DistillMOS 0.35 below its teacher"]
+    family = package / "some_voices" / "voicepacks" / "hibari"
+    assert sorted(path.name for path in family.iterdir()) == ["am_bert", "bf_anna", "network.onnx"]
+    installed = read_voicepack(family / "bf_anna")
     pack = installed.pack
     assert (pack.languages, pack.aliases, pack.gender) == (("en-GB",), ("anna",), "female")
-    assert pack.model_sha256 == file_hash(installed.folder / "model.onnx")
+    assert pack.model_sha256 == file_hash(family / "network.onnx", installed.folder / "voice.npy")
     assert pack.loudness_lufs == pytest.approx(-25.9, abs=1)
     assert "Kokoro's bf_anna" in (pack.license or "")
     project = (package / "pyproject.toml").read_text()
-    assert project == '[project.entry-points."tts_worker.cpu_voices"]\nbf_anna = "some_voices"\n\n[tool]\n'
-    assert (package / "scores" / "bf_anna-prosody.jsonl").is_file()
+    entries = 'am_bert = "some_voices"\nbf_anna = "some_voices"\n'
+    assert project == f'[project.entry-points."tts_worker.cpu_voices"]\n{entries}\n[tool]\n'
+    assert {path.name for path in (package / "scores").iterdir()} == {"am_bert.json", "bf_anna.json", "prosody.jsonl"}
     readme = (package / "README.md").read_text()
     assert readme.startswith("Before.\n\n<!-- voices -->\n| voice |")
     assert "| `bf_anna`, `anna` | British English, female | 0.2 % | 4.25 ± 0.04 (4.35) | 0.88 (0.90) |" in readme
     assert readme.endswith("<!-- end of voices -->\n\nAfter.\n")
 
 
-def test_voice_that_falls_short_is_not_packed(tmp_path: Path, package: Path) -> None:
-    scored(tmp_path / "am_anton", "am_anton", replace(GOOD, mos=4.0))
+def test_package_without_a_good_voice_stays(tmp_path: Path, package: Path) -> None:
+    scored(tmp_path / "run", "am_anton", replace(GOOD, mos=4.0))
     with pytest.raises(ConfigError, match=r"am_anton is not good enough: DistillMOS 4.00 < 4.1; DistillMOS 0.35"):
-        add_voice(tmp_path / "am_anton", package)
+        add_voices(tmp_path / "run", package)
     assert not list((package / "some_voices").rglob("*.onnx"))
 
 
-def test_scores_of_another_model_are_refused(tmp_path: Path, package: Path) -> None:
-    scored(tmp_path / "am_anton", "am_anton")
-    (tmp_path / "am_anton" / "model.onnx").write_bytes(b"another")
+def test_scores_of_other_weights_are_refused(tmp_path: Path, package: Path) -> None:
+    scored(tmp_path / "run", "am_anton")
+    (tmp_path / "run" / "network.onnx").write_bytes(b"another")
     with pytest.raises(ConfigError, match="evaluate it again"):
-        add_voice(tmp_path / "am_anton", package)
+        add_voices(tmp_path / "run", package)
 
 
 def test_readme_without_a_place_for_the_table_is_refused(package: Path) -> None:
@@ -111,55 +111,6 @@ def test_table_of_the_package_is_that_of_its_scores() -> None:
 
 def test_name_of_another_language_is_refused() -> None:
     assert Speaker.of("bm_george") == Speaker("george", "en-GB", "British English", "male")
-    with pytest.raises(ConfigError, match="'zf_xiaobei' is not"):
-        Speaker.of("zf_xiaobei")
-
-
-# -- families ---------------------------------------------------------------------------------------------------------
-
-
-def family(path: Path, voices: str) -> FamilyConfig:
-    path.write_text(f"voices: {{{voices}}}\nspoken_minutes: 2\n")
-    return FamilyConfig.load(path)
-
-
-def test_voices_are_trained_in_order_and_once(tmp_path: Path) -> None:
-    config = family(tmp_path / "f.yaml", "bf_anna: heart, am_anton: heart, bf_berta: bf_anna")
-    scored(tmp_path / "am_anton", "am_anton")
-    trained: list[tuple[FastConfig, Path]] = []
-    train_family(config, tmp_path, lambda voice, run: trained.append((voice, run)))
-    assert [(voice.name, voice.start, voice.language, run) for voice, run in trained] == [
-        ("bf_anna", "", "en-GB", tmp_path / "bf_anna"),
-        ("bf_berta", "../bf_anna/model.onnx", "en-GB", tmp_path / "bf_berta"),
-    ]
-    assert all(voice.spoken_minutes == 2 for voice, _ in trained)
-
-
-def test_verdict_of_each_voice(tmp_path: Path) -> None:
-    config = family(tmp_path / "f.yaml", "bf_anna: heart, am_anton: heart, am_bert: am_anton")
-    scored(tmp_path / "bf_anna", "bf_anna")
-    scored(tmp_path / "am_anton", "am_anton", replace(GOOD, similarity=0.5))
-    assert list(verdicts(config, tmp_path)) == [
-        "bf_anna: good",
-        "am_anton: similarity 0.5 < 0.86",
-        "am_bert: not trained",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("voices", "problem"),
-    [
-        ("bf_anna: bf_berta, bf_berta: heart", "bf_anna begins with 'bf_berta', which is not trained before it"),
-        ("anna: heart", "'anna' is not Kokoro's name"),
-    ],
-)
-def test_wrong_family_is_refused(tmp_path: Path, voices: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        family(tmp_path / "f.yaml", voices)
-
-
-def test_family_of_the_repository_is_valid() -> None:
-    config = FamilyConfig.load(Path(packages.__file__).with_name("family.yaml"))
-    voices = [Speaker.of(name) for name in config.voices]
-    assert sum(voice.gender == "male" for voice in voices) == sum(voice.gender == "female" for voice in voices) + 1 == 6
-    assert sum(voice.language == "en-GB" for voice in voices) >= 4
+    assert Speaker.of("zf_xiaobei").language == "zh"
+    with pytest.raises(ConfigError, match="'ef_dora' is not"):
+        Speaker.of("ef_dora")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from hashlib import sha256
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
@@ -10,14 +9,22 @@ from typing import cast
 
 import pytest
 
+from tests.unit.engine.shared_voices import voice_like_heart
 from tts_worker.cli import main
-from tts_worker.engine.cpu.hibari.model import MODEL_SHA256, default_model_path
 from tts_worker.engine.factory import info_before_loading
 from tts_worker.errors import BundleError, EngineFault, TTSWorkerError, UnknownVoice
 from tts_worker.settings import HibariEngineSettings, Settings, load_settings
 from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
 from tts_worker.voices import installed
-from tts_worker.voices.installed import CPU_GROUP, CPU_MODEL, GROUP, cpu_voices, installed_voice, installed_voices
+from tts_worker.voices.installed import (
+    CPU_GROUP,
+    CPU_NETWORK,
+    CPU_VECTOR,
+    GROUP,
+    cpu_voices,
+    installed_voice,
+    installed_voices,
+)
 from tts_worker.worker import Worker
 
 
@@ -144,10 +151,9 @@ def test_cpu_engine_has_the_chosen_voices(site: Path) -> None:
 async def test_worker_speaks_with_an_installed_voice(site: Path) -> None:
     """Its weights are those of ``heart``, under another name."""
     pack = install_cpu_voice(site, "hannah_p")
-    shutil.copy(default_model_path(), pack / CPU_MODEL)
+    sha256 = voice_like_heart(pack).sha256
     (pack / "metadata.yaml").write_text(
-        f"aliases: [hannah]\ngender: female\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {MODEL_SHA256}\n",
-        "utf-8",
+        f"aliases: [hannah]\ngender: female\nlanguages: [en]\nloudness_lufs: -25.9\nmodel_sha256: {sha256}\n", "utf-8"
     )
     worker = Worker(Settings())
     await worker.start()
@@ -168,9 +174,9 @@ async def test_voices_speak_in_the_accent_of_their_language(site: Path) -> None:
     """All have the weights of ``heart``, so what differs is their phonemes."""
     for name, languages in (("anna", "[en-GB, en]"), ("bella", "[en]"), ("carla", "[]")):
         pack = install_cpu_voice(site, name)
-        shutil.copy(default_model_path(), pack / CPU_MODEL)
+        sha256 = voice_like_heart(pack).sha256
         (pack / "metadata.yaml").write_text(
-            f"languages: {languages}\nloudness_lufs: -25\nmodel_sha256: {MODEL_SHA256}\n", "utf-8"
+            f"languages: {languages}\nloudness_lufs: -25\nmodel_sha256: {sha256}\n", "utf-8"
         )
     worker = Worker(Settings())
     await worker.start()
@@ -209,14 +215,15 @@ async def test_damaged_voice_that_is_not_used_is_no_error(site: Path) -> None:
     ("metadata", "problem"),
     [
         ("", "metadata.yaml: model_sha256 is missing"),
-        (f"model_sha256: {'a' * 64}\n", "the model model.onnx of the voice anna does not match its expected hash"),
-        (f"model_sha256: {sha256(b'no model').hexdigest()}\n", "the voice anna is not one of this engine"),
+        (f"model_sha256: {'a' * 64}\n", "the model of the voice anna does not match its expected hash"),
+        (f"model_sha256: {sha256(b'no model').hexdigest()}\n", "voice.npy of the voice anna is damaged"),
     ],
     ids=["no hash", "other hash", "no model"],
 )
 async def test_voice_with_a_wrong_model_is_named(site: Path, metadata: str, problem: str) -> None:
     pack = install_cpu_voice(site, "anna")
-    (pack / CPU_MODEL).write_bytes(b"no model")
+    (pack.parent / CPU_NETWORK).write_bytes(b"no ")
+    (pack / CPU_VECTOR).write_bytes(b"model")
     (pack / "metadata.yaml").write_text(f"languages: [en]\n{metadata}", "utf-8")
     with pytest.raises(TTSWorkerError, match=problem):
         await Worker(Settings()).start()
@@ -224,7 +231,6 @@ async def test_voice_with_a_wrong_model_is_named(site: Path, metadata: str, prob
 
 async def test_no_package_replaces_the_built_in_voice(site: Path) -> None:
     pack = install_cpu_voice(site, "heart")
-    shutil.copy(default_model_path(), pack / CPU_MODEL)
-    (pack / "metadata.yaml").write_text(f"languages: [en]\nmodel_sha256: {MODEL_SHA256}\n", "utf-8")
+    (pack / "metadata.yaml").write_text(f"languages: [en]\nmodel_sha256: {'a' * 64}\n", "utf-8")
     with pytest.raises(EngineFault, match="an installed package has another voice heart; uninstall it"):
         await Worker(Settings()).start()

@@ -11,23 +11,22 @@ from pathlib import Path
 import torch
 
 from tools.train.fast import evaluate
-from tools.train.fast.family import FamilyConfig, train_family, verdicts
-from tools.train.fast.network import load_network
-from tools.train.fast.package import SCORES_FILE, add_voice, write_table
+from tools.train.fast.network import set_vector
+from tools.train.fast.package import SCORES_FILE, add_voices, write_table
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
+from tools.train.fast.speakers import Speaker
 from tools.train.text import held_out
 from tools.train.trainer import STOP
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, VoiceModel
-from tts_worker.voices.installed import CPU_MODEL
+from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 
-TABLE = "scores.md"
 _WHOLE = ("data", "stages", "export", "evaluate")
 _UNROUNDED = " before int8"
 
 
 def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command ``fast`` with its own commands."""
-    fast = commands.add_parser("fast", help="train a voice of the CPU engine from a style of Kokoro (extra voices)")
+    fast = commands.add_parser("fast", help="train voices of the CPU engine from styles of Kokoro")
     own = fast.add_subparsers(dest="fast_command", required=True)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
@@ -43,13 +42,12 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     stage = command("stage", "train one stage, resuming where the last training stopped")
     stage.add_argument("stage", choices=STAGES)
     stage.add_argument("--minutes", type=float, default=1e9)
-    command("export", f"write RUN/{CPU_MODEL}")
-    scoring = command("evaluate", f"score RUN/{CPU_MODEL}: RUN/{SCORES_FILE} and RUN/{TABLE} (extra quality)")
+    command("export", f"write RUN/{CPU_NETWORK} and RUN/VOICE/{CPU_VECTOR}")
+    scoring = command("evaluate", f"score the voices that have no scores: RUN/VOICE/{SCORES_FILE}")
     scoring.add_argument("--sentences", type=int, help="only the first ones")
     scoring.add_argument("--compare", action="store_true", help="score heart and the network before int8, too")
-    command("family", "everything for each voice of CONFIG that has no scores yet, in RUN/VOICE; which are good enough")
-    packing = own.add_parser("pack", help="put a scored voice that is good enough into a package")
-    packing.add_argument("run", type=Path, help="folder of the voice")
+    packing = own.add_parser("pack", help="put the voices that are good enough into a package")
+    packing.add_argument("run", type=Path, help="folder of the training")
     table = own.add_parser("table", help="renew the table of figures in the README of a package")
     for added in (packing, table):
         added.add_argument("package", type=Path)
@@ -59,14 +57,10 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def run(args: argparse.Namespace) -> int:
     """Run a command of ``fast``."""
     if args.fast_command == "pack":
-        add_voice(args.run, args.package)
+        for line in add_voices(args.run, args.package):
+            _report(line)
     elif args.fast_command == "table":
         write_table(args.package)
-    elif args.fast_command == "family":
-        family = FamilyConfig.load(args.config)
-        train_family(family, args.run, lambda config, run: _run(config, run, args, _WHOLE))
-        for line in verdicts(family, args.run):
-            _report(line)
     else:
         whole = args.fast_command == "run"
         _run(FastConfig.load(args.config), args.run, args, _WHOLE if whole else (args.fast_command,))
@@ -91,36 +85,43 @@ def _run(config: FastConfig, run: Path, args: argparse.Namespace, commands: Sequ
         elif command == "stage":
             training.train(args.stage, args.minutes)
         elif command == "export":
-            training.export(run / CPU_MODEL)
+            training.export()
         else:
-            _evaluate(training, getattr(args, "sentences", None), compare=getattr(args, "compare", False))
+            for voice in config.voices:
+                _evaluate(training, voice, getattr(args, "sentences", None), compare=getattr(args, "compare", False))
 
 
-def _evaluate(training: FastTraining, count: int | None = None, *, compare: bool = False) -> None:
-    """Score the exported voice and its teacher, and to compare the network before the export and ``heart``."""
-    run, name = training.run, training.config.name
-    sentences = held_out()[:count]
-    hash = evaluate.file_hash(run / CPU_MODEL)
-    model = HibariModel(voices=[VoiceModel(name, run / CPU_MODEL, hash, training.config.language)])
+def _evaluate(training: FastTraining, name: str, count: int | None = None, *, compare: bool = False) -> None:
+    """Score an exported voice and its teacher, and to compare the network before the export and ``heart``.
+
+    Nothing if there are scores of the same weights.
+    """
+    folder, language = training.run / name, Speaker.of(name).language
+    files = training.network_file, training.vector_file(name)
+    sha256 = evaluate.file_hash(*files)
+    scores_file = folder / SCORES_FILE
+    if scores_file.is_file() and json.loads(scores_file.read_text("utf-8"))["model_sha256"] == sha256:
+        return
+    sentences = held_out(language)[:count]
+    model = HibariModel(voices=[VoiceModel(name, *files, sha256, language)])
     phonemizer = model.phonemizer_of(name)
     spoken = {
-        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, training.data.held_out(), sentences),
+        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, training.data(name).held_out(), sentences),
         name: evaluate.speak(phonemizer, evaluate.predict_with(model, name), sentences),
     }
     if compare:
-        network = load_network(run / CPU_MODEL)
-        training.load_weights(network)
+        network, vectors = training.trained()
+        set_vector(network, vectors[name])
         spoken[name + _UNROUNDED] = evaluate.speak(phonemizer, evaluate.predict_with(network, name), sentences)
         spoken[VOICE] = evaluate.speak(model.phonemizer, evaluate.predict_with(model, VOICE), sentences)
-    figures = evaluate.evaluate(spoken)
+    figures = evaluate.evaluate(spoken, language)
     scores = {
         "voice": name,
-        "model_sha256": evaluate.file_hash(run / CPU_MODEL),
+        "model_sha256": sha256,
         "sentences": len(sentences),
         "config": asdict(training.config),
         "steps": {stage: training.steps(stage) for stage in STAGES},
         "figures": {voice: asdict(values) for voice, values in figures.items()},
     }
-    (run / SCORES_FILE).write_text(json.dumps(scores, indent=2) + "\n", "utf-8")
-    (run / TABLE).write_text(evaluate.table(figures), "utf-8")
+    scores_file.write_text(json.dumps(scores, indent=2) + "\n", "utf-8")
     print(evaluate.table(figures), end="", flush=True)

@@ -11,33 +11,40 @@ from pathlib import Path
 
 from tools.train.config import TextConfig
 from tools.train.fast.teacher import KokoroTeacher, SpokenPhrase, load_phrases, save_phrases
-from tools.train.text import held_out, make_corpus
+from tools.train.text import held_out, make_corpus, make_mandarin_corpus
 from tts_worker.audio.pcm import Floats
+from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN
 from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
 from tts_worker.errors import ConfigError
 from tts_worker.types import SAMPLE_RATE_HZ, Segment
 
-CORPUS = "corpus.txt"
+CORPUS, MANDARIN_CORPUS = "corpus.txt", "mandarin.txt"
 _PART_PHRASES = 25
 _PART_SEEDS = 1000
 
 Report = Callable[[str], None]
 
 
-def corpus(run: Path, text: TextConfig, seed: int) -> list[str]:
-    """Return the sentences of a run, those of ``corpus.txt`` if it exists.
+def corpus(run: Path, text: TextConfig, seed: int, language: str = AMERICAN) -> list[str]:
+    """Return the sentences of a run in a language: those of ``CORPUS`` or ``MANDARIN_CORPUS`` if that exists.
 
     Raises:
         ConfigError: There are none.
     """
-    path = run / CORPUS
+    path = run / (MANDARIN_CORPUS if language == MANDARIN else CORPUS)
     if not path.is_file():
-        lines = make_corpus(text, run / text.folder, seed)
-        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        make = make_mandarin_corpus if language == MANDARIN else make_corpus
+        path.write_text("".join(f"{line}\n" for line in make(text, run / text.folder, seed)), "utf-8")
     if lines := path.read_text("utf-8").splitlines():
         return lines
     raise ConfigError(f"{path} has no sentences")
+
+
+def voice_sentences(lines: list[str], voice: int, voices: int) -> list[str]:
+    """Return ``lines`` from another place for each of several voices: together they learn from more sentences."""
+    start = len(lines) * voice // voices
+    return lines[start:] + lines[:start]
 
 
 def phoneme_ids(phonemizer: Phonemizer, sentences: Iterable[str]) -> Iterator[tuple[int, ...]]:
@@ -60,32 +67,45 @@ class VoiceData:
         run: The folder.
         style: The teacher's style.
         phonemizer: Reads the sentences.
+        sentences: Sentences in the order in which they are used.
+        language: Language of the held-out sentences.
         seed: Seed of the teacher's noise.
         threads: Threads of the teacher.
         report: Takes a line of progress.
     """
 
     def __init__(
-        self, run: Path, style: Floats, phonemizer: Phonemizer, *, seed: int, threads: int, report: Report
+        self,
+        run: Path,
+        style: Floats,
+        phonemizer: Phonemizer,
+        sentences: Iterable[str],
+        *,
+        language: str,
+        seed: int,
+        threads: int,
+        report: Report,
     ) -> None:
         self._run = run
         self._style = style
         self._phonemizer = phonemizer
+        self._sentences = sentences
+        self._language = language
         self._seed = seed
         self._threads = threads
         self._report = report
 
-    def spoken(self, sentences: Iterable[str], audio_s: float) -> list[SpokenPhrase]:
+    def spoken(self, audio_s: float) -> list[SpokenPhrase]:
         """Phrases with audio, ``audio_s`` or slightly more, as long as there are sentences."""
-        return self._parts("spoken", sentences, audio_s, speaks=True)
+        return self._parts("spoken", self._sentences, audio_s, speaks=True)
 
-    def prosody(self, sentences: Iterable[str], audio_s: float) -> list[SpokenPhrase]:
+    def prosody(self, audio_s: float) -> list[SpokenPhrase]:
         """Phrases without audio."""
-        return self._parts("prosody", sentences, audio_s, speaks=False)
+        return self._parts("prosody", self._sentences, audio_s, speaks=False)
 
     def held_out(self) -> list[SpokenPhrase]:
         """Phrases with audio of the held-out sentences."""
-        return self._parts("held_out", held_out(), float("inf"), speaks=True)
+        return self._parts("held_out", held_out(self._language), float("inf"), speaks=True)
 
     def _parts(self, name: str, sentences: Iterable[str], audio_s: float, *, speaks: bool) -> list[SpokenPhrase]:
         ids = phoneme_ids(self._phonemizer, sentences)

@@ -21,7 +21,7 @@ from tools.train.fast.network import FastNetwork
 from tools.train.fast.teacher import SpokenPhrase
 from tts_worker.audio.pcm import Floats, to_float, to_pcm
 from tts_worker.audio.resampler import Resampler
-from tts_worker.engine.cpu.hibari.model import HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.model import AMERICAN, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.text import Phonemizer, Phrase
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
@@ -150,9 +150,9 @@ def predict_with(model: HibariModel | FastNetwork, voice: str) -> Predict:
     return lambda phrase: model.predict(np.asarray(phrase.ids, np.int64))
 
 
-def evaluate(spoken: Mapping[str, Sequence[Utterance]]) -> dict[str, Figures]:
-    """Return the figures of several voices that say the same sentences; one of them is ``TEACHER``."""
-    judge: Judge = importlib.import_module("tests.quality.judge").Judge()
+def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN) -> dict[str, Figures]:
+    """Return the figures of several voices that say the same sentences in a language; one of them is ``TEACHER``."""
+    judge: Judge = importlib.import_module("tests.quality.judge").Judge(language.partition("-")[0])
     speakers = SpeakerVectors.load()
     reference = None if speakers is None else speakers.of(spoken[TEACHER])
     figures = {}
@@ -242,6 +242,6 @@ def _cell(value: Any) -> str:
     return " / ".join(f"{part:g}" for part in value) if isinstance(value, tuple) else f"{value:g}"
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def file_hash(*paths: Path) -> str:
+    """SHA-256 of files, one after the other."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

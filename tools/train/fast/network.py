@@ -1,8 +1,12 @@
-"""The network of the CPU engine (hibari.onnx of hibari-tts 0.2.1) as a torch module.
+"""The network of the CPU engine (hibari.onnx of hibari-tts 0.2.1) as a torch module, for one voice or several.
 
 It consists of two networks that share no weights: ``pn`` predicts durations, pitch and energy (prosody), ``m`` the
 spectra for the vocoder. Modules and parameters have the names of the graph's tensors. The graph has most matrices as
 int8 with one scale each, and multiplies them with int8 activations; the module computes with floats.
+
+Voices share the matrices. What a voice has for itself is its vector: all weights with one dimension, which are the
+biases of all layers and the scales of all normalizations and blocks (37 249 numbers). A graph of several voices takes
+it as the input ``voice``, which costs nothing per frame.
 """
 
 from __future__ import annotations
@@ -16,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
-from tts_worker.engine.cpu.hibari.model import FREE_PHASE, Spectra
+from tts_worker.audio.pcm import Floats
+from tts_worker.engine.cpu.hibari.model import FREE_PHASE, VOICE_INPUT, Spectra, default_model_path
 from tts_worker.engine.cpu.hibari.vocoder import BINS
 
 PARTS = FREE_PHASE + 1
@@ -28,6 +34,8 @@ _HEADS = 2
 _F0_SCALE, _ENERGY_SCALE = 100.0, 5.0
 _INT8_MAX = 127
 _VOICED_HZ = 60.0
+_SIZES = "voice_sizes"
+"""Tensor of a graph of several voices: lengths of the parts of a vector."""
 
 
 class ConvBlock(nn.Module):
@@ -125,6 +133,13 @@ class Prosody(nn.Module):
         both = self.pro_out(x).unflatten(1, (2, FRAMES_PER_DURATION)).transpose(2, 3).flatten(2)
         return _F0_SCALE * both[:, 0], _ENERGY_SCALE * both[:, 1]
 
+    def forward(
+        self, ids: Tensor, mask: Tensor, durations: Tensor, frame_mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what ``encode`` and ``curves`` do, with the given durations: ``[B, L]``, ``[B, F]``, ``[B, F]``."""
+        encoded, logs = self.encode(ids, mask)
+        return logs, *self.curves(encoded, durations, frame_mask[:, :, ::FRAMES_PER_DURATION])
+
 
 class SpectraNet(nn.Module):
     """Spectra for the vocoder from phonemes, durations, pitch and energy."""
@@ -182,6 +197,47 @@ class FastNetwork(nn.Module):
         return Spectra(parts[0].numpy(), f0_hz[0].numpy(), durations[0].numpy() * FRAMES_PER_DURATION)
 
 
+class SharedNetwork(nn.Module):
+    """``Prosody`` or ``SpectraNet`` for several voices.
+
+    Args:
+        net: Has the matrices that they share.
+        vectors: What each has for itself, as ``vector_of`` returns it for ``net``.
+    """
+
+    def __init__(self, net: nn.Module, vectors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.net = net
+        self.vectors = nn.ParameterList(nn.Parameter(vector.clone()) for vector in vectors)
+        self._shapes = {name: len(net.get_parameter(name)) for name in vector_names(net)}
+        for name in self._shapes:
+            net.get_parameter(name).requires_grad_(False)
+
+    def forward(self, voice: int, *inputs: Tensor) -> Any:
+        """Return what the network does with the vector of a voice."""
+        parts = self.vectors[voice].split(list(self._shapes.values()))
+        return functional_call(self.net, dict(zip(self._shapes, parts, strict=True)), inputs)
+
+
+def vector_names(network: nn.Module) -> list[str]:
+    """Names of the weights that each voice has for itself, in the order of its vector."""
+    return [name for name, parameter in network.named_parameters() if parameter.ndim == 1]
+
+
+def vector_of(network: nn.Module) -> Tensor:
+    """Return the vector of the voice that a network has."""
+    return torch.cat([network.get_parameter(name).detach() for name in vector_names(network)])
+
+
+@torch.no_grad()
+def set_vector(network: nn.Module, vector: Tensor) -> None:
+    """Give a network another voice."""
+    names = vector_names(network)
+    sizes = [len(network.get_parameter(name)) for name in names]
+    for name, part in zip(names, vector.split(sizes), strict=True):
+        network.get_parameter(name).copy_(part)
+
+
 def spread(columns: Tensor, durations: Tensor, length: int) -> Tensor:
     """Repeat each column of ``[B, C, L]`` for its duration: ``[B, C, length]``; the last column fills the rest."""
     at = torch.arange(length, device=durations.device).expand(len(durations), -1).contiguous()
@@ -192,32 +248,36 @@ def spread(columns: Tensor, durations: Tensor, length: int) -> Tensor:
 # -- weights of the graph ----------------------------------------------------------------------------------------------
 
 
-def load_network(graph: Path) -> FastNetwork:
-    """Read the weights of an int8 graph."""
+def load_network(graph: Path, vector: Floats | None = None) -> FastNetwork:
+    """Read the weights of an int8 graph: of one voice, or of several and the vector of one of them."""
     import onnx
 
     tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(str(graph)).graph.initializer}
     network = FastNetwork()
     quantized = _quantized_tensors()
-    state: dict[str, Tensor] = {}
-    for name in network.state_dict():
+    state = network.state_dict()
+    for name in state.keys() - (() if vector is None else vector_names(network)):
         if (tensor := quantized.get(name)) is not None:
             value = tensors[f"{tensor}_quantized"].astype(np.float32).T * tensors[f"{tensor}_scale"]
         else:
             value = tensors[_graph_name(name)]
         state[name] = torch.from_numpy(np.array(value, np.float32))
     network.load_state_dict(state)
+    if vector is not None:
+        set_vector(network, torch.from_numpy(vector.astype(np.float32)))
     return network.eval()
 
 
-def save_network(weights: dict[str, Tensor], source: Path, target: Path) -> None:
-    """Write ``weights`` into a copy of the int8 graph ``source``, with one symmetric scale per matrix."""
+def save_network(network: FastNetwork, target: Path) -> None:
+    """Write the matrices as an int8 graph, with one symmetric scale each; it gets the vector of a voice as an input."""
     import onnx
 
-    model: Any = onnx.load(str(source))
+    model: Any = onnx.load(str(default_model_path()))
+    graph = model.graph
     quantized = _quantized_tensors()
+    names = [_graph_name(name) for name in vector_names(network)]
     arrays: dict[str, NDArray[Any]] = {}
-    for name, value in weights.items():
+    for name, value in network.state_dict().items():
         array = value.detach().cpu().numpy().astype(np.float32)
         if (tensor := quantized.get(name)) is not None:
             scale = np.abs(array).max() / np.float32(_INT8_MAX)
@@ -225,10 +285,16 @@ def save_network(weights: dict[str, Tensor], source: Path, target: Path) -> None
             arrays[f"{tensor}_quantized"] = np.rint(array.T / scale).astype(np.int8)
         else:
             arrays[_graph_name(name)] = array
-    for tensor in model.graph.initializer:
+    kept = [tensor for tensor in graph.initializer if tensor.name not in names]
+    for tensor in kept:
         if tensor.name in arrays:
             values = np.ascontiguousarray(arrays[tensor.name])
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    sizes = np.array([len(arrays[name]) for name in names], np.int64)
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, onnx.numpy_helper.from_array(sizes, _SIZES)])
+    graph.node.insert(0, onnx.helper.make_node("Split", [VOICE_INPUT, _SIZES], names, axis=0))
+    graph.input.append(onnx.helper.make_tensor_value_info(VOICE_INPUT, onnx.TensorProto.FLOAT, [int(sizes.sum())]))
     target.write_bytes(model.SerializeToString())
 
 
@@ -251,11 +317,12 @@ def pitch_offset_hz(network: FastNetwork, reference: FastNetwork, phrases: Seque
     return float(voiced.mean()) if len(voiced) else 0.0
 
 
-def shift_pitch(weights: dict[str, Tensor], by_hz: float) -> None:
-    """Raise the pitch that ``weights`` predict."""
-    bias = weights["pn.pro_out.bias"].clone()
+@torch.no_grad()
+def shift_pitch(network: FastNetwork, by_hz: float) -> None:
+    """Raise the pitch that a network predicts."""
+    bias = network.pn.pro_out.bias
+    assert bias is not None
     bias[:FRAMES_PER_DURATION] += by_hz / _F0_SCALE
-    weights["pn.pro_out.bias"] = bias
 
 
 def _graph_name(parameter: str) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +13,13 @@ from typing import Any
 import yaml
 
 from tools.train.fast.evaluate import TEACHER, Figures, file_hash, predict_with, speak
+from tools.train.fast.speakers import Speaker
 from tools.train.text import held_out
 from tts_worker.audio.loudness import lufs_for_gain
-from tts_worker.engine.cpu.hibari.model import AMERICAN, BRITISH, VOICE, HibariModel, VoiceModel
+from tts_worker.engine.cpu.hibari.model import MANDARIN, HibariModel, VoiceModel
 from tts_worker.errors import ConfigError
 from tts_worker.types import SAMPLE_RATE_HZ
-from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_MODEL, FOLDER
+from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_NETWORK, CPU_VECTOR, FOLDER
 
 MAX_WER = 0.015
 MIN_MOS = 4.1
@@ -33,36 +33,9 @@ SCORES = "scores"
 SCORES_FILE = "scores.json"
 """Scores in the folder of a voice's training; a package has a folder ``SCORES``."""
 _BEGIN, _END = "<!-- voices -->\n", "<!-- end of voices -->"
-_LANGUAGES = MappingProxyType({"a": (AMERICAN, "American English"), "b": (BRITISH, "British English")})
-_GENDERS = MappingProxyType({"f": "female", "m": "male"})
-_NAME = re.compile(r"([ab])([fm])_([a-z]+)")
 _TARGET_LUFS = -16.0
 _LOUDNESS_SENTENCES = 12
 _LEXICON = MappingProxyType({"WebRTC": "web R T C", "LiveKit": "live kit", "nginx": "engine x"})
-
-
-@dataclass(frozen=True)
-class Speaker:
-    """What Kokoro's name of a voice says: ``bf_emma``.
-
-    Attributes:
-        alias: ``emma``.
-        language: BCP-47 tag of the accent.
-        accent: The same for people.
-        gender: ``female`` or ``male``.
-    """
-
-    alias: str
-    language: str
-    accent: str
-    gender: str
-
-    @classmethod
-    def of(cls, name: str) -> Speaker:
-        """Raises ConfigError for a name of another form."""
-        if (match := _NAME.fullmatch(name)) is None:
-            raise ConfigError(f"{name!r} is not Kokoro's name of an English voice, such as bf_emma")
-        return cls(match[3], *_LANGUAGES[match[1]], _GENDERS[match[2]])
 
 
 def shortcomings(voice: Figures, teacher: Figures) -> list[str]:
@@ -130,63 +103,87 @@ def write_table(package: Path) -> None:
     readme.write_text(before + begin + voices_table(package) + end + after, "utf-8")
 
 
-def add_voice(run: Path, package: Path) -> None:
-    """Put the scored voice of a run into a package: weights, metadata, scores, entry point and its row in the table.
+def add_voices(run: Path, package: Path) -> list[str]:
+    """Put the scored voices of a run into a package, in place of those that it has.
+
+    The network, and for each voice its vector, metadata, scores, entry point and row in the table.
+
+    Returns:
+        What keeps other voices of the run out of it.
 
     Raises:
-        ConfigError: It is not good enough, or the scores are not those of its model.
+        ConfigError: No voice is good enough, or scores are not those of the weights.
     """
-    model = run / CPU_MODEL
-    scores = json.loads((run / SCORES_FILE).read_text("utf-8"))
-    name = scores["voice"]
-    speaker = Speaker.of(name)
-    if scores["model_sha256"] != (sha256 := file_hash(model)):
-        raise ConfigError(f"{run}: the scores are those of another model: evaluate it again")
-    figures = read_figures(scores)
-    if problems := shortcomings(figures[name], figures[TEACHER]):
-        raise ConfigError(f"{name} is not good enough: {'; '.join(problems)}")
+    refused: list[str] = []
+    chosen: dict[str, dict[str, Any]] = {}
+    for file in sorted(run.glob(f"*/{SCORES_FILE}")):
+        scores = json.loads(file.read_text("utf-8"))
+        name = scores["voice"]
+        if scores["model_sha256"] != file_hash(run / CPU_NETWORK, file.parent / CPU_VECTOR):
+            raise ConfigError(f"{file.parent}: the scores are those of another model: evaluate it again")
+        figures = read_figures(scores)
+        if problems := shortcomings(figures[name], figures[TEACHER]):
+            refused.append(f"{name} is not good enough: {'; '.join(problems)}")
+        else:
+            chosen[name] = scores
+    if not chosen:
+        raise ConfigError("; ".join(refused) or f"{run} has no scored voices")
     (module,) = (path.parent for path in package.glob(f"*/{FOLDER}"))
-    pack = module / FOLDER / CPU_FAMILY / name
-    pack.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(model, pack / CPU_MODEL)
+    family = module / FOLDER / CPU_FAMILY
+    shutil.rmtree(family, ignore_errors=True)
+    shutil.rmtree(package / SCORES)
+    (package / SCORES).mkdir()
+    family.mkdir()
+    shutil.copyfile(run / CPU_NETWORK, family / CPU_NETWORK)
+    for curve in sorted(run.glob("*.jsonl")):
+        shutil.copyfile(curve, package / SCORES / curve.name)
+    for name, scores in chosen.items():
+        _add_voice(run / name, family / name, scores)
+        shutil.copyfile(run / name / SCORES_FILE, package / SCORES / f"{name}.json")
+    _announce(package / "pyproject.toml", sorted(chosen), module.name)
+    write_table(package)
+    return refused
+
+
+def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
+    name = scores["voice"]
+    speaker, voice = Speaker.of(name), read_figures(scores)[name]
+    pack.mkdir()
+    shutil.copyfile(run / CPU_VECTOR, pack / CPU_VECTOR)
     metadata = {
         "name": name,
         "family": CPU_FAMILY,
         "description": f"{speaker.accent}, {speaker.gender}; neural, 24 kHz, made for a CPU",
-        "languages": [speaker.language],
+        "languages": [speaker.language, *(["en"] if speaker.language == MANDARIN else [])],
         "aliases": [speaker.alias],
-        "loudness_lufs": round(_loudness(name, model, sha256, speaker.language), 1),
+        "loudness_lufs": round(_loudness(name, pack, scores["model_sha256"], speaker.language), 1),
         "gender": speaker.gender,
-        "license": f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {scores['config']['style']})",
-        "model_sha256": sha256,
+        "license": f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {name})",
+        "model_sha256": scores["model_sha256"],
         "performance": {
-            "wer": figures[name].wer,
-            "distillmos": figures[name].mos,
-            "similarity_to_teacher": figures[name].similarity,
+            "wer": voice.wer,
+            "distillmos": voice.mos,
+            "similarity_to_teacher": voice.similarity,
         },
         "lexicon": dict(_LEXICON),
     }
     from tts_worker.voices.packs import METADATA  # imported late: training needs no pydantic
 
     (pack / METADATA).write_text(yaml.safe_dump(metadata, sort_keys=False, width=110), "utf-8")
-    shutil.copyfile(run / SCORES_FILE, package / SCORES / f"{name}.json")
-    for curve in run.glob("*.jsonl"):
-        shutil.copyfile(curve, package / SCORES / f"{name}-{curve.name}")
-    _announce(package / "pyproject.toml", name, module.name)
-    write_table(package)
 
 
-def _announce(project: Path, name: str, module: str) -> None:
-    """Add the entry point of a voice, if it is missing."""
+def _announce(project: Path, names: Sequence[str], module: str) -> None:
+    """Write the entry points of the voices, in place of those that are there."""
     text = project.read_text("utf-8")
-    head, entry = f'[project.entry-points."{CPU_GROUP}"]\n', f'{name} = "{module}"\n'
-    if entry not in text:
-        project.write_text(text.replace(head, head + entry), "utf-8")
+    head = f'[project.entry-points."{CPU_GROUP}"]\n'
+    before, _, after = text.partition(head)
+    _, _, after = after.partition("\n\n")
+    entries = "".join(f'{name} = "{module}"\n' for name in names)
+    project.write_text(f"{before}{head}{entries}\n{after}", "utf-8")
 
 
-def _loudness(name: str, model: Path, sha256: str, language: str) -> float:
-    # Under another name, so that ``heart`` can be packed, too.
-    hibari = HibariModel(voices=[VoiceModel(f"{VOICE}-{name}", model, sha256, language)])
-    voice = hibari.voices[1]
-    said = speak(hibari.phonemizer_of(voice), predict_with(hibari, voice), held_out()[:_LOUDNESS_SENTENCES])
+def _loudness(name: str, pack: Path, sha256: str, language: str) -> float:
+    model = HibariModel(voices=[VoiceModel(name, pack.parent / CPU_NETWORK, pack / CPU_VECTOR, sha256, language)])
+    sentences = held_out(language)[:_LOUDNESS_SENTENCES]
+    said = speak(model.phonemizer_of(name), predict_with(model, name), sentences)
     return lufs_for_gain(b"".join(utterance.pcm for utterance in said), SAMPLE_RATE_HZ, _TARGET_LUFS)

@@ -1,4 +1,4 @@
-"""A training of a fast voice in a folder: data, the two stages, and the voice's weight file."""
+"""A training of fast voices in a folder: data, the two stages, and the weights of the voices."""
 
 from __future__ import annotations
 
@@ -9,49 +9,58 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tools.train.config import NO_END, StageConfig, TextConfig, load_yaml
-from tools.train.fast.data import VoiceData, corpus, part_files
-from tools.train.fast.network import FastNetwork, load_network, pitch_offset_hz, save_network, shift_pitch
+from tools.train.fast.data import VoiceData, corpus, part_files, voice_sentences
+from tools.train.fast.network import (
+    FastNetwork,
+    SharedNetwork,
+    load_network,
+    pitch_offset_hz,
+    save_network,
+    set_vector,
+    shift_pitch,
+    vector_of,
+)
+from tools.train.fast.speakers import Speaker
 from tools.train.fast.stages import PhraseStage, ProsodyStage, SpectraStage
 from tools.train.fast.styles import ARCHIVE, read_style
 from tools.train.fast.teacher import load_phrases
 from tools.train.trainer import checkpoint_path, train
-from tts_worker.engine.cpu.hibari.model import AMERICAN, HibariModel, default_model_path
+from tts_worker.engine.cpu.hibari.model import HibariModel, default_model_path
 from tts_worker.errors import ConfigError
+from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 
 STAGES = ("prosody", "spectra")
-_HELD_OUT_PHRASES = 12
+_HELD_OUT_PHRASES = 24  # of all voices
 _SAVE_EVERY_S = 60.0
 _PITCH_PHRASES = 20
 
 
 @dataclass(frozen=True)
 class FastConfig:
-    """A training of a fast voice.
+    """A training of fast voices, which share a network.
 
     Attributes:
-        name: Name of the voice.
-        style: Kokoro's name of the teacher's style.
+        voices: Kokoro's names of the styles that teach them: ``bf_emma``.
         seed: Seed of everything random.
-        language: Accent of the phonemes: ``en-US`` or ``en-GB``.
-        start: A trained model to begin with, relative to the run's folder; empty for that of ``heart``.
+        start: Folder with a trained network and voices to begin with, relative to the run's folder; a voice that it
+            lacks begins with the mean of those that it has. Empty for the network of ``heart``.
         archive: The npm package with the styles, relative to the run's folder.
-        spoken_minutes: Audio of the teacher, for the spectra.
-        prosody_minutes: Speech of which the teacher computes prosody only.
-        text: Where the sentences come from.
+        spoken_minutes: Audio of the teacher for each voice, for the spectra.
+        prosody_minutes: Speech for each voice of which the teacher computes prosody only.
+        text: Where the English sentences come from. ``mandarin.txt`` in the run's folder has the Mandarin ones.
         stages: Optimization by stage: ``prosody``, ``spectra``. ``batch`` counts frames of 12.5 ms.
     """
 
-    name: str
-    style: str
+    voices: tuple[str, ...]
     seed: int = 1
-    language: str = AMERICAN
     start: str = ""
     archive: str = ARCHIVE
-    spoken_minutes: float = 30.0
-    prosody_minutes: float = 150.0
+    spoken_minutes: float = 7.0
+    prosody_minutes: float = 20.0
     text: TextConfig = field(default_factory=TextConfig)
     stages: dict[str, StageConfig] = field(default_factory=dict)
 
@@ -60,13 +69,16 @@ class FastConfig:
         """Read a YAML file.
 
         Raises:
-            ConfigError: An unknown key, or a value of the wrong type; names the key.
+            ConfigError: An unknown key, a value of the wrong type (names the key), or a voice with another name.
         """
-        return load_yaml(cls, path)
+        config = load_yaml(cls, path)
+        for name in config.voices:
+            Speaker.of(name)
+        return config
 
 
 class FastTraining:
-    """A training in a folder.
+    """A training in a folder, with a subfolder for each voice.
 
     Args:
         config: The training.
@@ -91,38 +103,57 @@ class FastTraining:
         self._report = report
 
     @cached_property
-    def data(self) -> VoiceData:
-        config = self.config
-        style = read_style(self.run / config.archive, config.style)
-        phonemizer = HibariModel().phonemizer_in(config.language)
-        return VoiceData(self.run, style, phonemizer, seed=config.seed, threads=self._threads, report=self._report)
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        return corpus(self.run, self.config.text, self.config.seed)
+    def _model(self) -> HibariModel:
+        return HibariModel()
 
     @property
-    def start(self) -> Path:
-        """The model whose weights the network starts with."""
-        return self.run / self.config.start if self.config.start else default_model_path()
+    def network_file(self) -> Path:
+        """The exported network."""
+        return self.run / CPU_NETWORK
+
+    def vector_file(self, voice: str) -> Path:
+        """The exported vector of a voice."""
+        return self.run / voice / CPU_VECTOR
+
+    def data(self, voice: str) -> VoiceData:
+        """The data of a voice."""
+        config, language = self.config, Speaker.of(voice).language
+        folder = self.run / voice
+        folder.mkdir(parents=True, exist_ok=True)
+        style = read_style(self.run / config.archive, voice)
+        number = config.voices.index(voice)
+        return VoiceData(
+            folder,
+            style,
+            self._model.phonemizer_in(language),
+            voice_sentences(corpus(self.run, config.text, config.seed, language), number, len(config.voices)),
+            language=language,
+            seed=config.seed + number,
+            threads=self._threads,
+            report=lambda line: self._report(f"{voice} {line}"),
+        )
 
     def prepare(self) -> None:
         """Make the data that is missing."""
-        self.data.held_out()
-        self.data.prosody(self.sentences, 60 * self.config.prosody_minutes)
-        self.data.spoken(self.sentences, 60 * self.config.spoken_minutes)
+        for voice in self.config.voices:
+            data = self.data(voice)
+            data.held_out()
+            data.prosody(60 * self.config.prosody_minutes)
+            data.spoken(60 * self.config.spoken_minutes)
 
     def stage(self, name: str) -> PhraseStage:
         """Return a stage with the initial weights, and with the data, which is made if it is missing."""
         config = self.config
-        network = load_network(self.start).to(self._device)
         settings = config.stages.get(name, StageConfig())
-        held_out = self.data.held_out()[:_HELD_OUT_PHRASES]
+        data = [self.data(voice) for voice in config.voices]
+        count = max(2, _HELD_OUT_PHRASES // len(data))
+        held_out = [own.held_out()[:count] for own in data]
+        shared = self._initial(name)
         if name == "prosody":
-            phrases = self.data.prosody(self.sentences, 60 * config.prosody_minutes)
-            return ProsodyStage(network.pn, settings, config.seed, phrases, held_out)
-        phrases = self.data.spoken(self.sentences, 60 * config.spoken_minutes)
-        return SpectraStage(network.m, settings, config.seed, phrases, held_out)
+            prosody = [own.prosody(60 * config.prosody_minutes) for own in data]
+            return ProsodyStage(shared.to(self._device), settings, config.seed, prosody, held_out)
+        spoken = [own.spoken(60 * config.spoken_minutes) for own in data]
+        return SpectraStage(shared.to(self._device), settings, config.seed, spoken, held_out)
 
     def train(self, name: str, minutes: float = math.inf) -> None:
         """Train a stage for some minutes or to its end, whichever comes first.
@@ -146,29 +177,55 @@ class FastTraining:
         """Steps that a stage was trained."""
         return int(self._checkpoint(name)["step"])
 
-    def load_weights(self, network: FastNetwork) -> None:
-        """Load the averaged weights of both stages.
+    def trained(self) -> tuple[FastNetwork, dict[str, torch.Tensor]]:
+        """Return the network with the averaged weights of both stages, and the vector of each voice.
 
         Raises:
             ConfigError: A stage is not trained.
         """
-        for name, part in zip(STAGES, (network.pn, network.m), strict=True):
-            averages = self._checkpoint(name)["average"]
-            with torch.no_grad():
-                for parameter, average in zip(part.parameters(), averages, strict=True):
-                    parameter.copy_(average)
-
-    def export(self, path: Path) -> None:
-        """Write the averaged weights of both stages as an int8 model, whose pitch is that of the floats on average."""
         network = load_network(default_model_path())
-        self.load_weights(network)
-        save_network(network.state_dict(), default_model_path(), path)
-        phrases = load_phrases(part_files(self.run, "prosody")[:1])
-        offset = pitch_offset_hz(load_network(path), network, phrases[:_PITCH_PHRASES])
-        self._report(f"int8 raises the pitch by {offset:.2f} Hz, which is corrected")
-        weights = network.state_dict()
-        shift_pitch(weights, -offset)
-        save_network(weights, default_model_path(), path)
+        vectors: dict[str, list[torch.Tensor]] = {voice: [] for voice in self.config.voices}
+        for name, part in zip(STAGES, (network.pn, network.m), strict=True):
+            shared = SharedNetwork(part, [vector_of(part)] * len(vectors))
+            checkpoint = self._checkpoint(name)
+            shared.load_state_dict(checkpoint["net"])
+            learned = [parameter for parameter in shared.parameters() if parameter.requires_grad]
+            averages = checkpoint["average"]
+            with torch.no_grad():
+                for parameter, average in zip(learned[len(learned) - len(averages) :], averages, strict=True):
+                    parameter.copy_(average)
+            for vector, own in zip(vectors.values(), shared.vectors, strict=True):
+                vector.append(own.detach())
+        return network, {voice: torch.cat(parts) for voice, parts in vectors.items()}
+
+    def export(self) -> None:
+        """Write the averaged weights: the int8 network, and the vectors, with the pitch of the floats on average."""
+        network, vectors = self.trained()
+        save_network(network, self.network_file)
+        rounded = load_network(self.network_file, vector_of(network).numpy())
+        for voice, vector in vectors.items():
+            set_vector(network, vector)
+            set_vector(rounded, vector)
+            phrases = load_phrases(part_files(self.run / voice, "prosody")[:1])
+            offset = pitch_offset_hz(rounded, network, phrases[:_PITCH_PHRASES])
+            self._report(f"{voice}: int8 raises the pitch by {offset:.2f} Hz, which is corrected")
+            shift_pitch(rounded, -offset)
+            self.vector_file(voice).parent.mkdir(parents=True, exist_ok=True)
+            np.save(self.vector_file(voice), vector_of(rounded).numpy().astype(np.float16))
+
+    def _initial(self, stage: str) -> SharedNetwork:
+        """Return the network of a stage before its training."""
+        start = (self.run / self.config.start).resolve()
+        if self.config.start:
+            known = {file.parent.name: np.load(file) for file in sorted(start.glob(f"*/{CPU_VECTOR}"))}
+            if not known:
+                raise ConfigError(f"{start} has no voices to begin with")
+            mean = np.mean([vector.astype(np.float32) for vector in known.values()], axis=0)
+            networks = [load_network(start / CPU_NETWORK, known.get(voice, mean)) for voice in self.config.voices]
+        else:
+            networks = [load_network(default_model_path())] * len(self.config.voices)
+        parts = [network.pn if stage == "prosody" else network.m for network in networks]
+        return SharedNetwork(parts[0], [vector_of(part) for part in parts])
 
     def _checkpoint(self, name: str) -> dict[str, Any]:
         path = checkpoint_path(self.run, name)

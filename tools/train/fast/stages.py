@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tools.train.adversary import Adversary
-from tools.train.batches import Batches
+from tools.train.batches import Shuffled, by_length
 from tools.train.config import StageConfig
-from tools.train.fast.network import Prosody, SpectraNet
-from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
+from tools.train.fast.network import SharedNetwork
+from tools.train.fast.teacher import SpokenPhrase
 from tools.train.fast.vocoder import vocode, white_noise
 from tools.train.spectral import AudibleDistance
 from tools.train.trainer import Stage
@@ -69,34 +70,64 @@ def _mask(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 
 class PhraseStage(Stage):
-    """A stage whose step takes phrases of about equal length.
+    """A stage whose step takes phrases of about equal length of one voice.
+
+    Options:
+        vector_rate: Factor of the learning rate for the vectors of the voices, of which a step moves one.
+        matrices: 0 to leave the matrices that they share as they are.
 
     Args:
         name: Names its files.
-        net: The network.
+        net: The network, one of the two, of all voices.
         settings: Optimization; ``batch`` counts frames.
         seed: Seed of what the steps draw.
-        phrases: What it learns from.
-        held_out: What it is scored on, a batch.
+        phrases: What each voice learns from.
+        held_out: What each is scored on, a batch.
     """
 
     def __init__(
         self,
         name: str,
-        net: torch.nn.Module,
+        net: SharedNetwork,
         settings: StageConfig,
         seed: int,
-        phrases: Sequence[SpokenPhrase],
-        held_out: Sequence[SpokenPhrase],
+        phrases: Sequence[Sequence[SpokenPhrase]],
+        held_out: Sequence[Sequence[SpokenPhrase]],
     ) -> None:
+        if not settings.option("matrices", 1):
+            net.net.requires_grad_(False)
         super().__init__(name, net, settings, seed)
         self._phrases = phrases
         self._held_out = held_out
-        self._batches = Batches([phrase.frames for phrase in phrases], settings.batch)
+        self._batches = Shuffled(
+            [
+                (voice, numbers)
+                for voice, own in enumerate(phrases)
+                for numbers in by_length([phrase.frames for phrase in own], settings.batch)
+            ]
+        )
 
-    def batch(self) -> list[SpokenPhrase]:
-        """Phrases of step ``self.step``."""
-        return [self._phrases[i] for i in self._batches.at(self.step, self.seed)]
+    def make_optimizer(self, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer(parameters)
+        vectors = set(self.net.get_submodule("vectors").parameters())
+        (group,) = optimizer.param_groups
+        own = {**group, "params": [value for value in group["params"] if value in vectors]}
+        group["params"] = [value for value in group["params"] if value not in vectors]
+        optimizer.add_param_group({**own, "rate": self.settings.option("vector_rate", 1)})
+        return optimizer
+
+    def batch(self) -> tuple[int, list[SpokenPhrase]]:
+        """The voice of step ``self.step`` and its phrases."""
+        voice, numbers = self._batches.at(self.step, self.seed)
+        return voice, [self._phrases[voice][number] for number in numbers]
+
+    def held_out(self) -> dict[str, float]:
+        scores = [self.scores(voice, phrases) for voice, phrases in enumerate(self._held_out)]
+        return {name: float(torch.stack([score[name] for score in scores]).mean()) for name in scores[0]}
+
+    @abstractmethod
+    def scores(self, voice: int, phrases: Sequence[SpokenPhrase]) -> dict[str, Tensor]:
+        """Scores of a voice on phrases."""
 
 
 class ProsodyStage(PhraseStage):
@@ -104,29 +135,27 @@ class ProsodyStage(PhraseStage):
 
     def __init__(
         self,
-        net: Prosody,
+        net: SharedNetwork,
         settings: StageConfig,
         seed: int,
-        phrases: Sequence[SpokenPhrase],
-        held_out: Sequence[SpokenPhrase],
+        phrases: Sequence[Sequence[SpokenPhrase]],
+        held_out: Sequence[Sequence[SpokenPhrase]],
     ) -> None:
         super().__init__("prosody", net, settings, seed, phrases, held_out)
-        self._prosody = net
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        parts = self._errors(self.batch())
+        parts = self._errors(*self.batch())
         loss = torch.stack([weight * parts[name] for name, weight in _PROSODY_WEIGHTS.items()]).sum()
         return loss, {name: value.detach() for name, value in {"loss": loss, **parts}.items()}
 
     @torch.no_grad()
-    def held_out(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self._errors(self._held_out).items()}
+    def scores(self, voice: int, phrases: Sequence[SpokenPhrase]) -> dict[str, Tensor]:
+        return self._errors(voice, phrases)
 
-    def _errors(self, phrases: Sequence[SpokenPhrase]) -> dict[str, Tensor]:
+    def _errors(self, voice: int, phrases: Sequence[SpokenPhrase]) -> dict[str, Tensor]:
         """Mean absolute errors: of the logarithm of durations, of pitch in Hz, of energy."""
         batch = PhraseBatch.of(phrases, self.device)
-        encoded, logs = self._prosody.encode(batch.ids, batch.mask)
-        f0_hz, energy = self._prosody.curves(encoded, batch.durations, batch.frame_mask[:, :, ::FRAMES_PER_DURATION])
+        logs, f0_hz, energy = self.net(voice, batch.ids, batch.mask, batch.durations, batch.frame_mask)
         frames = batch.frame_mask[:, 0]
         return {
             "duration": _mean_error(logs, torch.log1p(batch.durations), batch.mask[:, 0]),
@@ -149,22 +178,21 @@ class SpectraStage(PhraseStage):
 
     def __init__(
         self,
-        net: SpectraNet,
+        net: SharedNetwork,
         settings: StageConfig,
         seed: int,
-        phrases: Sequence[SpokenPhrase],
-        held_out: Sequence[SpokenPhrase],
+        phrases: Sequence[Sequence[SpokenPhrase]],
+        held_out: Sequence[Sequence[SpokenPhrase]],
     ) -> None:
         super().__init__("spectra", net, settings, seed, phrases, held_out)
-        self._spectra = net
         self._distance = AudibleDistance(SAMPLE_RATE_HZ)
         self._discriminator_from = int(settings.option("discriminator_from", 1 << 60))
         self._crop_frames = int(settings.option("crop_frames", 64))
         self._adversary = Adversary(self)
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        phrases = self.batch()
-        audio, reference = self._resynthesize(phrases, self.generator(_NOISE_SALT))
+        voice, phrases = self.batch()
+        audio, reference = self._resynthesize(voice, phrases, self.generator(_NOISE_SALT))
         parts = self._distance(audio, reference)
         loss = torch.stack(list(parts.values())).sum()
         metrics = {"loss": loss, **parts}
@@ -176,10 +204,9 @@ class SpectraStage(PhraseStage):
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     @torch.no_grad()
-    def held_out(self) -> dict[str, float]:
+    def scores(self, voice: int, phrases: Sequence[SpokenPhrase]) -> dict[str, Tensor]:
         generator = torch.Generator(self.device).manual_seed(0)
-        parts = self._distance(*self._resynthesize(self._held_out, generator))
-        return {name: float(value) for name, value in parts.items()}
+        return self._distance(*self._resynthesize(voice, phrases, generator))
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "discriminator": self._adversary.state()}
@@ -188,10 +215,13 @@ class SpectraStage(PhraseStage):
         super().load_state(state)
         self._adversary.load_state(state["discriminator"])
 
-    def _resynthesize(self, phrases: Sequence[SpokenPhrase], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _resynthesize(
+        self, voice: int, phrases: Sequence[SpokenPhrase], generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Return the audio and the reference, ``[B, samples]`` each."""
         batch = PhraseBatch.of(phrases, self.device)
-        parts = self._spectra(batch.ids, batch.mask, batch.durations, batch.f0_hz, batch.energy, batch.frame_mask)
+        inputs = (batch.ids, batch.mask, batch.durations, batch.f0_hz, batch.energy, batch.frame_mask)
+        parts = self.net(voice, *inputs)
         pulses = padded([pulse_train(phrase.f0_hz) for phrase in phrases], self.device)
         audio = vocode(parts, pulses, white_noise(len(phrases), parts.shape[1], generator))
         reference = padded([phrase.samples.astype(np.float32) / 32768 for phrase in phrases], self.device)

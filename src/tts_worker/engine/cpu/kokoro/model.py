@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.cpu.kokoro.mandarin import MandarinPhonemizer
+from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault, MissingExtra
