@@ -70,10 +70,14 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
     languages: tuple[str, ...]
     if isinstance(settings, HibariEngineSettings):
         from tts_worker.engine.cpu.hibari.engine import LANGUAGE
-        from tts_worker.engine.cpu.hibari.model import VOICE
+        from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, is_mandarin
 
-        voices = (VOICE, *settings.installed_packs())
-        languages = (LANGUAGE,)
+        packs = settings.installed_packs()
+        voices = (VOICE, *packs)
+        speaks_mandarin = any(
+            is_mandarin(tag) for folder in packs.values() for tag in read_voicepack(folder).pack.languages
+        )
+        languages = (LANGUAGE, MANDARIN) if speaks_mandarin else (LANGUAGE,)
     elif isinstance(settings, KokoroEngineSettings):
         from tts_worker.engine.cpu.kokoro.model import LANGUAGES
         from tts_worker.engine.cpu.kokoro.model import VOICES as KOKORO_VOICES

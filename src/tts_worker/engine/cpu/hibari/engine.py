@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tts_worker.engine.cpu.hibari.expression import express
-from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
 from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, slowest_speed, speeds_of
@@ -16,6 +16,7 @@ from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
 
 LANGUAGE = "en"
+"""Of all voices; some speak Mandarin, too."""
 
 
 class _HibariNetwork(PhraseNetwork[Spectra]):
@@ -41,13 +42,13 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
 
 
 class HibariEngine(PhraseEngine[Spectra]):
-    """Synthesizes English speech on the CPU.
+    """Synthesizes speech on the CPU, English and with some voices Mandarin.
 
     ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: a voice
     has one style. Utterances of all voices share the two threads, and cost the same.
 
     Args:
-        model: The network, with one set of weights for each voice.
+        model: The networks of the voices.
         max_utterances: Utterances served at a time.
     """
 
@@ -56,7 +57,7 @@ class HibariEngine(PhraseEngine[Spectra]):
             EngineInfo(
                 name="hibari",
                 voices=model.voices,
-                languages=(LANGUAGE,),
+                languages=(LANGUAGE, *([MANDARIN] if any(map(model.speaks_mandarin, model.voices)) else [])),
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
@@ -65,7 +66,7 @@ class HibariEngine(PhraseEngine[Spectra]):
             ),
             _HibariNetwork(model),
         )
-        self._further_voices = model.voices[1:]
+        self._model = model
 
     def warm_up(self) -> None:
         """Synthesize once through every path: both speed limits, short and long text, an unknown word, given phonemes.
@@ -85,5 +86,5 @@ class HibariEngine(PhraseEngine[Spectra]):
                 (1.0, Segment.whole(long_text)),
             ],
         )
-        for voice in self._further_voices:
-            self.warm_up_with(voice, [(1.0, Segment.whole("Hello"))])
+        for voice in self._model.voices[1:]:
+            self.warm_up_with(voice, [(1.0, Segment.whole("你好" if self._model.speaks_mandarin(voice) else "Hello"))])

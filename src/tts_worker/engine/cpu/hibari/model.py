@@ -18,6 +18,7 @@ from tts_worker.engine.cpu.phrases.mandarin import MandarinPhonemizer
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
+from tts_worker.text.language import primary_tag
 
 VOICE = "heart"
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
@@ -129,6 +130,10 @@ class HibariModel:
         """Return what converts text to the network's phonemes in the accent of a voice."""
         return self.phonemizer_in(self._languages[voice])
 
+    def speaks_mandarin(self, voice: str) -> bool:
+        """Whether a voice reads Han characters; all read English."""
+        return is_mandarin(self._languages[voice])
+
     def phonemizer_in(self, language: str) -> Phonemizer:
         """Return the phonemizer of an accent or language; the American one, unless it is British or Mandarin.
 
@@ -137,8 +142,8 @@ class HibariModel:
         Raises:
             MissingExtra: The packages that read Mandarin are not installed.
         """
-        primary = language.lower().replace("_", "-")
-        accent = BRITISH if primary == BRITISH.lower() else MANDARIN if primary.startswith(MANDARIN) else AMERICAN
+        is_british = language.lower().replace("_", "-") == BRITISH.lower()
+        accent = MANDARIN if is_mandarin(language) else BRITISH if is_british else AMERICAN
         if accent not in self._phonemizers:
             vocabulary = json.loads((self._assets / "vocab.json").read_text(encoding="utf-8"))
             if accent == AMERICAN:
@@ -167,6 +172,11 @@ class HibariModel:
             f0_hz=f0_hz[0],
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
+
+
+def is_mandarin(language: str) -> bool:
+    """Whether a BCP-47 tag is one of Mandarin."""
+    return primary_tag(language) == MANDARIN
 
 
 def _heart(path: Path, threads: int) -> Any:
