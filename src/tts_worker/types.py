@@ -712,6 +712,7 @@ class EngineInfo:
         expressions: What it performs of an ``Expression``: "rate", "volume", "pitch", "style". It ignores the rest.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
+        mixable: Those of ``voices`` of which it speaks mixes by name (``voices.named_mixes``).
         uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
         extra: Engine-specific facts.
         degraded: Why it is slower than it should be, one reason each; known once it is warm.
@@ -732,6 +733,7 @@ class EngineInfo:
     phonemes: tuple[str, ...] = ()
     expressions: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    mixable: tuple[str, ...] = ()
     uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
     degraded: tuple[str, ...] = ()

@@ -6,13 +6,14 @@ import difflib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.types import EngineInfo
 from tts_worker.voices.description import VoiceDescription
 from tts_worker.voices.details import NEUTRAL, VoiceDetails, split_style
+from tts_worker.voices.named_mixes import mix_of, name_of
 from tts_worker.voices.packs import VoicePack
 
 log = logging.getLogger(__name__)
@@ -240,6 +241,9 @@ class VoiceCatalog:
         if style != NEUTRAL and (voice := self._find(base)) is not None:
             styles = ", ".join(voice.styles) or NEUTRAL
             raise UnknownVoice(f'voice "{voice.name}" has no style "{style[:32]}"; it has: {styles}')
+        if mix_of(requested) is not None:
+            mixable = sorted({name for known in self._engines.values() for name in known.info.mixable})
+            raise UnknownVoice(f'no mix "{requested[:64]}"; voices that can be mixed: {", ".join(mixable) or "none"}')
         known = sorted({*self._voices, *self._unloaded})
         similar = difflib.get_close_matches(requested[:64], known, n=1)
         hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
@@ -265,7 +269,25 @@ class VoiceCatalog:
             if name in voices:
                 return voices[name]
         named = (*self._voices.values(), *self._unloaded.values())
-        return next((voice for voice in named if name in voice.aliases), None)
+        return next((voice for voice in named if name in voice.aliases), None) or self._mixed(name)
+
+    def _mixed(self, name: str) -> VoiceDescription | None:
+        """Return the mix that a name describes; it has the language and lexicon of its first voice."""
+        mix = mix_of(name) or ()
+        found = [(voice, share) for part, share in mix if (voice := self._find(part)) is not None]
+        if not mix or len(found) < len(mix) or any(voice.name not in found[0][0].info.mixable for voice, _ in found):
+            return None
+        levels = [share * voice.loudness_lufs for voice, share in found if voice.loudness_lufs is not None]
+        return replace(
+            found[0][0],
+            name=name_of(tuple((voice.name, share) for voice, share in found)),
+            description="a mix by name",
+            gender=None,
+            loudness_lufs=None
+            if None in levels
+            else sum(share * (voice.loudness_lufs or 0.0) for voice, share in found),
+            aliases=(),
+        )
 
     def is_taken(self, name: str) -> bool:
         """Whether a voice or an alias has the name."""

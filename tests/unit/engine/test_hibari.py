@@ -389,7 +389,8 @@ class FaultyModel:
 
     def __init__(self, model: HibariModel, error: Exception | None = None, after_calls: int = 0) -> None:
         self._model = model
-        self.voices = model.voices
+        self.voices, self.mixable = model.voices, model.mixable
+        self.speaks_mandarin = model.speaks_mandarin
         self._error = error
         self._good_calls = after_calls
 
@@ -525,6 +526,22 @@ def test_further_model_with_another_hash_is_rejected(higher_voice: VoiceModel) -
     for missing in ({"network": Path("network.onnx")}, {"vector": Path("voice.npy")}):
         with pytest.raises(EngineFault, match=r"(network.onnx|voice.npy) of the voice higher cannot be read"):
             HibariModel(voices=[replace(higher_voice, **missing)])
+
+
+def test_mix_lies_between_its_voices(tmp_path: Path) -> None:
+    """One of three parts of a voice that is 40 Hz higher."""
+    lower, higher = (voice_like_heart(tmp_path / name, higher_hz=hz) for name, hz in (("anna", 0.0), ("bella", 40.0)))
+    model = HibariModel(voices=[lower, higher])
+    assert model.mixable == HibariEngine(model).info.mixable == ("anna", "bella")
+    ids = next(phrase for phrase in model.phonemizer.phonemize(Segment.whole("Good morning.")) if phrase).ids
+    mixed, plain = model.predict(ids, 1.0, "anna(2)+bella").f0_hz, model.predict(ids, 1.0, "anna").f0_hz
+    assert float(np.median((mixed - plain)[plain > 60])) == pytest.approx(40 / 3, abs=1)
+    text = ("Good morning.", Boundary.SENTENCE)
+    pcm = [speak(model, text, params=replace(PARAMS, voice=name)).pcm for name in ("anna(2)+bella", "anna", "bella")]
+    assert all(pcm)
+    assert len(set(pcm)) == 3
+    output = speak(model, text, params=replace(PARAMS, voice="anna+heart"))
+    assert [end.error.code for end in output.ends if isinstance(end, Failed)] == [ErrorCode.UNKNOWN_VOICE]
 
 
 def test_damaged_vector_is_rejected(higher_voice: VoiceModel, tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tts_worker.errors import ConfigError, UnknownVoice
 from tts_worker.types import Alignment, EngineInfo
 from tts_worker.voices.catalog import VoiceCatalog
+from tts_worker.voices.named_mixes import is_mix, mix_of, name_of
 from tts_worker.voices.packs import VoicePack, read_voicepacks
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,6 +42,27 @@ def test_unknown_voice_name_is_an_error() -> None:
         catalog.get("bobb")
     with pytest.raises(UnknownVoice, match="available: ann, bob"):
         catalog.get("x" * 10_000)
+
+
+def test_mix_by_name_is_a_voice() -> None:
+    catalog = VoiceCatalog(aliases={"nova": "bob"})
+    catalog.add("one", "fake", replace(info("ann", "bob", "cleo"), mixable=("ann", "bob")))
+    catalog.add("two", "fake", info("dan"))
+    assert catalog.get("nova(3)+ann").name == catalog.get("bob(0.3)+ann(0.1)").name == "bob(75)+ann(25)"
+    assert catalog.get(catalog.get("ann+bob").name) == catalog.get("ann(7)+bob(7)")
+    assert [voice.name for voice in catalog] == ["ann", "bob", "cleo", "dan"]
+    for name in ("ann+cleo", "ann+dan", "ann+eve", "ann+", "+ann", "ann(0)+bob(0)", "ann(-1)+bob", "ann+bob" * 9):
+        with pytest.raises(UnknownVoice, match=r"no mix .*; voices that can be mixed: ann, bob|unknown voice"):
+            catalog.get(name)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ann", "bob", "x.y-z"]), st.floats(0.001, 999)), min_size=1, max_size=8))
+def test_shares_of_a_mix_add_up_to_one(parts: list[tuple[str, float]]) -> None:
+    mix = mix_of("+".join(f"{name}({weight:.3f})" for name, weight in parts))
+    assert (mix is not None) == (len({name for name, _ in parts}) > 1)
+    if mix is not None:
+        assert sum(share for _, share in mix) == pytest.approx(1)
+        assert is_mix(name_of(mix), {"ann", "bob", "x.y-z"})
 
 
 def test_duplicate_voice_of_two_engines_is_rejected() -> None:

@@ -62,6 +62,7 @@ class HibariEngine(PhraseEngine[Spectra]):
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
                 expressions=("rate", "volume", "pitch"),
+                mixable=model.mixable,
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),
             _HibariNetwork(model),

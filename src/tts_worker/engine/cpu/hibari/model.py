@@ -19,6 +19,7 @@ from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import EnglishG2P, Phonemizer
 from tts_worker.errors import EngineFault
 from tts_worker.text.language import primary_tag
+from tts_worker.voices.named_mixes import mix_of
 
 VOICE = "heart"
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
@@ -97,6 +98,7 @@ class HibariModel:
 
     Attributes:
         voices: Names of the voices, ``heart`` first.
+        mixable: Those of which mixes can be named: all of a network that is the only one beside that of ``heart``.
 
     Raises:
         EngineFault: The voice is not installed, a model is missing, not one of this engine or does not have the
@@ -119,6 +121,7 @@ class HibariModel:
             self._networks |= dict.fromkeys(vectors, session)
             self._vectors |= vectors
         self.voices = tuple(self._languages)
+        self.mixable = tuple(self._vectors) if len(shared) == 1 else ()
         self._phonemizers: dict[str, Phonemizer] = {}
 
     @property
@@ -127,8 +130,8 @@ class HibariModel:
         return self.phonemizer_in(AMERICAN)
 
     def phonemizer_of(self, voice: str) -> Phonemizer:
-        """Return what converts text to the network's phonemes in the accent of a voice."""
-        return self.phonemizer_in(self._languages[voice])
+        """Return what converts text to phonemes in the accent of a voice, or of the first one of a mix."""
+        return self.phonemizer_in(self._languages[self._first(voice)])
 
     def speaks_mandarin(self, voice: str) -> bool:
         """Whether a voice reads Han characters; all read English."""
@@ -161,17 +164,28 @@ class HibariModel:
         Args:
             ids: Phoneme ids including both pads.
             speed: 1.0 is the normal speed; one for all or ``[L]``.
-            voice: One of ``voices``.
+            voice: One of ``voices``, or a mix of ``mixable`` by name.
         """
         inputs = {"ids": np.asarray([ids], np.int64), "speed": np.atleast_1d(np.asarray(speed, np.float32))}
-        if (vector := self._vectors.get(voice)) is not None:
-            inputs[VOICE_INPUT] = vector
-        head, f0_hz, durations = self._networks[voice].run(OUTPUTS, inputs)
+        if voice != VOICE:
+            inputs[VOICE_INPUT] = self._vector_of(voice)
+        head, f0_hz, durations = self._networks[self._first(voice)].run(OUTPUTS, inputs)
         return Spectra(
             parts=head.reshape(head.shape[1], FREE_PHASE + 1, -1),
             f0_hz=f0_hz[0],
             duration_frames=np.rint(durations).astype(np.int64) * _FRAMES_PER_DURATION,
         )
+
+    def _first(self, voice: str) -> str:
+        """Return the first voice of a mix, or the voice."""
+        return voice if voice in self._languages else (mix_of(voice) or ((voice, 1.0),))[0][0]
+
+    def _vector_of(self, voice: str) -> Floats:
+        """Return the vector of a voice, or the mean of those of a mix."""
+        if (vector := self._vectors.get(voice)) is not None:
+            return vector
+        mixed = sum(np.float32(share) * self._vectors[part] for part, share in mix_of(voice) or ())
+        return np.asarray(mixed, np.float32)
 
 
 def is_mandarin(language: str) -> bool:

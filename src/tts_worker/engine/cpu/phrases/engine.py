@@ -25,6 +25,7 @@ from tts_worker.engine.shell import EngineShell
 from tts_worker.engine.worker_thread import NETWORK_NICENESS, StreamFuture, WorkerThread, lower_priority
 from tts_worker.errors import EngineFault, OutOfMemory, SynthesisFailed, TTSWorkerError, UnknownVoice
 from tts_worker.types import SAMPLE_RATE_HZ, EngineInfo, Open, Segment, SynthesisParams, UtteranceKey
+from tts_worker.voices.named_mixes import is_mix
 
 _RENDERING = PhrasePhase.RENDERING  # before Python 3.12 a member of an Enum is slow to look up
 
@@ -92,9 +93,10 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         super().__init__(info)
 
     def open_sequence(self, command: Open) -> PhraseSequence[P]:
-        if command.params.voice not in self.info.voices:
+        voice = command.params.voice
+        if voice not in self.info.voices and not is_mix(voice, self.info.mixable):
             names = ", ".join(f'"{voice}"' for voice in self.info.voices)
-            raise UnknownVoice(f'the engine {self.info.name} has no voice "{command.params.voice}"; it has {names}')
+            raise UnknownVoice(f'the engine {self.info.name} has no voice "{voice}"; it has {names}')
         return PhraseSequence(command, self._network, ", ".join(self.info.languages))
 
     def close_sequence(self, sequence: PhraseSequence[P]) -> None:
