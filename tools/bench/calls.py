@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from urllib.parse import quote
 
 from tools.bench.stall_monitor import Stall, is_machine_stall
 from tts_worker.features.bench.texts import paragraph
@@ -87,11 +88,12 @@ class AlwaysSpeaking(ABC):
 
 
 class SpeakingCall(AlwaysSpeaking):
-    """A call over ``/v1/stream``."""
+    """A call over ``/v1/stream``; ``voice`` is None for the default one."""
 
-    def __init__(self, address: str, seed: int, calls: Calls, delay_s: float = 0.0) -> None:
+    def __init__(self, address: str, seed: int, calls: Calls, delay_s: float = 0.0, voice: str | None = None) -> None:
         super().__init__(address, seed, calls, delay_s)
-        self._socket = TimedWebSocket(address, self._on_message)
+        query = "" if voice is None else f"?voice={quote(voice)}"
+        self._socket = TimedWebSocket(address, self._on_message, f"/v1/stream{query}")
 
     async def _speak(self) -> None:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,9 +25,6 @@ from tools.bench.telephone import TelephoneCall
 from tts_worker.errors import EngineFault
 from tts_worker.features.bench.server_process import server_process
 from tts_worker.features.bench.stats import Figure, Track, no_garbage_collection, percentile, rounded_ms, untracked
-
-PROTOCOLS: Mapping[str, type[AlwaysSpeaking]] = {"websocket": SpeakingCall, "twilio": TelephoneCall}
-"""How a call is connected, by name."""
 
 SETTLE_S = 1.0
 """From the last beginning until the measurement."""
@@ -67,6 +64,7 @@ async def measure_frames(
     lead_s: float,
     start_over_s: float,
     protocol: str = "websocket",
+    voices: Sequence[str] = (),
     source: str | None = None,
 ) -> FrameCost:
     """Run a server with ``sessions`` calls and measure it for ``seconds``.
@@ -77,7 +75,8 @@ async def measure_frames(
         seconds: Length of the measurement.
         lead_s: Playout lead of a call beyond one frame, to attribute underruns to machine stalls.
         start_over_s: Time over which the calls begin, one after the other; the measurement follows.
-        protocol: One of ``PROTOCOLS``.
+        protocol: ``websocket`` or ``twilio``.
+        voices: Voices of the calls over WebSockets, in turn; none are the default one.
         source: Folder of the package of the server, to measure another version; None is this one.
 
     Raises:
@@ -88,7 +87,7 @@ async def measure_frames(
         stack.enter_context(no_garbage_collection())
         monitor = await stack.enter_async_context(StallMonitor())
         tasks = [
-            asyncio.create_task(PROTOCOLS[protocol](address, seed, calls, start_over_s * seed / sessions).run())
+            asyncio.create_task(_call(protocol, address, seed, calls, start_over_s * seed / sessions, voices).run())
             for seed in range(sessions)
         ]
         stack.push_async_callback(_cancel, tasks)
@@ -114,6 +113,14 @@ async def measure_frames(
     return FrameCost(calls, measured_s, server_s, client_s, unexplained, at_start)
 
 
+def _call(
+    protocol: str, address: str, seed: int, calls: Calls, delay_s: float, voices: Sequence[str]
+) -> AlwaysSpeaking:
+    if protocol != "websocket":
+        return TelephoneCall(address, seed, calls, delay_s)
+    return SpeakingCall(address, seed, calls, delay_s, voices[seed % len(voices)] if voices else None)
+
+
 async def compare_frames(
     arguments: list[str],
     sessions: int,
@@ -124,9 +131,10 @@ async def compare_frames(
     baseline: str | None,
     start_over_s: float,
     protocol: str = "websocket",
+    voices: Sequence[str] = (),
     track: Track = untracked,
 ) -> dict[str, Figure]:
-    """Measure this version, and ``baseline`` in turn with it; the figures are medians over ``repeats``."""
+    """Measure this version, and ``baseline`` in turn with it, with its default voice; medians over ``repeats``."""
     costs: list[FrameCost] = []
     baselines: list[FrameCost] = []
 
@@ -138,6 +146,7 @@ async def compare_frames(
             lead_s=lead_s,
             start_over_s=start_over_s,
             protocol=protocol,
+            voices=voices if source is None else (),
             source=source,
         )
 

@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="websocket",
         help="twilio: telephone calls, with the agents that speak in them (default websocket)",
     )
+    parser.add_argument(
+        "--voices", type=lambda names: names.split(","), default=(), metavar="A,B", help="voices of the calls"
+    )
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a measurement (default 10)")
     parser.add_argument(
@@ -62,10 +65,17 @@ def run(args: argparse.Namespace) -> int:
             baseline=None if args.baseline is None else str(args.baseline.resolve()),
             start_over_s=args.start_over,
             protocol=args.protocol,
+            voices=args.voices,
             track=lambda repeats: measured(repeats, "repeats"),
         )
     )
-    options = {"engine": kind, "sessions": args.sessions, "seconds": args.seconds, "repeats": args.repeats}
+    options = {
+        "engine": kind,
+        "voices": list(args.voices),
+        "sessions": args.sessions,
+        "seconds": args.seconds,
+        "repeats": args.repeats,
+    }
     show(options | {"protocol": args.protocol, "start_over_s": args.start_over} | figures, args.json)
     return 0
 

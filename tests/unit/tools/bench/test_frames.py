@@ -10,7 +10,8 @@ import pytest
 import tts_worker
 from tools.bench.__main__ import main
 from tools.bench.commands.frames import server_settings
-from tools.bench.frames import PROTOCOLS, compare_frames, measure_frames
+from tools.bench.frames import compare_frames, measure_frames
+from tts_worker.errors import EngineFault
 
 
 async def test_version_is_compared_with_a_baseline() -> None:
@@ -36,12 +37,20 @@ async def test_listeners_do_not_pause_for_garbage(monkeypatch: pytest.MonkeyPatc
         async def run(self) -> None:
             collecting.append(gc.isenabled())
 
-    monkeypatch.setitem(PROTOCOLS, "websocket", Listener)
+    monkeypatch.setattr("tools.bench.frames.SpeakingCall", Listener)
     monkeypatch.setattr("tools.bench.frames.SETTLE_S", 0.1)
     arguments = ["--engine", "tone", "--set", "log_level=warning"]
     await measure_frames(arguments, 2, 0.1, lead_s=0.02, start_over_s=0.1)
     assert collecting == [False, False]
     assert gc.isenabled()
+
+
+async def test_calls_take_turns_with_the_voices() -> None:
+    arguments = ["--engine", "tone", "--set", "log_level=warning"]
+    cost = await measure_frames(arguments, 3, 0.2, lead_s=0.02, start_over_s=0.1, voices=["tone-low", "tone-high"])
+    assert cost.calls.frames
+    with pytest.raises(EngineFault):
+        await measure_frames(arguments, 1, 0.2, lead_s=0.02, start_over_s=0.1, voices=["nobody"])
 
 
 def test_calls_cannot_begin_before_the_start(capsys: pytest.CaptureFixture[str]) -> None:
