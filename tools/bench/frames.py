@@ -81,6 +81,7 @@ async def measure_frames(
 
     Raises:
         EngineFault: The server did not start, or refused a call.
+        UnknownVoice: It has no such voice.
     """
     calls = Calls()
     async with server_process(arguments, source=source) as (address, pid), contextlib.AsyncExitStack() as stack:

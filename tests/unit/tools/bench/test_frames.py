@@ -11,7 +11,7 @@ import tts_worker
 from tools.bench.__main__ import main
 from tools.bench.commands.frames import server_settings
 from tools.bench.frames import compare_frames, measure_frames
-from tts_worker.errors import EngineFault
+from tts_worker.errors import UnknownVoice
 
 
 async def test_version_is_compared_with_a_baseline() -> None:
@@ -49,7 +49,7 @@ async def test_calls_take_turns_with_the_voices() -> None:
     arguments = ["--engine", "tone", "--set", "log_level=warning"]
     cost = await measure_frames(arguments, 3, 0.2, lead_s=0.02, start_over_s=0.1, voices=["tone-low", "tone-high"])
     assert cost.calls.frames
-    with pytest.raises(EngineFault):
+    with pytest.raises(UnknownVoice):
         await measure_frames(arguments, 1, 0.2, lead_s=0.02, start_over_s=0.1, voices=["nobody"])
 
 
