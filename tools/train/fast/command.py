@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,9 +15,11 @@ from tools.train.fast.network import set_vector
 from tools.train.fast.package import SCORES_FILE, add_voices, write_table
 from tools.train.fast.runner import STAGES, FastConfig, FastTraining
 from tools.train.fast.speakers import Speaker
+from tools.train.fast.syllables import syllable_error
 from tools.train.text import held_out
 from tools.train.trainer import STOP
-from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, VoiceModel
+from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, VoiceModel
+from tts_worker.types import Segment
 from tts_worker.voices.installed import CPU_NETWORK, CPU_VECTOR
 
 _WHOLE = ("data", "stages", "export", "evaluate")
@@ -105,8 +107,9 @@ def _evaluate(training: FastTraining, name: str, count: int | None = None, *, co
     sentences = held_out(language)[:count]
     model = HibariModel(voices=[VoiceModel(name, *files, sha256, language)])
     phonemizer = model.phonemizer_of(name)
+    held = training.data(name).held_out()
     spoken = {
-        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, training.data(name).held_out(), sentences),
+        evaluate.TEACHER: evaluate.teacher_utterances(phonemizer, held, sentences),
         name: evaluate.speak(phonemizer, evaluate.predict_with(model, name), sentences),
     }
     if compare:
@@ -115,6 +118,10 @@ def _evaluate(training: FastTraining, name: str, count: int | None = None, *, co
         spoken[name + _UNROUNDED] = evaluate.speak(phonemizer, evaluate.predict_with(network, name), sentences)
         spoken[VOICE] = evaluate.speak(model.phonemizer, evaluate.predict_with(model, VOICE), sentences)
     figures = evaluate.evaluate(spoken, language)
+    if language == MANDARIN:
+        phrases = [phrase for text in sentences for phrase in phonemizer.phonemize(Segment.whole(text)) if phrase]
+        error = syllable_error(evaluate.predict_with(model, name), phrases, held, phonemizer.vocabulary)
+        figures[name] = replace(figures[name], syllable_error=round(error, 4))
     scores = {
         "voice": name,
         "model_sha256": sha256,

@@ -21,7 +21,7 @@ from tools.train.fast.network import FastNetwork
 from tools.train.fast.teacher import SpokenPhrase
 from tts_worker.audio.pcm import Floats, to_float, to_pcm
 from tts_worker.audio.resampler import Resampler
-from tts_worker.engine.cpu.hibari.model import AMERICAN, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.model import AMERICAN, MANDARIN, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.text import Phonemizer, Phrase
 from tts_worker.types import SAMPLE_RATE_HZ, Segment, WordTiming
@@ -80,7 +80,7 @@ class Figures:
     """Figures of one voice.
 
     Attributes:
-        wer: Word error rate of all sentences.
+        wer: Word error rate of all sentences; None of Mandarin, which the recognizer does not know.
         mos: Mean predicted opinion score, 1 to 5.
         mos_error: Its standard error.
         similarity: Mean cosine of speaker vectors with those of the teacher, between different sentences; None without
@@ -89,9 +89,10 @@ class Figures:
         speech_s: Length of all sentences.
         real_time_factor: Processor seconds per second of audio on one thread; None if not measured.
         word_error_ms: Median difference of word onsets from the recognizer's; None if it has no word times.
+        syllable_error: Of Mandarin, see ``syllables``.
     """
 
-    wer: float
+    wer: float | None
     mos: float
     mos_error: float
     similarity: float | None
@@ -99,6 +100,7 @@ class Figures:
     speech_s: float
     real_time_factor: float | None = None
     word_error_ms: float | None = None
+    syllable_error: float | None = None
 
 
 def speak(phonemizer: Phonemizer, predict: Predict, sentences: Sequence[str]) -> list[Utterance]:
@@ -152,19 +154,20 @@ def predict_with(model: HibariModel | FastNetwork, voice: str) -> Predict:
 
 def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN) -> dict[str, Figures]:
     """Return the figures of several voices that say the same sentences in a language; one of them is ``TEACHER``."""
-    judge: Judge = importlib.import_module("tests.quality.judge").Judge(language.partition("-")[0])
+    judge: Judge = importlib.import_module("tests.quality.judge").Judge()
+    is_english = language != MANDARIN
     speakers = SpeakerVectors.load()
     reference = None if speakers is None else speakers.of(spoken[TEACHER])
     figures = {}
     for name, utterances in spoken.items():
-        heard = judge.transcribe_all([utterance.pcm for utterance in utterances])
+        texts, clips = [" ".join(each.text for each in utterances)], [each.pcm for each in utterances]
         scores = np.array([judge.mos(utterance.pcm) for utterance in utterances])
         pitch = np.concatenate([utterance.f0_hz for utterance in utterances])
         speech_s = sum(utterance.duration_s for utterance in utterances)
         work_s = sum(utterance.work_s for utterance in utterances)
         low, middle, high = np.percentile(pitch[pitch > _MIN_PITCH_HZ], (_PITCH_RANGE[0], 50, _PITCH_RANGE[1]))
         figures[name] = Figures(
-            wer=round(judge.wer([" ".join(utterance.text for utterance in utterances)], [heard]), 4),
+            wer=round(judge.wer(texts, [judge.transcribe_all(clips)]), 4) if is_english else None,
             mos=round(float(scores.mean()), 3),
             mos_error=round(float(scores.std() / np.sqrt(len(scores))), 3),
             similarity=None
@@ -173,7 +176,7 @@ def evaluate(spoken: Mapping[str, Sequence[Utterance]], language: str = AMERICAN
             pitch_hz=(round(float(low), 1), round(float(middle), 1), round(float(high), 1)),
             speech_s=round(speech_s, 2),
             real_time_factor=round(work_s / speech_s, 4) if work_s else None,
-            word_error_ms=word_error_ms(judge, utterances),
+            word_error_ms=word_error_ms(judge, utterances) if is_english else None,
         )
     return figures
 

@@ -22,6 +22,7 @@ from tts_worker.types import SAMPLE_RATE_HZ
 from tts_worker.voices.installed import CPU_FAMILY, CPU_GROUP, CPU_NETWORK, CPU_VECTOR, FOLDER
 
 MAX_WER = 0.015
+MAX_SYLLABLE_ERROR = 0.05
 MIN_MOS = 4.1
 MAX_MOS_LOSS = 0.15  # against the teacher
 MIN_SIMILARITY = 0.86
@@ -44,7 +45,11 @@ def shortcomings(voice: Figures, teacher: Figures) -> list[str]:
     their_low, their_middle, their_high = teacher.pitch_hz
     pitch_range = (high - low) / (their_high - their_low)
     checks = (
-        (voice.wer <= MAX_WER, f"WER {voice.wer:.1%} > {MAX_WER:.1%}"),
+        (voice.wer is None or voice.wer <= MAX_WER, f"WER {voice.wer or 0:.1%} > {MAX_WER:.1%}"),
+        (
+            voice.syllable_error is None or voice.syllable_error <= MAX_SYLLABLE_ERROR,
+            f"{voice.syllable_error or 0:.1%} of syllables sound like others",
+        ),
         (voice.mos >= MIN_MOS, f"DistillMOS {voice.mos:.2f} < {MIN_MOS}"),
         (voice.mos >= teacher.mos - MAX_MOS_LOSS, f"DistillMOS {teacher.mos - voice.mos:.2f} below its teacher"),
         (
@@ -83,7 +88,7 @@ def voices_table(package: Path) -> str:
         cells = (
             f"`{name}`, `{speaker.alias}`",
             f"{speaker.accent}, {speaker.gender}",
-            f"{voice.wer:.1%}".replace("%", " %"),
+            "-" if voice.wer is None else f"{voice.wer:.1%}".replace("%", " %"),
             f"{voice.mos:.2f} ± {voice.mos_error:.2f} ({teacher.mos:.2f})",
             "-" if voice.similarity is None else f"{voice.similarity:.2f} ({teacher.similarity:.2f})",
             f"{voice.pitch_hz[0]:.0f} to {voice.pitch_hz[2]:.0f} Hz",
@@ -161,7 +166,8 @@ def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
         "license": f"Apache-2.0 (trained from hibari-tts 0.2.1 on speech of Kokoro's {name})",
         "model_sha256": scores["model_sha256"],
         "performance": {
-            "wer": voice.wer,
+            **({} if voice.wer is None else {"wer": voice.wer}),
+            **({} if voice.syllable_error is None else {"syllable_error": voice.syllable_error}),
             "distillmos": voice.mos,
             "similarity_to_teacher": voice.similarity,
         },

@@ -1,0 +1,123 @@
+"""How many Mandarin syllables a voice says as its teacher does, without a recognizer of that language.
+
+Both say the same sentences, and the networks say where each syllable is. A syllable is right if, of all those that the
+teacher says, the one that sounds most like it is the same syllable with the same tone. What sounds alike is told by mel
+spectra, without what is constant over a clip, and by the course of the pitch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.train.fast.evaluate import Predict
+from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
+from tts_worker.audio.pcm import Floats, to_float, to_pcm
+from tts_worker.engine.cosyvoice.voices.features import slaney_filters
+from tts_worker.engine.cpu.hibari.vocoder import Vocoder
+from tts_worker.engine.cpu.phrases.text import Phrase
+from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
+from tts_worker.types import SAMPLE_RATE_HZ
+
+TONES = "↓→↗↘"
+_WINDOW = 1024
+_MELS = 26
+_POINTS = 6  # of a syllable, over its length
+_PITCH_WEIGHT = 6.0
+_VOICED_HZ = 60.0
+_FLOOR = 1e-3
+
+
+@dataclass(frozen=True)
+class Syllable:
+    """A syllable as a voice says it.
+
+    Attributes:
+        ids: Its phonemes and its tone.
+        sound: What it sounds like ``[V]``.
+    """
+
+    ids: tuple[int, ...]
+    sound: Floats
+
+
+def syllables(phrase: SpokenPhrase, vocabulary: Mapping[str, int]) -> Iterator[Syllable]:
+    """Yield the syllables of a phrase: what ends with a tone; neutral ones belong to what follows."""
+    tones = {vocabulary[tone] for tone in TONES}
+    mels = _log_mels(to_float(phrase.samples.astype("<i2").tobytes()), phrase.frames)
+    pitch = _relative_pitch(phrase.f0_hz)
+    ends = FRAMES_PER_DURATION * np.cumsum(phrase.durations, dtype=np.int64)
+    first = 1  # behind the pad
+    for number, symbol in enumerate(phrase.ids):
+        if int(symbol) in tones:
+            frames = slice(int(ends[first - 1]), int(ends[number]))
+            sound = np.concatenate([_points(mels[frames]), _PITCH_WEIGHT * _points(pitch[frames, None])])
+            yield Syllable(tuple(map(int, phrase.ids[first : number + 1])), sound)
+            first = number + 1
+
+
+def spoken_by(predict: Predict, phrases: Sequence[Phrase]) -> Iterator[SpokenPhrase]:
+    """Yield phrases as a voice of the engine says them, with the silence around them."""
+    for number, phrase in enumerate(phrases):
+        spectra = predict(phrase)
+        audio = Vocoder(spectra, np.random.default_rng(number)).render(spectra.frames)
+        samples = np.pad(audio, (0, spectra.frames * FRAME_SAMPLES - len(audio)))
+        yield SpokenPhrase(
+            np.array(phrase.ids, np.int16),
+            (spectra.duration_frames // FRAMES_PER_DURATION).astype(np.int16),
+            spectra.f0_hz,
+            np.zeros_like(spectra.f0_hz),
+            np.frombuffer(to_pcm(samples), "<i2"),
+        )
+
+
+def syllable_error(
+    predict: Predict, phrases: Sequence[Phrase], teacher: Sequence[SpokenPhrase], vocabulary: Mapping[str, int]
+) -> float:
+    """Return the share of syllables of phrases that a voice says unlike its teacher; 0 is perfect."""
+    own, theirs = (
+        [syllable for phrase in said for syllable in syllables(phrase, vocabulary)]
+        for said in (spoken_by(predict, phrases), teacher)
+    )
+    return error_rate(own, theirs)
+
+
+def error_rate(voice: Sequence[Syllable], teacher: Sequence[Syllable]) -> float:
+    """Return the share of syllables of a voice that sound most like another one of its teacher's."""
+    templates = np.stack([syllable.sound for syllable in teacher])
+    wrong = 0
+    for syllable in voice:
+        nearest = int(np.square(templates - syllable.sound).sum(1).argmin())
+        wrong += teacher[nearest].ids != syllable.ids
+    return wrong / len(voice)
+
+
+def _log_mels(samples: Floats, frames: int) -> Floats:
+    """Return mel spectra ``[F, M]`` around the middle of each frame, without their mean over loud frames."""
+    padded = np.pad(samples, (_WINDOW // 2, _WINDOW))
+    starts = FRAME_SAMPLES * np.arange(frames) + FRAME_SAMPLES // 2
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[starts] * np.hanning(_WINDOW)
+    power = np.square(np.abs(np.fft.rfft(windows, axis=1)))
+    filters = slaney_filters(SAMPLE_RATE_HZ, _WINDOW, _MELS, 60.0, 8000.0).numpy()
+    mels = np.log(power @ filters.T + _FLOOR)
+    loud = mels.mean(1) > np.median(mels.mean(1))
+    return np.asarray(mels - mels[loud].mean(0), np.float32)
+
+
+def _relative_pitch(f0_hz: Floats) -> Floats:
+    """Return the logarithm of the pitch relative to its median; unvoiced frames have that of those beside them."""
+    voiced = np.flatnonzero(f0_hz > _VOICED_HZ)
+    if not len(voiced):
+        return np.zeros_like(f0_hz)
+    log = np.log(f0_hz[voiced])
+    return np.asarray(np.interp(np.arange(len(f0_hz)), voiced, log - np.median(log)), np.float32)
+
+
+def _points(values: NDArray[Any]) -> Floats:
+    """Return ``[T, N]`` at equally distant times, one after the other."""
+    at = np.linspace(0, max(0, len(values) - 1), _POINTS).round().astype(int)
+    return np.asarray(values[at].reshape(-1), np.float32)
