@@ -135,7 +135,8 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
         if pack.model_sha256 is None:
             raise BundleError(f"{folder / METADATA}: model_sha256 is missing")
         files = folder.parent / CPU_NETWORK, folder / CPU_VECTOR
-        voices.append(VoiceModel(name, *files, pack.model_sha256, *pack.languages[:1]))
+        about = {"gender": pack.gender, "loudness_lufs": pack.loudness_lufs}
+        voices.append(VoiceModel(name, *files, pack.model_sha256, *pack.languages[:1], **about))
     model = HibariModel(threads=settings.threads, voices=voices)
     return HibariEngine(model, max_utterances=settings.max_utterances)
 

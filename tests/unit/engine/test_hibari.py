@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from tts_worker.engine.cpu.hibari.model import (
     Spectra,
     VoiceModel,
 )
-from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
+from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -393,8 +393,8 @@ class FaultyModel:
         self._error = error
         self._good_calls = after_calls
 
-    def phonemizer_of(self, voice: str) -> Phonemizer:
-        return self._model.phonemizer_of(voice)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         spectra = self._model.predict(ids, speed, voice)
