@@ -26,6 +26,7 @@ from tts_worker.engine.cpu.hibari.model import (
     Spectra,
     VoiceModel,
 )
+from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
@@ -538,7 +539,6 @@ def test_damaged_vector_is_rejected(higher_voice: VoiceModel, tmp_path: Path) ->
 def test_voices_share_a_network(higher_voice: VoiceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only their vectors are their own: a further voice costs 0.15 MB of memory."""
     opened = []
-    open_session = model_module.open_session
     monkeypatch.setattr(model_module, "open_session", lambda *args, **kw: opened.append(1) or open_session(*args, **kw))
     model = HibariModel(voices=[replace(higher_voice, name=name) for name in ("anna", "bella", "carla")])
     assert model.voices == ("heart", "anna", "bella", "carla")

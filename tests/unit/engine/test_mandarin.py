@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -113,8 +113,8 @@ def test_any_text_gives_ordered_words_of_bounded_phrases(phonemizer: MandarinPho
 
 
 def test_missing_package_is_named(hibari_model: HibariModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mandarin, "_PACKAGES", (("no_such_module", "some-distribution"),))
-    with pytest.raises(MissingPackage, match="Mandarin needs some-distribution: pip install some-distribution"):
+    monkeypatch.setattr(mandarin, "find_spec", lambda module: None if module == "pinyin_to_ipa" else module)
+    with pytest.raises(MissingPackage, match="Mandarin needs pinyin-to-ipa: pip install pinyin-to-ipa"):
         MandarinPhonemizer(hibari_model.phonemizer.english, hibari_model.phonemizer.vocabulary)
 
 
@@ -186,7 +186,7 @@ def model(speakers: list[VoiceModel]) -> HibariModel:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, phonemizer: MandarinPhonemizer) -> Iterator[list[tuple[str, str]]]:
+def said(monkeypatch: pytest.MonkeyPatch, phonemizer: MandarinPhonemizer) -> list[tuple[str, str]]:
     """The runs of the network: the voice and what it says."""
     runs: list[tuple[str, str]] = []
     predict = HibariModel.predict
