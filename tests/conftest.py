@@ -106,7 +106,7 @@ SLOW = (
     "features/offline/",
     "features/voicepack/test_commands.py",
     "unit/cosyvoice/",
-    "unit/engine/test_kokoro.py",
+    "unit/engine/test_mandarin.py",
     "unit/engine/test_process.py",
     "unit/models/test_hyperyaml.py",
     "unit/models/test_onnx_file.py",

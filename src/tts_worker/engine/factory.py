@@ -14,7 +14,6 @@ from tts_worker.settings import (
     CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
-    KokoroEngineSettings,
     ToneEngineSettings,
 )
 from tts_worker.types import Alignment, EngineInfo
@@ -43,8 +42,6 @@ class EngineFactory:
     def __call__(self) -> Engine:
         if isinstance(self.settings, HibariEngineSettings):
             return _hibari(self.settings)
-        if isinstance(self.settings, KokoroEngineSettings):
-            return _kokoro(self.settings)
         if isinstance(self.settings, CosyVoiceEngineSettings):
             return _cosyvoice(self.settings, self.enrolled, self.memory_share)
         return open_tone(self.settings)
@@ -78,12 +75,6 @@ def info_before_loading(name: str, settings: EngineSettings) -> EngineInfo:
             is_mandarin(tag) for folder in packs.values() for tag in read_voicepack(folder).pack.languages
         )
         languages = (LANGUAGE, MANDARIN) if speaks_mandarin else (LANGUAGE,)
-    elif isinstance(settings, KokoroEngineSettings):
-        from tts_worker.engine.cpu.kokoro.model import LANGUAGES
-        from tts_worker.engine.cpu.kokoro.model import VOICES as KOKORO_VOICES
-
-        voices = tuple(KOKORO_VOICES)
-        languages = LANGUAGES
     elif isinstance(settings, ToneEngineSettings):
         from tts_worker.engine.tone import VOICES
 
@@ -127,7 +118,7 @@ def stored_voices_dir(settings: EngineSettings) -> Path | None:
 
 def _hibari(settings: HibariEngineSettings) -> Engine:
     from tts_worker.engine.cpu.hibari.engine import HibariEngine
-    from tts_worker.engine.cpu.hibari.model import HibariModel, VoiceModel
+    from tts_worker.engine.cpu.hibari.model import AMERICAN, HibariModel, VoiceModel
 
     voices = []
     for name, folder in settings.installed_packs().items():
@@ -135,16 +126,10 @@ def _hibari(settings: HibariEngineSettings) -> Engine:
         if pack.model_sha256 is None:
             raise BundleError(f"{folder / METADATA}: model_sha256 is missing")
         files = folder.parent / CPU_NETWORK, folder / CPU_VECTOR
-        voices.append(VoiceModel(name, *files, pack.model_sha256, *pack.languages[:1]))
+        language = pack.languages[0] if pack.languages else AMERICAN
+        voices.append(VoiceModel(name, *files, pack.model_sha256, language, pack.gender, pack.loudness_lufs))
     model = HibariModel(threads=settings.threads, voices=voices)
     return HibariEngine(model, max_utterances=settings.max_utterances)
-
-
-def _kokoro(settings: KokoroEngineSettings) -> Engine:
-    from tts_worker.engine.cpu.kokoro.engine import KokoroEngine
-    from tts_worker.engine.cpu.kokoro.model import KokoroModel
-
-    return KokoroEngine(KokoroModel(settings.threads), max_utterances=settings.max_utterances)
 
 
 def _cosyvoice(settings: CosyVoiceEngineSettings, enrolled: EnrolledVoices | None, memory_share: float) -> Engine:

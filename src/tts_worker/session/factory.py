@@ -341,7 +341,7 @@ class SessionFactory:
     def _verbalizer(self, voice: VoiceDescription, params: SynthesisParams) -> Verbalizer:
         """Return what reads the segments of an utterance; the reference's front end, if that reads them, follows."""
         if not voice.info.front_end:
-            return Verbalizer(voice.languages, params.language)
+            return Verbalizer(voice.languages, params.language, others=voice.info.languages)
         if self._config.reading == "reference":
             return Verbalizer(voice.languages, params.language, unread=_READ_BY_REFERENCE)
         return Verbalizer(voice.languages, params.language, shape=shape)

@@ -8,7 +8,6 @@ from tts_worker.settings.engines import (
     CosyVoiceEngineSettings,
     EngineSettings,
     HibariEngineSettings,
-    KokoroEngineSettings,
     ToneEngineSettings,
 )
 from tts_worker.settings.load import check_directory, load_settings, read_lexicon, read_yaml
@@ -26,7 +25,6 @@ __all__ = [
     "EngineSettings",
     "GrpcSettings",
     "HibariEngineSettings",
-    "KokoroEngineSettings",
     "ServerSettings",
     "Settings",
     "TextSettings",

@@ -51,18 +51,6 @@ def _only_installed_voice() -> Path:
         raise ConfigError(f"an engine of kind cosyvoice needs bundle, a model directory ({error.message})") from None
 
 
-class KokoroEngineSettings(Section):
-    """Settings of the Kokoro voices (extra: voices).
-
-    Attributes:
-        threads: Threads of the network; None uses all cores, up to four.
-    """
-
-    kind: Literal["kokoro"] = "kokoro"
-    max_utterances: int = Field(4, ge=1)
-    threads: int | None = Field(None, ge=1, le=64)
-
-
 class CosyVoiceEngineSettings(Section):
     """Settings of a CosyVoice engine.
 
@@ -109,8 +97,8 @@ class CosyVoiceEngineSettings(Section):
 
 
 EngineSettings = Annotated[
-    HibariEngineSettings | KokoroEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings,
+    HibariEngineSettings | ToneEngineSettings | CosyVoiceEngineSettings,
     Field(discriminator="kind"),
 ]
 
-ENGINE_KINDS = ("hibari", "kokoro", "tone", "cosyvoice")
+ENGINE_KINDS = ("hibari", "tone", "cosyvoice")

@@ -61,8 +61,8 @@ def _problem(details: Any, root: type[BaseModel]) -> SettingProblem:
         case "extra_forbidden":
             similar = difflib.get_close_matches(str(path[-1]), _names(root, path[:-1], kind), n=1)
             return SettingProblem(path, "unknown setting" + (f", did you mean {similar[0]}?" if similar else ""))
-        case "union_tag_not_found":
-            return SettingProblem((*path, "kind"), f"required; one of {', '.join(ENGINE_KINDS)}")
+        case "union_tag_not_found" | "union_tag_invalid":
+            return SettingProblem((*path, "kind"), f"must be one of {', '.join(ENGINE_KINDS)}")
         case "tuple_type" | "list_type":
             return SettingProblem(path, "must be a list, such as [first, second]")
         case "dict_type" | "model_type":

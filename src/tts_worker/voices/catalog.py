@@ -19,6 +19,8 @@ from tts_worker.voices.packs import VoicePack
 log = logging.getLogger(__name__)
 
 _MAX_REMOVED = 1_000
+_SUCCESSORS = {"kumo": "zm_yunjian", "gongitsune": "zf_xiaobei"}
+"""Voices that no engine has any more, and what replaces them."""
 
 
 @dataclass(slots=True)
@@ -247,6 +249,8 @@ class VoiceCatalog:
         known = sorted({*self._voices, *self._unloaded})
         similar = difflib.get_close_matches(requested[:64], known, n=1)
         hint = f'did you mean "{similar[0]}"?' if similar else f"available: {', '.join(known[:20]) or 'none'}"
+        if successor := _SUCCESSORS.get(requested):
+            hint = f'"{successor}" replaces it: pip install ./packages/tts-worker-voices in the clone'
         raise UnknownVoice(f'unknown voice "{requested[:64]}"; {hint}')
 
     def get_in_use(self, name: str) -> VoiceDescription:

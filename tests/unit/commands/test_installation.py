@@ -66,7 +66,7 @@ def test_command_without_installation_is_for_the_clone(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     assert install_command("grpc") == 'pip install "./packages/tts-worker-client" ".[grpc]" in the clone of tts-worker'
     assert '"./packages/livekit-plugins-tts-worker" ".[livekit]"' in install_command("livekit")
-    assert '"./packages/tts-worker-voices" ".[cpu-voices]"' in install_command("cpu-voices")
+    assert '"./packages/tts-worker-voices" ".[voices]"' in install_command("voices")
 
 
 def test_missing_extra_tells_no_path_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:

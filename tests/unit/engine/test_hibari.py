@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,8 @@ from tts_worker.engine.cpu.hibari.model import (
     Spectra,
     VoiceModel,
 )
-from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phonemizer
+from tts_worker.engine.cpu.phrases.onnx_session import open_session
+from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES
 from tts_worker.errors import EngineFault, ErrorCode
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
@@ -394,8 +395,8 @@ class FaultyModel:
         self._error = error
         self._good_calls = after_calls
 
-    def phonemizer_of(self, voice: str) -> Phonemizer:
-        return self._model.phonemizer_of(voice)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         spectra = self._model.predict(ids, speed, voice)
@@ -555,7 +556,6 @@ def test_damaged_vector_is_rejected(higher_voice: VoiceModel, tmp_path: Path) ->
 def test_voices_share_a_network(higher_voice: VoiceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only their vectors are their own: a further voice costs 0.15 MB of memory."""
     opened = []
-    open_session = model_module.open_session
     monkeypatch.setattr(model_module, "open_session", lambda *args, **kw: opened.append(1) or open_session(*args, **kw))
     model = HibariModel(voices=[replace(higher_voice, name=name) for name in ("anna", "bella", "carla")])
     assert model.voices == ("heart", "anna", "bella", "carla")

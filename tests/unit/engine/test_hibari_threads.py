@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,6 @@ from tests.contract.engine_contract import EngineCase, EngineDriver, segments
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.phrases.sequence import PhrasePhase
-from tts_worker.engine.cpu.phrases.text import Phonemizer
 from tts_worker.engine.scheduler import Need
 from tts_worker.engine.worker_thread import ENGINE_NICENESS, NETWORK_NICENESS
 from tts_worker.errors import ErrorCode
@@ -48,8 +47,8 @@ class GatedModel:
         self.error: Exception | None = None
         self.runs_ended = threading.Semaphore(0)
 
-    def phonemizer_of(self, voice: str) -> Phonemizer:
-        return self._model.phonemizer_of(voice)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def predict(self, ids: tuple[int, ...], speed: float, voice: str) -> Spectra:
         self.threads.append(threading.current_thread().name)

@@ -40,6 +40,8 @@ def test_unknown_voice_name_is_an_error() -> None:
     assert catalog.get("alloy").name == "ann"
     with pytest.raises(UnknownVoice, match='did you mean "bob"'):
         catalog.get("bobb")
+    with pytest.raises(UnknownVoice, match='"zm_yunjian" replaces it: pip install'):
+        catalog.get("kumo")
     with pytest.raises(UnknownVoice, match="available: ann, bob"):
         catalog.get("x" * 10_000)
 

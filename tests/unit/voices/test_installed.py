@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
@@ -13,8 +15,9 @@ from tests.unit.engine.shared_voices import voice_like_heart
 from tts_worker.cli import main
 from tts_worker.engine.factory import info_before_loading
 from tts_worker.errors import BundleError, EngineFault, TTSWorkerError, UnknownVoice
+from tts_worker.session.session import LocalSession
 from tts_worker.settings import HibariEngineSettings, Settings, load_settings
-from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions
+from tts_worker.types import Ended, Outcome, PcmFrame, SessionOptions, Started
 from tts_worker.voices import installed
 from tts_worker.voices.installed import (
     CPU_GROUP,
@@ -140,6 +143,8 @@ def test_cpu_engine_has_the_chosen_voices(site: Path) -> None:
         settings = load_settings(None, {"engines": {"c": {"kind": "hibari", **values}}}, replaced=("engines",))
         return cast(HibariEngineSettings, settings.engines["c"])
 
+    for pack in (anna, bella):
+        (pack / "metadata.yaml").write_text("languages: [en]\n", "utf-8")
     assert engine().installed_packs() == {"anna": anna, "bella": bella}
     assert engine(voices=["bella"]).installed_packs() == {"bella": bella}
     assert engine(voices=[]).installed_packs() == {}
@@ -186,6 +191,57 @@ async def test_voices_speak_in_the_accent_of_their_language(site: Path) -> None:
         assert worker.hub.voices.get("anna").languages == ("en-GB", "en")
     finally:
         await worker.stop()
+
+
+async def test_mandarin_goes_to_the_voices_that_speak_it(site: Path) -> None:
+    """By the language of the request or of its first letters; within an utterance without a change of its voice."""
+    for name, gender in (("anna_zh", "female"), ("ben_zh", "male")):
+        pack = install_cpu_voice(site, name)
+        sha256 = voice_like_heart(pack, language="zh").sha256
+        metadata = f"languages: [zh, en]\ngender: {gender}\nloudness_lufs: -25\nmodel_sha256: {sha256}\n"
+        (pack / "metadata.yaml").write_text(metadata, "utf-8")
+    assert info_before_loading("hibari", HibariEngineSettings()).languages == ("en", "zh")
+    worker = Worker(Settings())
+    await worker.start()
+    try:
+        assert worker.hub.voices.default == "heart"
+        for options, text, voice in (
+            (SessionOptions(), "您好，请问有什么可以帮您？", "anna_zh"),
+            (SessionOptions(), "“3 个苹果。”", "anna_zh"),
+            (SessionOptions(language="zh"), "OK, 好。", "anna_zh"),
+            (SessionOptions(), "She wrote 你好, dear world.", "heart"),
+            (SessionOptions(language="en"), "你好, world.", "heart"),
+            (SessionOptions(voice="heart"), "我有5个 apples.", "heart"),
+            (SessionOptions(voice="ben_zh"), "Hello, world.", "ben_zh"),
+        ):
+            started, ended = await spoken_by(worker, options, text)
+            assert (started.params.voice, ended.receipt.text_spoken) == (voice, text)
+            assert ended.receipt.skipped == ()
+            words = "".join(word.text for word in ended.receipt.words)
+            assert words.strip("“”") == text.replace(" ", "").strip("“”")
+    finally:
+        await worker.stop()
+
+
+async def spoken_by(worker: Worker, options: SessionOptions, text: str) -> tuple[Started, Ended]:
+    """Speak a text as fast as possible; it must end with audio."""
+    session = await worker.hub.admit(replace(options, realtime=False))
+    session.speak(text)
+    session.end_text()
+    events = [item async for item in session_until_end(session)]
+    session.close()
+    (started,) = (item for item in events if isinstance(item, Started))
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.outcome, ended.receipt.samples_sent > 0) == (Outcome.DONE, True)
+    return started, ended
+
+
+async def session_until_end(session: LocalSession) -> AsyncIterator[object]:
+    async for item in session:
+        yield item
+        if isinstance(item, Ended):
+            return
 
 
 async def audio_of(worker: Worker, voice: str) -> bytes:

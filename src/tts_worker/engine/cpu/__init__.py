@@ -1,1 +1,1 @@
-"""Engines for a CPU: phrase by phrase (``phrases``), with the networks of ``hibari`` and ``kokoro``."""
+"""Engines for a CPU: phrase by phrase (``phrases``), with the networks of ``hibari``."""

@@ -46,6 +46,7 @@ class Verbalizer:
     Args:
         languages: Languages of the voice; empty or "mul" means any.
         explicit: Language requested by the caller.
+        others: Languages that other voices of its engine say for it.
         shape: Applied to each segment after its readings, with the language; None applies nothing.
         unread: Languages whose readings are left to what follows.
     """
@@ -55,14 +56,16 @@ class Verbalizer:
         languages: Sequence[str] = ("en",),
         explicit: str | None = None,
         *,
+        others: Sequence[str] = (),
         shape: Callable[[Segment, str | None], Segment] | None = None,
         unread: Collection[str] = (),
     ) -> None:
         tags = set(map(primary_tag, languages))
         self._speaks_chinese = not tags.isdisjoint(("zh", "yue", "mul")) or not tags
         tags.discard("mul")
-        self._only = tags.pop() if len(languages) == 1 and tags and explicit is None else None
-        self._detector = LanguageDetector(languages, explicit)
+        further = [tag for tag in map(primary_tag, others) if tag not in {*tags, "mul"}] if tags else []
+        self._only = tags.pop() if len(languages) == 1 and tags and explicit is None and not further else None
+        self._detector = LanguageDetector((*languages, *further), explicit)
         self._shape = shape
         self._unread = frozenset(unread)
         self._before = ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from tts_worker.engine.cpu.hibari.expression import express
+from tts_worker.engine.cpu.hibari.expression import express, louder
 from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, Spectra
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
 from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, slowest_speed, speeds_of
+from tts_worker.engine.cpu.phrases.mandarin import contains_han, divided
 from tts_worker.engine.cpu.phrases.network import PhraseNetwork
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
 from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
@@ -26,14 +28,25 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
         self._model = model
 
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:
-        phonemizer = self._model.phonemizer_of(params.voice)
         # Slow speech is longer: fewer phonemes take the network the same time.
         limit = round(MAX_PHONEMES * min(1.0, slowest_speed(segment, params.speed)))
-        return phonemizer.phonemize(segment, limit)
+        han_voice = self._model.mandarin_voice(params.voice) if contains_han(segment) else None
+        if han_voice is None or han_voice == params.voice:
+            yield from self._model.phonemizer_of(params.voice).phonemize(segment, limit)
+            return
+        for is_mandarin, part in divided(segment):
+            voice = han_voice if is_mandarin else params.voice
+            for phrase in self._model.phonemizer_of(voice).phonemize(part, limit):
+                yield phrase and replace(phrase, voice=voice)
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
-        spectra = self._model.predict(phrase.ids, speeds_of(phrase, params.speed), params.voice)
-        return express(spectra, phrase) if phrase.expressions else spectra
+        voice = phrase.voice or params.voice
+        spectra = self._model.predict(phrase.ids, speeds_of(phrase, params.speed), voice)
+        if phrase.expressions:
+            spectra = express(spectra, phrase)
+        if voice != params.voice:
+            spectra = louder(spectra, self._model.level_change_db(voice, params.voice))
+        return spectra
 
     def synthesis(
         self, phrase: Phrase, prediction: Spectra, params: SynthesisParams, noise: np.random.Generator
@@ -45,7 +58,8 @@ class HibariEngine(PhraseEngine[Spectra]):
     """Synthesizes speech on the CPU, English and with some voices Mandarin.
 
     ``warm_up`` takes about a second (it loads the dictionaries). ``SynthesisParams.instruct`` has no effect: a voice
-    has one style. Utterances of all voices share the two threads, and cost the same.
+    has one style. Utterances of all voices share the two threads, and cost the same. Mandarin in an utterance of a
+    voice that does not speak it is said by one that does, if there is one.
 
     Args:
         model: The networks of the voices.

@@ -33,6 +33,12 @@ def express(spectra: Spectra, phrase: Phrase) -> Spectra:
     )
 
 
+def louder(spectra: Spectra, gain_db: float) -> Spectra:
+    """Return ``spectra`` with another level."""
+    gains = np.ones(spectra.frames, np.float32) if spectra.gains is None else spectra.gains
+    return replace(spectra, gains=gains * np.float32(10 ** (gain_db / 20)))
+
+
 def _interpolate_harmonics(parts: Floats, f0_hz: Floats, frames: NDArray[np.intp]) -> None:
     """Make the filters of the harmonics of ``frames`` smooth, in place, so that they fit any pitch.
 

@@ -21,7 +21,7 @@ from tts_worker.errors import EngineFault
 from tts_worker.text.language import primary_tag
 from tts_worker.voices.named_mixes import mix_of
 
-VOICE = "heart"
+VOICE, _GENDER, _LOUDNESS_LUFS = "heart", "female", -25.9
 AMERICAN, BRITISH, MANDARIN = "en-US", "en-GB", "zh"
 MODEL_SHA256 = "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8"
 """hibari.onnx of hibari-tts 0.2.1, the voice "heart"."""
@@ -77,6 +77,8 @@ class VoiceModel:
         vector: File of numpy with what the voice has for itself ``[V] float16``.
         sha256: Hash of both files, one after the other.
         language: BCP-47 tag of its accent, or of the language that it speaks beside English.
+        gender: As in its voice pack.
+        loudness_lufs: Likewise; None if that has none.
     """
 
     name: str
@@ -84,6 +86,8 @@ class VoiceModel:
     vector: Path
     sha256: str
     language: str = AMERICAN
+    gender: str | None = None
+    loudness_lufs: float | None = None
 
 
 class HibariModel:
@@ -108,6 +112,8 @@ class HibariModel:
     def __init__(self, model_path: Path | None = None, threads: int = 1, voices: Iterable[VoiceModel] = ()) -> None:
         self._assets = _assets()
         self._languages = {VOICE: AMERICAN}
+        self._genders: dict[str, str | None] = {VOICE: _GENDER}
+        self._levels_lufs: dict[str, float | None] = {VOICE: _LOUDNESS_LUFS}
         self._networks = {VOICE: _heart(model_path or default_model_path(), threads)}
         self._vectors: dict[str, Floats] = {}
         shared: dict[Path, list[VoiceModel]] = {}
@@ -115,6 +121,8 @@ class HibariModel:
             if voice.name in self._languages:
                 raise EngineFault(f"an installed package has another voice {voice.name}; uninstall it")
             self._languages[voice.name] = voice.language
+            self._genders[voice.name] = voice.gender
+            self._levels_lufs[voice.name] = voice.loudness_lufs
             shared.setdefault(voice.network, []).append(voice)
         for own in shared.values():
             session, vectors = _open_shared(own, threads)
@@ -137,13 +145,26 @@ class HibariModel:
         """Whether a voice reads Han characters; all read English."""
         return is_mandarin(self._languages[voice])
 
+    def mandarin_voice(self, voice: str) -> str | None:
+        """Return the voice that says Han characters for a voice: itself, else one of its gender, else the first one."""
+        speakers = [name for name in self.voices if self.speaks_mandarin(name)]
+        if voice in speakers:
+            return voice
+        alike = [name for name in speakers if self._genders[name] == self._genders[voice]]
+        return next(iter(alike or speakers), None)
+
+    def level_change_db(self, voice: str, like: str) -> float:
+        """Return the gain with which a voice is as loud as another one; 0 if the level of one is not known."""
+        level, other = self._levels_lufs[voice], self._levels_lufs[like]
+        return 0.0 if level is None or other is None else other - level
+
     def phonemizer_in(self, language: str) -> Phonemizer:
         """Return the phonemizer of an accent or language; the American one, unless it is British or Mandarin.
 
         Its first use takes half a second to load the dictionaries.
 
         Raises:
-            MissingExtra: The packages that read Mandarin are not installed.
+            MissingPackage: A package that reads Mandarin is not installed.
         """
         is_british = language.lower().replace("_", "-") == BRITISH.lower()
         accent = MANDARIN if is_mandarin(language) else BRITISH if is_british else AMERICAN

@@ -4,7 +4,7 @@ A step starts the network for one phrase and does one unit of work of a few mill
 or rendering one block of audio. The network, most of all work, runs on a thread of its own if the engine can wake its
 caller (``on_work``), otherwise inside the step; the audio is the same.
 
-A voice brings a ``PhraseNetwork``: see ``engine/cpu/hibari`` and ``engine/cpu/kokoro``.
+The voices bring a ``PhraseNetwork``: see ``engine/cpu/hibari``.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         MAX_UNPACED_SPECTRA_FRAMES: The same of unpaced utterances. Separate limits keep downloads from blocking the
             phrases of calls.
         MAX_RUN_S: The engine waits for a longer run of the network, so that it counts as hanging.
-        SHARES_THREAD: Whether a single utterance runs the network on the engine thread: it has nothing to overlap
-            with, and its first audio is earlier without a change of threads. Only for a network of milliseconds.
         MAX_RUNS: Runs that the network's thread has at a time. The second one begins when the first one ends, without
             waiting for the engine thread, which renders or waits for the interpreter lock.
         URGENT_LEAD_SAMPLES: A call with less audio ahead is urgent. A second run is chosen only beside one that waits,
@@ -72,7 +70,6 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
     MAX_SPECTRA_FRAMES: ClassVar[int] = 8_000
     MAX_UNPACED_SPECTRA_FRAMES: ClassVar[int] = 4_000
     MAX_RUN_S: ClassVar[float] = 2.0
-    SHARES_THREAD: ClassVar[bool] = True
     MAX_RUNS: ClassVar[int] = 2
     URGENT_LEAD_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
     DEADLINE_MARGIN_SAMPLES: ClassVar[int] = SAMPLE_RATE_HZ // 2
@@ -276,7 +273,8 @@ class PhraseEngine(EngineShell[PhraseSequence[P]], Generic[P]):
         is_first = not self._in_flight
         if is_first:
             self._started_s = perf_counter()
-        if self._network_thread is None or (self.SHARES_THREAD and is_first and len(self.sequences) == 1):
+        # A single utterance has nothing to overlap with: its first audio is earlier without a change of threads.
+        if self._network_thread is None or (is_first and len(self.sequences) == 1):
             self._in_flight.append((sequence, StreamFuture(work).run()))
             return
         self._in_flight.append((sequence, self._network_thread.submit(work)))

@@ -124,12 +124,14 @@ class Phrase:
         words: Spoken source words in order, without overlap.
         boundary: Determines the pause after the phrase.
         expressions: How each of ``words`` is spoken; empty if all are neutral.
+        voice: Voice that speaks it; None for that of the utterance.
     """
 
     ids: tuple[int, ...]
     words: tuple[PhraseWord, ...]
     boundary: Boundary
     expressions: tuple[Expression, ...] = ()
+    voice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +347,7 @@ class Phonemizer:
             ids += unit_ids
         ids.append(_PAD_ID)
         if spans:
-            yield Phrase(tuple(ids), _phrase_words(spans, words), _inner_boundary(line[-1][0].phonemes))
+            yield Phrase(tuple(ids), _phrase_words(spans, words), inner_boundary(line[-1][0].phonemes))
 
 
 def _with_possessives(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -359,7 +361,7 @@ def _with_possessives(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]
     return joined
 
 
-def _inner_boundary(phonemes: str) -> Boundary:
+def inner_boundary(phonemes: str) -> Boundary:
     """Return the boundary between two phrases of one segment, from the punctuation before the cut."""
     last = phonemes.rstrip('"”)')[-1:]
     if last in _SENTENCE_MARKS:

@@ -9,7 +9,7 @@ from tts_worker.engine.cpu.phrases.text import Phrase
 from tts_worker.types import WordTiming
 
 FRAME_SAMPLES = 300
-"""12.5 ms at 24 kHz: one column of hibari's spectra, half of a duration frame of Kokoro."""
+"""12.5 ms at 24 kHz: one column of hibari's spectra."""
 
 _ONSET_SEARCH_FRAMES = 6
 """A word that begins at most this long (75 ms) after a pause begins where the pause ends."""

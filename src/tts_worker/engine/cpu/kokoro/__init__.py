@@ -1,1 +1,0 @@
-"""Kokoro-82M: voices for English and Mandarin on the CPU."""
