@@ -73,6 +73,7 @@ def test_packed_voices_are_complete(tmp_path: Path, package: Path) -> None:
     pack = installed.pack
     assert (pack.languages, pack.aliases, pack.gender) == (("en-GB",), ("anna",), "female")
     assert pack.model_sha256 == file_hash(family / "network.onnx", installed.folder / "voice.npy")
+    assert pack.description == "British English, female, medium (180 Hz), balanced: for conversations"
     assert pack.loudness_lufs == pytest.approx(-25.9, abs=1)
     assert "Kokoro's bf_anna" in (pack.license or "")
     project = (package / "pyproject.toml").read_text()

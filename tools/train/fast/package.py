@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -36,6 +37,8 @@ SCORES_FILE = "scores.json"
 _BEGIN, _END = "<!-- voices -->\n", "<!-- end of voices -->"
 _TARGET_LUFS = -16.0
 _LOUDNESS_SENTENCES = 12
+_HEIGHTS = ((115.0, "low"), (150.0, "rather low"), (190.0, "medium"))
+_MELODIES = ((0.75, "even: for long texts"), (1.0, "balanced: for conversations"))
 _LEXICON = MappingProxyType({"WebRTC": "web R T C", "LiveKit": "live kit", "nginx": "engine x"})
 
 
@@ -158,7 +161,7 @@ def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
     metadata = {
         "name": name,
         "family": CPU_FAMILY,
-        "description": f"{speaker.accent}, {speaker.gender}; neural, 24 kHz, made for a CPU",
+        "description": f"{speaker.accent}, {speaker.gender}, {_character(voice)}",
         "languages": [speaker.language, *(["en"] if speaker.language == MANDARIN else [])],
         "aliases": [speaker.alias],
         "loudness_lufs": round(_loudness(name, pack, scores["model_sha256"], speaker.language), 1),
@@ -176,6 +179,15 @@ def _add_voice(run: Path, pack: Path, scores: Mapping[str, Any]) -> None:
     from tts_worker.voices.packs import METADATA  # imported late: training needs no pydantic
 
     (pack / METADATA).write_text(yaml.safe_dump(metadata, sort_keys=False, width=110), "utf-8")
+
+
+def _character(voice: Figures) -> str:
+    """Say in words how high a voice is and how much its pitch moves, and what that suits."""
+    low, middle, high = voice.pitch_hz
+    octaves = math.log2(high / low)
+    height = next((word for limit, word in _HEIGHTS if middle < limit), "high")
+    melody = next((words for limit, words in _MELODIES if octaves < limit), "lively: for greetings and short replies")
+    return f"{height} ({middle:.0f} Hz), {melody}"
 
 
 def _announce(project: Path, names: Sequence[str], module: str) -> None:
