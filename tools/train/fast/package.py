@@ -38,7 +38,7 @@ _BEGIN, _END = "<!-- voices -->\n", "<!-- end of voices -->"
 _TARGET_LUFS = -16.0
 _LOUDNESS_SENTENCES = 12
 _HEIGHTS = ((115.0, "low"), (150.0, "rather low"), (190.0, "medium"))
-_MELODIES = ((0.75, "even: for long texts"), (1.0, "balanced: for conversations"))
+_MELODIES = ((0.8, "even: for long texts"), (1.15, "balanced: for conversations"))
 _LEXICON = MappingProxyType({"WebRTC": "web R T C", "LiveKit": "live kit", "nginx": "engine x"})
 
 
