@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -39,6 +40,7 @@ _TARGET_LUFS = -16.0
 _LOUDNESS_SENTENCES = 12
 _HEIGHTS = ((115.0, "low"), (150.0, "rather low"), (190.0, "medium"))
 _MELODIES = ((0.8, "even: for long texts"), (1.15, "balanced: for conversations"))
+_ENTRIES = re.compile(r'\A(?:\w+ = ".*"\n)*')
 _LEXICON = MappingProxyType({"WebRTC": "web R T C", "LiveKit": "live kit", "nginx": "engine x"})
 
 
@@ -192,12 +194,11 @@ def _character(voice: Figures) -> str:
 
 def _announce(project: Path, names: Sequence[str], module: str) -> None:
     """Write the entry points of the voices, in place of those that are there."""
-    text = project.read_text("utf-8")
     head = f'[project.entry-points."{CPU_GROUP}"]\n'
-    before, _, after = text.partition(head)
-    _, _, after = after.partition("\n\n")
+    before, _, after = project.read_text("utf-8").partition(head)
+    kept = _ENTRIES.sub("", after, count=1)
     entries = "".join(f'{name} = "{module}"\n' for name in names)
-    project.write_text(f"{before}{head}{entries}\n{after}", "utf-8")
+    project.write_text(f"{before}{head}{entries}{kept}", "utf-8")
 
 
 def _loudness(name: str, pack: Path, sha256: str, language: str) -> float:
