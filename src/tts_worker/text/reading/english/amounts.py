@@ -48,6 +48,8 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
     if decimals is None or not has_cents:
         if decimals is not None and not decimals.strip("0"):
             written, decimals = whole or "0", None
+        elif decimals is not None and len(decimals) > 2:  # "$1.2320" is a price, no measurement
+            written = written.rstrip("0")
         return f"{number(written) if decimals else cardinal(whole)} {name if written == '1' else plural(name)}"
     parts = [f"{cardinal(whole)} {name if whole == '1' else plural(name)}"] if whole else []
     if hundredths := int(decimals[:2].ljust(2, "0")):
