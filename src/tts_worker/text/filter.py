@@ -137,10 +137,12 @@ class TextFilter:
     @property
     def patience(self) -> Patience | None:
         """Which text changes nothing that is pending; None if nothing is that a segment may end before."""
-        is_waiting = len(self._text) > 1
-        if self._skipped is not None and not is_waiting:
-            return _MAX_PATIENCE, self._skipped.marks
-        if (is_waiting and self._patience is not None) or self._mode is _Mode.SPELLED:
+        if len(self._text) == 1:  # nothing waits
+            if self._skipped is not None:
+                return _MAX_PATIENCE, self._skipped.marks
+        elif self._patience is not None:
+            return self._patience
+        if self._mode is _Mode.SPELLED:
             return self._patience
         return NO_PATIENCE if self._out.is_undecided else None
 
