@@ -8,7 +8,8 @@ parts:
   space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
   returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
-  says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
+  says; "SIGN" is any that is no punctuation, and "DIGIT" stands for a digit besides. Most segments have little of it, so
+  that few patterns are searched for.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
   one of these words, which may begin with a capital.
 
@@ -38,20 +39,22 @@ class Rule(NamedTuple):
         pattern: What it finds.
         read: What is spoken for a match.
         needs: What every match has one of, see ``features``.
+        has_digit: Whether every match has a digit.
         looks_back: Whether a match may begin before the token, with words that decide how it is read.
     """
 
     pattern: re.Pattern[str]
     read: Read
     needs: frozenset[str | int]
+    has_digit: bool
     looks_back: bool
 
 
-ANY = "*any"
-"""Requirement of a rule that may apply to any text."""
-_FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
 _WORD = re.compile("[a-z]+")
-_SIGN = re.compile(r"[^A-Za-z\s]")
+_SIGN = re.compile(r"[^A-Za-z\s.]|\.(?=\S)")
+_MARK = re.compile(r"[^A-Za-z\s.,;:!?'’()]|\.(?=\S)")
+"""What a text has to which a rule without words applies."""
+_PUNCTUATION = frozenset(".,;:!?…—“”\"()'’‘-–«»0123456789")
 _DIGIT = re.compile(r"\d")
 _GROUP = re.compile(r"(\w+)=([^;]*)(?:; |\Z)")
 _TABLE = "([A-Z_]+)"
@@ -143,7 +146,7 @@ class Grammar:
         self._tables = tables
         self._readings = readings
         self._patterns = {name: _alternatives(table) for name, table in tables.items()}
-        self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
+        self._words = {name: {_rarest(word.lower()) for word in table} for name, table in tables.items()}
         for name, pattern in named_patterns(definitions).items():
             self._patterns[name] = self.pattern(pattern)
             self._words[name] = set(re.findall("[a-z]+", pattern.lower()))
@@ -167,14 +170,13 @@ class Grammar:
             compiled = re.compile(self.pattern(pattern))
             looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
             looks_back = looks_back or spoken in across
-            rules.append(Rule(compiled, read, frozenset(self._requirements(needs)), looks_back))
+            required = frozenset(self._requirements(needs))
+            rules.append(Rule(compiled, read, required - {"DIGIT"}, "DIGIT" in required, looks_back))
         return tuple(rules)
 
     def _requirements(self, column: str) -> Iterator[str | int]:
         for need in column.split():
-            if need == "*":
-                yield ANY
-            elif need[1:] and need[-1] in ">+":
+            if need[1:] and need[-1] in ">+":
                 yield from self._words[need[1:-1]] if need[0] == "<" else [int(need[:-1])]
             else:
                 yield need
@@ -220,16 +222,18 @@ class RuleSet:
         for place, rule in enumerate(self.rules):
             for need in rule.needs:
                 self._of.setdefault(need, []).append(place)
+        self._with_digit = frozenset(place for place, rule in enumerate(self.rules) if rule.has_digit)
 
     def find_rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the rewrites of ``text`` from ``first`` on, in order. Of two that overlap the earlier rule wins."""
         found: list[Rewrite] = []
         taken = bytearray(len(text) + 1)
-        places = {place for feature in features(text, first) for place in self._of.get(feature, ())}
-        for place in sorted(places):
-            pattern, read, _, looks_back = self.rules[place]
-            for match in pattern.finditer(text, 0 if looks_back else first):
-                for start, end, spoken in read(match):
+        needs = self._of.keys() & features(text, first)
+        places = {place for need in needs for place in self._of[need]}
+        for place in sorted(places if _DIGIT.search(text, first) else places - self._with_digit):
+            rule = self.rules[place]
+            for match in rule.pattern.finditer(text, 0 if rule.looks_back else first):
+                for start, end, spoken in rule.read(match):
                     start = max(first, start)
                     if start < end and not any(taken[start:end]):
                         taken[start:end] = b"\1" * (end - start)
@@ -237,10 +241,24 @@ class RuleSet:
         return set_apart(text, sorted(found))
 
 
+def _rarest(name: str) -> str:
+    """Return the part of a name that fewest texts have: a sign, or the longest word."""
+    return max(
+        re.findall("[a-z]+|[^a-z ]", name), key=lambda part: (not part.isalpha() and part not in ".'", len(part))
+    )
+
+
 def features(text: str, first: int = 0) -> set[str | int]:
-    """Return the words of ``text``, its signs from ``first`` on, and every number of digits up to what it has there."""
-    digits = len(_DIGIT.findall(text, first))
-    return {ANY, *_WORD.findall(text.lower()), *_SIGN.findall(text[first:].lower()), *range(1, digits + 1)}
+    """Return the words of ``text``, and from ``first`` on its signs and every number of digits up to what it has.
+
+    A period counts only before another character: most texts end with one.
+    """
+    found: set[str | int] = set(_WORD.findall(text.lower()))
+    if _MARK.search(text, first):
+        signs = set(_SIGN.findall(text, first))
+        digits = len(_DIGIT.findall(text, first))
+        found.update(map(str.lower, signs), range(1, digits + 1), () if signs <= _PUNCTUATION else ("SIGN",))
+    return found
 
 
 def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
