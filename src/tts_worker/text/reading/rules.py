@@ -8,8 +8,8 @@ parts:
   space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
   returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
-  says; "SIGN" is any that is no punctuation, and "DIGIT" stands for a digit besides. Most segments have little of it, so
-  that few patterns are searched for.
+  says; "SIGN" is any that is no punctuation. "DIGIT" is one thing more that every match has. Most segments have little
+  of it, so that few patterns are searched for. "ACROSS" means that a match may begin in the segment before.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
   one of these words, which may begin with a capital.
 
@@ -19,7 +19,7 @@ A line that begins with "# " is a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -156,22 +156,17 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(self, written: str, across: Collection[str] = ()) -> tuple[Rule, ...]:
-        """Return the rules of a text.
-
-        Args:
-            written: The rules.
-            across: What is spoken by those whose token may begin in the segment before.
-        """
+    def rules(self, written: str) -> tuple[Rule, ...]:
+        """Return the rules of a text."""
         rules: list[Rule] = []
         for line in paragraphs(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
             read = self._reading(f"read {spoken[1:]}") if spoken[0] == "@" else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
-            looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
-            looks_back = looks_back or spoken in across
             required = frozenset(self._requirements(needs))
-            rules.append(Rule(compiled, read, required - {"DIGIT"}, "DIGIT" in required, looks_back))
+            looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
+            flags = "DIGIT" in required, looks_back or "ACROSS" in required
+            rules.append(Rule(compiled, read, required - {"DIGIT", "ACROSS"}, *flags))
         return tuple(rules)
 
     def _requirements(self, column: str) -> Iterator[str | int]:

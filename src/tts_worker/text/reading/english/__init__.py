@@ -17,26 +17,12 @@ from tts_worker.text.reading.rules import Grammar, RuleSet
 from tts_worker.text.span_rewriting import Rewrite
 
 _CLASSES = (
-    *(
-        "electronic",
-        "accounts",
-        "telephone",
-        "digits",
-        "version",
-        "score",
-        "date",
-        "wholes",
-        "powers",
-        "rates",
-        "clock",
-    ),
-    *("money", "fraction", "measure", "span", "place", "roman", "abbreviation", "operator", "cardinal", "sign"),
+    "electronic accounts telephone digits version score date wholes powers rates clock money fraction measure span "
+    "place roman abbreviation operator cardinal sign"
 )
 """Files of rules."""
 _READINGS = {name: read for module in (words, amounts, numbers, signs, times) for name, read in vars(module).items()}
 """Functions that the rules name, for what is not a matter of words and tables."""
-_ACROSS = frozenset(("@month day", "@day month", "month={month}; y={year}", "@short numbers"))
-"""What is spoken for tokens that may begin in the segment before."""
 
 
 def _rules_of(name: str) -> str:
@@ -44,7 +30,7 @@ def _rules_of(name: str) -> str:
 
 
 _GRAMMAR = Grammar(TABLES, f"ROMAN_NUMERAL = {roman.PATTERN}\n{_rules_of('definitions')}", _READINGS)
-RULES = RuleSet([rule for name in _CLASSES for rule in _GRAMMAR.rules(_rules_of(name), _ACROSS)])
+RULES = RuleSet([rule for name in _CLASSES.split() for rule in _GRAMMAR.rules(_rules_of(name))])
 _SWISS_MARK = re.compile(r"['’](?<=\d.)(?=\d{3}(?!\d))")  # 1'200
 _FOLD = Fold({**WIDE, ord("\u2126"): "\u03a9"})  # ohm, omega
 
