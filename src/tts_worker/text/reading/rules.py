@@ -5,7 +5,7 @@ parts:
 
 - What is spoken for the part of the match in guillemets, or for all of it: words; what a table has for it or for the
   group "name", ``<STREETS>``; what a function returns for it, ``{year}``, or for a group, ``{y:year}``; or ``_`` for a
-  space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
+  space. ``month={month}; y={year}`` speaks for those of two groups that match. A rule does not apply where a function
   returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
   says; "SIGN" is any that is no punctuation. "DIGIT" is one thing more that every match has. Most segments have little
@@ -187,10 +187,9 @@ class Grammar:
         groups = [(group, template(words, forms)) for group, words in _GROUP.findall(spoken) or [("", spoken)]]
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-            for group, words in groups:
-                span = match.span(group) if group else part_span(match)
-                if (said := words(match, span)) is not None:
-                    yield *span, said
+            spans = [match.span(group) if group else part_span(match) for group, _ in groups]
+            found = [(*span, words(match, span)) for span, (_, words) in zip(spans, groups, strict=True) if span[1] > 0]
+            yield from found if all(said is not None for *_, said in found) else ()
 
         return speak
 
@@ -262,6 +261,8 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
     for start, end, spoken in found:
         spoken = spoken.strip()
         before = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
+        if text[end : end + 1] == ".":
+            spoken = spoken.removesuffix(".")
         is_followed = _AFTER_WORDS.match(text, end) is not None
         if not spoken:
             spoken = " " if before[-1:].isalnum() and text[end : end + 1] not in _ENDS else ""
