@@ -76,19 +76,15 @@ def _full_year(written: str) -> str:
     return year(century + written)
 
 
-def read_date(match: re.Match[str]) -> Iterator[Rewrite]:
-    """Read "2026-11-23", "11/23/2026" and "on 10/10"."""
-    groups = match.groupdict()
-    if spoken := _month_and_day(match["m"], match["d"]):
-        yield *part_span(match), f"{spoken}, {_full_year(groups['y'])}" if groups.get("y") else spoken
-    if groups.get("last") and (spoken := _month_and_day(groups["m2"], groups["d2"])):
-        yield *match.span("last"), spoken
-
-
-def _month_and_day(first: str, second: str) -> str:
+def date(written: str) -> str:
+    """Return "2026-11-23", "11/23/26" or "11/23" with the name of the month; "" if there is none or no such day."""
+    parts = re.split("[/-]", written)
+    first, second, *years = parts[1:] + parts[:1] if len(parts[0]) == 4 else parts
     if int(first) > 12:
         first, second = second, first
-    return f"{month_by_number(first)} {day(second)}" if 1 <= int(first) <= 12 and day(second) else ""
+    if not (1 <= int(first) <= 12 and day(second)):
+        return ""
+    return ", ".join([f"{month_by_number(first)} {day(second)}", *map(_full_year, years)])
 
 
 def read_calendar(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -99,13 +95,6 @@ def read_calendar(match: re.Match[str]) -> Iterator[Rewrite]:
             continue
         mark = "," if "/" in written else "to"
         yield *name.span(), TABLES["DAYS"].get(written) or TABLES["MONTHS"].get(written[:3], mark)
-
-
-def read_part_of_year(match: re.Match[str]) -> Iterator[Rewrite]:
-    """Read "2Q22" as "the second quarter of twenty-two"."""
-    article = "" if match["the"] else "the "
-    part = "quarter" if match["part_of"] == "Q" else "half"
-    yield *match.span("part"), f"{article}{ordinal(match['n'])} {part} of {year(match['y'])}"
 
 
 def decade(written: str) -> str:
