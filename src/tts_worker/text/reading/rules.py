@@ -187,9 +187,15 @@ class Grammar:
         groups = [(group, template(words, forms)) for group, words in _GROUP.findall(spoken) or [("", spoken)]]
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
-            spans = [match.span(group) if group else part_span(match) for group, _ in groups]
-            found = [(*span, words(match, span)) for span, (_, words) in zip(spans, groups, strict=True) if span[1] > 0]
-            yield from found if all(said is not None for *_, said in found) else ()
+            found: list[Rewrite] = []
+            for group, words in groups:
+                span = match.span(group) if group else part_span(match)
+                if span[0] < 0:
+                    continue
+                if (said := words(match, span)) is None:
+                    return
+                found.append((*span, said))
+            yield from found
 
         return speak
 
@@ -237,9 +243,8 @@ class RuleSet:
 
 def _rarest(name: str) -> str:
     """Return the part of a name that fewest texts have: a sign, or the longest word."""
-    return max(
-        re.findall("[a-z]+|[^a-z ]", name), key=lambda part: (not part.isalpha() and part not in ".'", len(part))
-    )
+    parts: list[str] = re.findall("[a-z]+|[^a-z ]", name)
+    return max(parts, key=lambda part: (not part.isalpha() and part not in ".'", len(part)))
 
 
 def features(text: str, first: int = 0) -> set[str | int]:
