@@ -1,8 +1,8 @@
 """The official networks as tensors without values that claim to be on CUDA: counts kernel launches without a device.
 
-A tensor of the device "meta" has a shape and no values, so the networks have their official sizes, and whatever needs a value on the
-host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture. The networks
-have few of their equal layers: ``at_full_depth`` adds the launches of the others.
+A tensor of the device "meta" has a shape and no values, so the networks have their official sizes, and whatever needs a
+value on the host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture.
+The networks have few of their equal layers: ``at_full_depth`` adds the launches of the others.
 
     with fake_cuda():
         networks = fake_networks("cosyvoice3", layers=2)
@@ -199,7 +199,7 @@ def count(compute: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, Laun
     """Return what ``compute`` returns, and its counts.
 
     Raises:
-        HostAccess: It exchanges data with the host. Reading the value of a tensor without values raises an error of PyTorch.
+        HostAccess: It exchanges data with the host. Reading a value, which there is not, raises an error of PyTorch.
     """
     counter = LaunchCounter()
     with counter, FusedFunctions(counter):
