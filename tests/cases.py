@@ -32,7 +32,8 @@ def each_case(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Cal
                 try:
                     test(**row)
                 except (Exception, pytest.fail.Exception) as error:
-                    failed.append(f"{', '.join(f'{key}={value!r}' for key, value in row.items())}\n{error!r}")
+                    values = ", ".join(f"{key}={value!r}" for key, value in row.items())
+                    failed.append(f"{values}\n{type(error).__name__}: {error}")
             if failed:
                 pytest.fail("\n\n".join((f"{len(failed)} of {len(rows)} cases failed", *failed)), pytrace=False)
 

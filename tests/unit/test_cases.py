@@ -21,8 +21,8 @@ def test_every_case_runs_and_all_that_fail_are_named() -> None:
     with pytest.raises(pytest.fail.Exception) as failed:
         check()
     assert seen == ["a", "bb", "ccc", ""]
-    assert str(failed.value).startswith("2 of 4 cases failed\n\ntext='bb', length=3\nAssertionError(")
-    assert "text='', length=None\nFailed(" in str(failed.value)
+    assert str(failed.value).startswith("2 of 4 cases failed\n\ntext='bb', length=3\nAssertionError: ")
+    assert "text='', length=None\nFailed: " in str(failed.value)
 
 
 def test_one_argument_takes_the_values_themselves() -> None:
