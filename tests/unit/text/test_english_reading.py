@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
+from tests.cases import each_case
 
 from tools.reading_score import read_cases
 from tools.reading_table import class_cases, table
@@ -37,12 +38,12 @@ def spoken(text: str) -> str:
     return " ".join(segment.text for segment in pipeline.feed(text) + pipeline.end())
 
 
-@pytest.mark.parametrize(("name", "written", "words"), class_cases())
+@each_case(("name", "written", "words"), class_cases())
 def test_class_is_read_as_documented(name: str, written: str, words: str) -> None:
     assert spoken(written) == words
 
 
-@pytest.mark.parametrize(("written", "words"), cases())
+@each_case(("written", "words"), cases())
 def test_written_text_is_read_in_words(written: str, words: str) -> None:
     assert spoken(written) == words
 
@@ -225,7 +226,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("mark", HOSTILE)
+@each_case("mark", HOSTILE)
 def test_hostile_segment_takes_bounded_time(mark: str) -> None:
     text = "1" + (mark * 250)[:250]
     began = time.process_time()
