@@ -20,6 +20,9 @@ from tts_worker.engine.cosyvoice.tokens.alignment import AlignedWord, WordAligne
 from tts_worker.engine.cosyvoice.tokens.guard import SILENT_TOKENS, SilenceFilter
 from tts_worker.types import BYTES_PER_SAMPLE, NEUTRAL, SAMPLE_RATE_HZ, Expression, Segment, WordTiming
 
+_SOURCE_FILTER_DB_PER_SEMITONE = 0.6
+"""How much louder a vocoder that filters its excitation makes another pitch, for which it has no gains. Measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class MelFigures:
@@ -64,6 +67,7 @@ class AudioSegment(RenderProgress):
         self.prosody = Prosody.steady(speed, config.sample_rate_hz / config.hift.frame_samples)
         self._vocoder_frame_samples = config.hift.frame_samples
         self._vocoded_samples = 0  # at the rate of the vocoder
+        self._db_per_semitone = _SOURCE_FILTER_DB_PER_SEMITONE if config.hift.source_filter else 0.0
         self._frame_samples = config.hift.frame_samples * SAMPLE_RATE_HZ / config.sample_rate_hz
         self._resampler = Resampler(config.sample_rate_hz, SAMPLE_RATE_HZ)
         self._flow = flow
@@ -147,6 +151,8 @@ class AudioSegment(RenderProgress):
         self._planned_words[chunk.begin] = words
         for word in words:
             expression = self._segment_of(word).expression_at(word.start_char).within(outer)
+            louder_db = self._db_per_semitone * abs(expression.pitch_semitones)
+            expression = expression._replace(volume_db=expression.volume_db - louder_db)
             self.prosody = self.prosody.changed(int(self._flow.frame_of(word.start)), expression)
 
     def _segment_of(self, word: AlignedWord) -> Segment:
