@@ -40,11 +40,11 @@ SPANS = (
     ("We have found your order.", ""),
     (
         "I am so sorry, it was lost on the way.",
-        "<expr type='expression' label='sad'><prosody rate='80%' volume='-3dB'>",
+        "<expr type='expression' label='sad'><prosody rate='80%' volume='-4dB' pitch='-1st'>",
     ),
     (
         "But there is good news, a new one comes tomorrow!",
-        "<expr type='expression' label='happy'><prosody rate='120%' volume='+3dB' pitch='+2st'>",
+        "<expr type='expression' label='happy'><prosody rate='125%' volume='+3dB' pitch='+2st'>",
     ),
 )
 """Sentences, and what changes each."""
