@@ -1,6 +1,6 @@
 """Measures an utterance that changes its mood, rate, level and pitch, records and draws it.
 
-    python -m tools.expression --picture docs/images/expression.svg --recording expression.wav
+    python -m tools.expression --picture docs/images/expression.svg --recording docs/audio/heart-expression.mp3
     python -m tools.expression --voice nano --json
 
 Each sentence is compared with the same one spoken as the voice has it.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import wave
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,12 @@ import numpy as np
 
 from tts_worker.audio.loudness import integrated_lufs
 from tts_worker.audio.pcm import Floats, to_float, to_pcm
+from tts_worker.client.speech import Speech
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
 from tts_worker.engine.shell import EngineShell
 from tts_worker.text.pipeline import TextPipeline
 from tts_worker.types import (
-    BYTES_PER_SAMPLE,
     SAMPLE_RATE_HZ,
     Audio,
     EndText,
@@ -172,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure, record and draw an utterance that changes.")
     parser.add_argument("--voice", default=VOICE, help="heart, or a voice of CosyVoice such as nano")
     parser.add_argument("--picture", type=Path, help="SVG file to draw")
-    parser.add_argument("--recording", type=Path, help="WAV file to write")
+    parser.add_argument("--recording", type=Path, help="audio file to write, such as .wav or .mp3")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     engine = load(options.voice)
@@ -187,9 +186,7 @@ def main() -> None:
     if options.picture is not None:
         options.picture.write_text(draw(samples, spans, plain), "utf-8")
     if options.recording is not None:
-        with wave.open(str(options.recording), "wb") as file:
-            file.setparams((1, BYTES_PER_SAMPLE, SAMPLE_RATE_HZ, 0, "NONE", "not compressed"))
-            file.writeframes(to_pcm(samples))
+        Speech(to_pcm(samples), SAMPLE_RATE_HZ).save(options.recording)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SPEED_RANGE = (0.5, 2.0)
 """Of the speed of an utterance, and of what a span makes of it."""
 
 _RAMP_S = 0.1
+_Change = Literal["volume_db", "pitch_semitones"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,9 @@ class Prosody:
         """Whether any frame is not spoken at the normal pace."""
         return any(stretch.speed != 1.0 for stretch in self.stretches)
 
-    @property
-    def changes_level(self) -> bool:
-        """Whether any frame has another level."""
-        return any(stretch.volume_db for stretch in self.stretches)
-
-    @property
-    def changes_pitch(self) -> bool:
-        """Whether any frame has another pitch."""
-        return any(stretch.pitch_semitones for stretch in self.stretches)
+    def changes(self, name: _Change) -> bool:
+        """Whether any frame has another level, or another pitch."""
+        return any(getattr(stretch, name) for stretch in self.stretches)
 
     def output_frames(self, frames: float) -> float:
         """Return where frame ``frames`` begins after the change of pace."""
@@ -119,7 +114,7 @@ class Prosody:
         # The level of a frame is reached at its end.
         return np.power(10, np.interp(position, np.arange(first, last + 1), levels_db) / 20).astype(np.float32)
 
-    def _ramped(self, name: Literal["volume_db", "pitch_semitones"], start: int, end: int) -> Floats:
+    def _ramped(self, name: _Change, start: int, end: int) -> Floats:
         """Return the moving average of a value over the frames before the end of each of ``[start, end)``."""
         values = np.array([getattr(stretch, name) for stretch in self.stretches], np.float32)
         width = max(1, math.ceil(_RAMP_S * self.frame_rate_hz))

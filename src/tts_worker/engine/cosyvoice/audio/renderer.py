@@ -489,7 +489,7 @@ class Renderer:
 
 def _pitch_factors(requests: Sequence[RenderRequest], states: Sequence[HiftState], frames: int) -> Tensor | None:
     """Return the factors of the pitch of ``frames`` cached and new frames of each stream ``[B, n]``; None if 1."""
-    if not any(request.prosody.changes_pitch for request in requests):
+    if not any(request.prosody.changes("pitch_semitones") for request in requests):
         return None
     starts = [int(state.start) for state in states]
     rows = [

@@ -179,7 +179,7 @@ class AudioSegment(RenderProgress):
 
     def finish(self, pcm: bytes, *, final: bool) -> bytes:
         """Return the next samples of the vocoder with their level, at the rate of the worker."""
-        if self.prosody.changes_level:
+        if self.prosody.changes("volume_db"):
             samples = to_float(pcm)
             pcm = to_pcm(samples * self.prosody.gains(self._vocoded_samples, len(samples), self._vocoder_frame_samples))
         self._vocoded_samples += len(pcm) // BYTES_PER_SAMPLE

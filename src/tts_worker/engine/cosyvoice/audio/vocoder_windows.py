@@ -190,7 +190,7 @@ class VocoderWindows:
         padding = rows - len(states)
         f0 = mel.new_ones(rows, size)
         for row, state, item in zip(f0, states, streams, strict=False):
-            if item.prosody.changes_pitch:
+            if item.prosody.changes("pitch_semitones"):
                 row[:] = torch.from_numpy(item.prosody.pitch_factors(state.start, state.start + size))
             row[: state.f0.shape[1]] = state.f0[0]
         no_tail = mel.new_zeros(1, self._tail_samples)

@@ -39,7 +39,7 @@ class Mood(NamedTuple):
 
 MOODS = {
     "happy": Mood(1.0, 1.0, 1.0, 1.2, 0.7, "happy happily cheerful cheerfully joyful joyfully glad delighted upbeat"),
-    "excited": Mood(1.25, 2.0, 1.5, 1.3, 1.0, "excited excitedly enthusiastic enthusiastically thrilled elated"),
+    "excited": Mood(1.15, 2.0, 1.3, 1.3, 1.0, "excited excitedly enthusiastic enthusiastically thrilled elated"),
     "angry": Mood(1.1, 3.0, 0.5, 1.2, 1.5, "angry angrily furious mad annoyed irritated frustrated"),
     "sad": Mood(0.82, -3.0, -0.8, 0.75, -1.2, "sad sadly sorrowful melancholic gloomy dejected disappointed regretful"),
     "calm": Mood(0.9, -1.5, -0.3, 0.85, -0.7, "calm calmly peaceful relaxed serene soothing tender reassuring"),
