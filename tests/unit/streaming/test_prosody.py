@@ -26,7 +26,9 @@ from tts_worker.engine.cosyvoice.audio.prosody import Prosody
 from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
 from tts_worker.engine.cosyvoice.engine import CosyVoiceEngine
 from tts_worker.engine.cosyvoice.execution.graph_runner import EagerRunner
+from tts_worker.engine.cosyvoice.execution.settings import TextMode
 from tts_worker.engine.cosyvoice.networks.hift import F0Predictor, Source
+from tts_worker.text.options import TextOptions
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Command,
@@ -88,7 +90,11 @@ class Speech:
 
 
 def speak(
-    family: str, text: str, subject: CosyVoiceEngine | None = None, expression: Expression | None = None
+    family: str,
+    text: str,
+    subject: CosyVoiceEngine | None = None,
+    expression: Expression | None = None,
+    options: TextOptions | None = None,
 ) -> Speech:
     """Speak ``text``; ``expression`` is set before it."""
     subject = subject or engine(family)
@@ -103,7 +109,7 @@ def speak(
         subject.handle(Open(KEY, PROMPTED, 120 * SAMPLE_RATE_HZ))
         if expression is not None:
             subject.handle(Express(KEY, expression))
-        for segment in read(text):
+        for segment in read(text, options):
             subject.handle(Text(KEY, segment))
         subject.handle(EndText(KEY))
         outputs = {KEY: EngineOutput()}
@@ -189,6 +195,16 @@ def test_expressive_speech_does_not_depend_on_credit_pauses_or_graphs(family: st
 
     graphs = speak(family, text, engine(family, graph_runners=(FakeGraphRunner(), FakeGraphRunner())))
     assert_outputs_close(graphs.output, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_interleaved_text_has_the_pitch_of_its_words(family: str) -> None:
+    subject = engine(family, settings(text_mode=TextMode.INTERLEAVED))
+    assert subject.info.unsupported_expressions(follows_instructions=True) == ("style",)
+    spoken = speak(family, marked("pitch='-3st'"), subject, options=TextOptions(by_word=True))
+    intervals = 12 * np.log2(np.array(spoken.pitches) / F0_HZ)
+    assert intervals[0] == 0
+    assert intervals.min() == pytest.approx(-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -53,7 +53,8 @@ def speeds_of(phrase: Phrase, speed: float) -> float | Floats:
     """Return the speed of each phoneme id ``[L]``, or one for all, if the utterance has ``speed``."""
     if not phrase.expressions:
         return speed
-    return np.clip(speed * per_id(phrase, (each.rate for each in phrase.expressions)), *SPEED_RANGE)
+    speeds: Floats = np.clip(speed * per_id(phrase, (each.rate for each in phrase.expressions)), *SPEED_RANGE)
+    return speeds
 
 
 def slowest_speed(segment: Segment, speed: float) -> float:
