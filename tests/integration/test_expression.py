@@ -96,8 +96,8 @@ async def test_pause_beside_a_change_loses_no_sample(address: str) -> None:
     async def paused(first: str) -> tuple[bytes, Ended]:
         async with connect(f"ws://{address}") as client:
             recorder = RecordingClient((await client.open(SessionOptions())).session)
-            key = recorder.session.speak(TEXT)
-            recorder.session.end_text()
+            key = recorder.session.speak(FIRST + " ")
+            recorder.session.flush()
             await recorder.receive_samples(9_600, key)
             expression = Expression(rate=0.8, volume_db=-10, style="sad")
             if first == "express":
@@ -109,6 +109,8 @@ async def test_pause_beside_a_change_loses_no_sample(address: str) -> None:
             assert (await recorder.wait_acknowledged(ControlName.PAUSE)).applied
             assert len(recorder.pcm[key]) == received
             recorder.session.resume()
+            recorder.session.speak(TEXT[len(FIRST) + 1 :])
+            recorder.session.end_text()
             ended = await recorder.wait_ended(key)
             assert recorder.pcm[key][:received] == plain[:received]
             return recorder.pcm[key], ended
