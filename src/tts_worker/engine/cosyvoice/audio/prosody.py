@@ -120,8 +120,9 @@ class Prosody:
         width = max(1, math.ceil(_RAMP_S * self.frame_rate_hz))
         frames = np.arange(start - width + 1, end) + 0.5
         index = np.searchsorted([stretch.start for stretch in self.stretches], frames, side="right") - 1
-        steps: Floats = np.lib.stride_tricks.sliding_window_view(values[np.maximum(index, 0)], width)
-        return np.mean(steps, axis=1, dtype=np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(values[np.maximum(index, 0)], width)
+        means: Floats = windows.mean(axis=1)
+        return means
 
 
 STEADY = Prosody.steady()

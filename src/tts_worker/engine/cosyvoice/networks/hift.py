@@ -637,10 +637,6 @@ class Hift(nn.Module):
         source = self.m_source.from_noise(f0, state.phase, state.start, noise)
         return self.decode(mel, source), source
 
-    def _scaled(self, f0: Tensor, factors: Tensor) -> Tensor:
-        """Return pitch times ``factors``; what is unvoiced stays so."""
-        return torch.where(f0 > self.dims.nsf_voiced_threshold, f0 * factors, f0)
-
     @torch.inference_mode()
     def stream(
         self, mel: Tensor, state: HiftState, noise: Noise, final: bool, pitch_factors: Tensor | None = None
@@ -664,7 +660,7 @@ class Hift(nn.Module):
         first = max(0, known - predictor.left)
         new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
         if pitch_factors is not None:
-            new_f0 = self._scaled(new_f0, pitch_factors[:, known : known + new_f0.shape[1]])
+            new_f0 = new_f0 * pitch_factors[:, known : known + new_f0.shape[1]]
         f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
         source = self.m_source.from_noise(f0, state.phase, state.start, noise)
         emitted = state.emitted_frames
@@ -728,7 +724,7 @@ class Hift(nn.Module):
         stream_ends = StreamEnds(frames) if ends else None
         mask = None if stream_ends is None or dims.causal else stream_ends.mask(mel, 1)
         position = torch.arange(size, device=mel.device)
-        f0 = torch.where(position < known[:, None], f0, self._scaled(self.f0_predictor(mel, True, mask), f0))
+        f0 = torch.where(position < known[:, None], f0, self.f0_predictor(mel, True, mask) * f0)
         if mask is not None:
             f0 = f0 * mask[:, 0]  # the phase then stays where the stream ends
         audio = self.decode(mel, self.m_source.from_noise(f0, phase, start, noise), True, stream_ends)
@@ -737,9 +733,7 @@ class Hift(nn.Module):
         if not dims.causal:
             sample = sample[: tail.shape[1]]
             weight = ((sample + 1) / (fade[:, None] + 1)).clamp(max=1.0)  # [B, samples], 1 after the cross-fade
-            out[:, : tail.shape[1]] = torch.where(
-                sample < fade[:, None], tail * (1 - weight) + out[:, : tail.shape[1]] * weight, out[:, : tail.shape[1]]
-            )
+            out[:, : tail.shape[1]] = tail * (1 - weight) + out[:, : tail.shape[1]] * weight
             tail = audio.gather(1, (end[:, None] * frame + sample).clamp(max=size * frame - 1))
         cycles = self.m_source.cycles_per_sample(f0).double() * (position < drop[:, None])[:, :, None]
         return out, f0, phase + cycles.sum(1), tail
