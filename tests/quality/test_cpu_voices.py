@@ -95,7 +95,7 @@ def test_recorded_figures_are_those_of_the_weights(folder: Path) -> None:
 
 @pytest.mark.parametrize("mood", MOODS)
 def test_mood_stays_intelligible_and_natural(mood: str, judge: Judge) -> None:
-    """By prosody alone: it sounds less natural than the voice as it is, with 3.9 to 4.2 of 4.5 (docs/text.md)."""
+    """By prosody alone, less natural than the voice as it is: 3.9 to 4.2 of 4.5 (docs/text.md)."""
     engine = expression.load(VOICE)
     said = [to_pcm(expression.speak(engine, f"<emotion value='{mood}'/>{each}")[0]) for each in SENTENCES]
     assert judge.wer([" ".join(SENTENCES)], [judge.transcribe_all(said)]) <= MAX_WER_OF_FEW

@@ -2,7 +2,7 @@
 
 The directions of the changes are those that studies of acted and natural speech agree on: anger and joy are faster,
 louder and brighter, with a higher pitch that moves more; sadness and tenderness are the opposite. The amounts are our
-own, and smaller: an agent is no actor, and a pitch far from that of the training audio sounds less natural.
+own, and smaller: an agent is no actor, and a pitch far from that of the training audio is less natural.
 
 Murray and Arnott, Toward the simulation of emotion in synthetic speech, JASA 93 (1993), table 1.
 Scherer, Vocal communication of emotion, Speech Communication 40 (2003), table 2.
