@@ -110,7 +110,7 @@ def test_text_of_directions(text: str, expected: str) -> None:
 
 
 def test_without_markdown_directions_stay() -> None:
-    text = "[laughs] and <<warm>> and ^^so^^ [pause]"
+    text = "[laughs] [[sigh]] and <<warm>> and <<slow>> and ^^so^^ [pause]"
     assert spoken(text, TextOptions(markdown=False)) == text
 
 

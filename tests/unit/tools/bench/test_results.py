@@ -49,6 +49,8 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "speech_study" in command:
         assert figures["bundle"] == "nano"
         expected = "the voice nano"
+    elif "tools.expression" in command:
+        expected = f"the voice {figures['voice']}"
     elif "watermark_study" in command:
         assert list(figures["quality"]) == ["heart"]
         expected = "the CPU voice"
