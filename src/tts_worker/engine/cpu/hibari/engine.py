@@ -9,13 +9,14 @@ import numpy as np
 
 from tts_worker.engine.cpu.hibari.expression import express, louder
 from tts_worker.engine.cpu.hibari.model import MANDARIN, VOICE, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.moods import MOODS, with_mood
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
 from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, slowest_speed, speeds_of
 from tts_worker.engine.cpu.phrases.mandarin import contains_han, divided
 from tts_worker.engine.cpu.phrases.network import PhraseNetwork
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
-from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
+from tts_worker.types import Alignment, EngineInfo, Expression, Segment, SynthesisParams
 
 LANGUAGE = "en"
 """Of all voices; some speak Mandarin, too."""
@@ -38,6 +39,9 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
             voice = han_voice if is_mandarin else params.voice
             for phrase in self._model.phonemizer_of(voice).phonemize(part, limit):
                 yield phrase and replace(phrase, voice=voice)
+
+    def perform(self, expression: Expression) -> Expression:
+        return with_mood(expression)
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
         voice = phrase.voice or params.voice
@@ -75,7 +79,8 @@ class HibariEngine(PhraseEngine[Spectra]):
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
-                expressions=("rate", "volume", "pitch"),
+                expressions=("rate", "volume", "pitch", "style"),
+                moods=tuple(MOODS),
                 mixable=model.mixable,
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),
