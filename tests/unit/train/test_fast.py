@@ -24,6 +24,7 @@ from tools.train.fast.network import (
     FastNetwork,
     SharedNetwork,
     load_network,
+    mean_harmonics,
     pitch_offset_hz,
     save_network,
     set_vector,
@@ -341,6 +342,30 @@ def test_export_keeps_the_pitch(tmp_path: Path) -> None:
         set_vector(floats, vector)
         rounded = load_network(training.network_file, np.load(training.vector_file(voice)))
         assert abs(pitch_offset_hz(rounded, floats, PHRASES)) < 0.2
+
+
+def test_export_sharpens_the_harmonics_of_each_voice(tmp_path: Path) -> None:
+    """Around their mean: level and what is not harmonic stay."""
+    trained(tmp_path)
+    for voice in VOICES:
+        (tmp_path / voice).mkdir()
+        save_phrases(tmp_path / voice / "spoken-0000.npz", PHRASES)
+    found = {}
+    for factor in (1.0, 1.5):
+        training = FastTraining(FastConfig(VOICES, sharpness=factor), tmp_path, CPU, report=silent)
+        training.export()
+        network = load_network(training.network_file, np.load(training.vector_file(VOICES[1])))
+        batch = PhraseBatch.of(PHRASES[:1], CPU)
+        with torch.no_grad():
+            parts = network.m(*(getattr(batch, name) for name in FIELDS))[0]
+        found[factor] = parts, mean_harmonics(network, PHRASES)
+    (plain, mean), (sharp, sharp_mean) = found[1.0], found[1.5]
+    assert torch.allclose(sharp_mean, mean, atol=0.05)
+    assert float((sharp[:, 0] - mean).std() / (plain[:, 0] - mean).std()) == pytest.approx(1.5, abs=0.05)
+    assert torch.allclose(sharp[:, 1:], plain[:, 1:], atol=0.2)
+
+
+FIELDS = ("ids", "mask", "durations", "f0_hz", "energy", "frame_mask")
 
 
 def test_training_begins_with_trained_voices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from tools.train.fast.teacher import FRAMES_PER_DURATION, SpokenPhrase
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.cpu.hibari.model import FREE_PHASE, VOICE_INPUT, Spectra, default_model_path
+from tts_worker.engine.cpu.hibari.model import FREE_PHASE, HARMONIC, VOICE_INPUT, Spectra, default_model_path
 from tts_worker.engine.cpu.hibari.vocoder import BINS
 
 PARTS = FREE_PHASE + 1
@@ -296,6 +296,38 @@ def save_network(network: FastNetwork, target: Path) -> None:
     graph.node.insert(0, onnx.helper.make_node("Split", [VOICE_INPUT, _SIZES], names, axis=0))
     graph.input.append(onnx.helper.make_tensor_value_info(VOICE_INPUT, onnx.TensorProto.FLOAT, [int(sizes.sum())]))
     target.write_bytes(model.SerializeToString())
+
+
+@torch.no_grad()
+def mean_harmonics(network: FastNetwork, phrases: Sequence[SpokenPhrase]) -> Tensor:
+    """Return the mean logarithm of the harmonics' magnitude over the louder half of the frames ``[601]``."""
+    found: list[Tensor] = []
+    for phrase in phrases:
+        ids, durations = (torch.from_numpy(each.astype(np.int64))[None] for each in (phrase.ids, phrase.durations))
+        curves = (torch.from_numpy(each)[None] for each in (phrase.f0_hz, phrase.energy))
+        masks = torch.ones(1, 1, ids.shape[1]), torch.ones(1, 1, phrase.frames)
+        harmonics = network.m(ids, masks[0], durations, *curves, masks[1])[0, :, HARMONIC]
+        levels = harmonics.mean(1)
+        found.append(harmonics[levels >= levels.median()])
+    return torch.cat(found).mean(0)
+
+
+@torch.no_grad()
+def sharpen(network: FastNetwork, mean: Tensor, factor: float) -> None:
+    """Move the harmonics that a voice predicts away from their mean by a factor, which its bias takes.
+
+    Learning by distances averages what a phoneme may sound like, so that formants come out flatter than they are. The
+    other half is ``sharpen_matrix``, once for all voices. After the postfilters of statistical synthesis (global
+    variance: Toda and Tokuda 2007).
+    """
+    bias = network.m.head.bias.view(PARTS, BINS)
+    bias[HARMONIC] = factor * bias[HARMONIC] + (1 - factor) * mean
+
+
+@torch.no_grad()
+def sharpen_matrix(network: FastNetwork, factor: float) -> None:
+    """Scale what gives the harmonics, after ``sharpen`` of all voices."""
+    network.m.head.weight.view(PARTS, BINS, -1)[HARMONIC] *= factor
 
 
 @torch.no_grad()

@@ -18,9 +18,12 @@ from tools.train.fast.network import (
     FastNetwork,
     SharedNetwork,
     load_network,
+    mean_harmonics,
     pitch_offset_hz,
     save_network,
     set_vector,
+    sharpen,
+    sharpen_matrix,
     shift_pitch,
     vector_of,
 )
@@ -37,6 +40,7 @@ STAGES = ("prosody", "spectra")
 _HELD_OUT_PHRASES = 24  # of all voices
 _SAVE_EVERY_S = 60.0
 _PITCH_PHRASES = 20
+_SHARPENING_PHRASES = 10
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class FastConfig:
         archive: The npm package with the styles, relative to the run's folder.
         spoken_minutes: Audio of the teacher for each voice, for the spectra.
         prosody_minutes: Speech for each voice of which the teacher computes prosody only.
+        sharpness: Factor by which the export moves harmonics away from their mean (``network.sharpen``).
         text: Where the English sentences come from. ``mandarin.txt`` in the run's folder has the Mandarin ones.
         stages: Optimization by stage: ``prosody``, ``spectra``. ``batch`` counts frames of 12.5 ms.
     """
@@ -61,6 +66,7 @@ class FastConfig:
     archive: str = ARCHIVE
     spoken_minutes: float = 7.0
     prosody_minutes: float = 20.0
+    sharpness: float = 1.0
     text: TextConfig = field(default_factory=TextConfig)
     stages: dict[str, StageConfig] = field(default_factory=dict)
 
@@ -199,8 +205,18 @@ class FastTraining:
         return network, {voice: torch.cat(parts) for voice, parts in vectors.items()}
 
     def export(self) -> None:
-        """Write the averaged weights: the int8 network, and the vectors, with the pitch of the floats on average."""
+        """Write the averaged weights: the int8 network, and the vectors, with the pitch of the floats on average.
+
+        The spectra are sharpened, as the configuration says.
+        """
         network, vectors = self.trained()
+        factor = self.config.sharpness
+        for voice in vectors if factor != 1 else ():
+            set_vector(network, vectors[voice])
+            phrases = load_phrases(part_files(self.run / voice, "spoken")[:1])[:_SHARPENING_PHRASES]
+            sharpen(network, mean_harmonics(network, phrases), factor)
+            vectors[voice] = vector_of(network)
+        sharpen_matrix(network, factor)
         save_network(network, self.network_file)
         rounded = load_network(self.network_file, vector_of(network).numpy())
         for voice, vector in vectors.items():
