@@ -22,6 +22,7 @@ from tests.features.marking.conftest import DEPLOYMENT_ID
 from tests.integration.grpc_worker import running_grpc_worker, say
 from tests.integration.test_websocket import dial
 from tests.quality.sentences import SENTENCES
+from tests.unit.cosyvoice.speaking import bundle_with_voices
 from tts_worker import cli
 from tts_worker.audio.decode import read_recording
 from tts_worker.audio.encoders import WavData, wav_header
@@ -30,6 +31,7 @@ from tts_worker.features.marking import markers
 from tts_worker.features.marking.detector import detect
 from tts_worker.features.marking.markers import make_marker
 from tts_worker.features.marking.settings import MarkingSettings
+from tts_worker.features.marking.watermark import Watermark, watermark_gains
 from tts_worker.settings import load_settings
 from tts_worker.types import Ended, PcmFrame, SessionOptions
 from tts_worker.worker import running_worker
@@ -131,6 +133,16 @@ def test_say_marks_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     subprocess.run([*command, *settings, TEXT], check=True, timeout=100, capture_output=True)
     assert cli.main(["detect", str(file)]) == 0
     assert f"deployment 0x{DEPLOYMENT_ID:x}" in capsys.readouterr().out
+
+
+def test_say_marks_the_speech_of_a_model_directory(tmp_path: Path) -> None:
+    bundle = bundle_with_voices("cosyvoice2", tmp_path)
+    plain, marked = tmp_path / "plain.pcm", tmp_path / "marked.pcm"
+    for file, settings in ((plain, ()), (marked, [f"--set=marking.{key}={value}" for key, value in MARKING.items()])):
+        command = ["say", "--quiet", "--bundle", str(bundle), "--voice", "anna", *settings]
+        assert cli.main([*command, "--out", str(file), "Hello."]) == 0
+    marker = Watermark(watermark_gains(DEPLOYMENT_ID))
+    assert marked.read_bytes() == marker.process(plain.read_bytes()) + marker.flush()
 
 
 # -- markers of the user's own ----------------------------------------------------------------------------------------
