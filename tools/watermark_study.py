@@ -79,6 +79,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.quality and (reason := missing_reason()):
         parser.error(reason)
+    for folder in args.recordings:
+        if next(recordings(folder), None) is None:
+            parser.error(f"--recordings {folder}: there is no audio")
     figures = Figures(args.cache)
     result: dict[str, Any] = {
         "depths": [round(float(depth), 3) for depth in DEPTHS[[0, -1]]],
