@@ -48,8 +48,8 @@ def test_every_result_names_its_engine(name: str) -> None:
         assert figures["bundle"] == "nano"
         expected = "the voice nano"
     elif "watermark_study" in command:
-        assert list(figures["quality"]) == ["heart"]
-        expected = "the CPU voice"
+        assert [*figures["attacks"]] == ["heart", "am_michael", "nano"]
+        expected = "the voices of the CPU engine, and nano"
     elif "tests/data" in command or "RANDOM-TINY" in command:
         expected = "tiny random weights"
     elif "bench latency --engine cpu" in command:
