@@ -177,11 +177,12 @@ def batch(audio_format: str) -> Path:
     return run
 
 
+VENDORS: tuple[Download | Socket, ...] = (*DOWNLOADS, *SOCKETS)
 PATHS: dict[str, Path] = {
     **{f"download, {each}": download(each) for each in ("wav", "mp3", "opus", "flac", "pcm", "mulaw", "alaw")},
     "whole download, wav": download("wav", stream=False),
     **{f"batch, {each}": batch(each) for each in ("wav", "mp3")},
-    **{vendor.name: vendor_api(vendor) for vendor in (*DOWNLOADS, *SOCKETS) if vendor.name != "jambonz-socket"},
+    **{vendor.name: vendor_api(vendor) for vendor in VENDORS if vendor.name != "jambonz-socket"},
     "cartesia, mp3": cartesia("file", container="mp3", sample_rate=44_100, bit_rate=128_000),
     "cartesia, float": cartesia("f32", container="raw", encoding="pcm_f32le", sample_rate=16_000),
     "cartesia, mulaw in wav": cartesia("file", container="wav", encoding="pcm_mulaw", sample_rate=8_000),
