@@ -1,4 +1,7 @@
-"""Measures an utterance that changes its rate, level and pitch, and draws it: ``python -m tools.expression``.
+"""Measures an utterance that changes its mood, rate, level and pitch, records and draws it.
+
+    python -m tools.expression --picture docs/images/expression.svg --recording docs/audio/heart-expression.mp3
+    python -m tools.expression --voice nano --json
 
 Each sentence is compared with the same one spoken as the voice has it.
 """
@@ -6,27 +9,47 @@ Each sentence is compared with the same one spoken as the voice has it.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tts_worker.audio.loudness import integrated_lufs
-from tts_worker.audio.pcm import Floats
+from tts_worker.audio.pcm import Floats, to_float, to_pcm
+from tts_worker.client.speech import Speech
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel
+from tts_worker.engine.shell import EngineShell
 from tts_worker.text.pipeline import TextPipeline
-from tts_worker.types import SAMPLE_RATE_HZ, Audio, EndText, Open, SynthesisParams, Text, UtteranceKey, WordTiming
+from tts_worker.types import (
+    SAMPLE_RATE_HZ,
+    Audio,
+    EndText,
+    Open,
+    SynthesisParams,
+    Text,
+    UtteranceKey,
+    WordTiming,
+)
+from tts_worker.voices.installed import FOLDER, installed_voices
 
 SPANS = (
     ("We have found your order.", ""),
-    ("I am so sorry, it was lost on the way.", "<prosody rate='75%' volume='-6dB' pitch='-2st'>"),
-    ("But there is good news, a new one comes tomorrow!", "<prosody rate='125%' volume='+4dB' pitch='+3st'>"),
+    (
+        "I am so sorry, it was lost on the way.",
+        "<expr type='expression' label='sad'><prosody rate='80%' volume='-4dB' pitch='-1st'>",
+    ),
+    (
+        "But there is good news, a new one comes tomorrow!",
+        "<expr type='expression' label='happy'><prosody rate='125%' volume='+3dB' pitch='+2st'>",
+    ),
 )
 """Sentences, and what changes each."""
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "expression.svg"
+_END_TAGS = "</prosody></expr>"
+_NANO = Path(__file__).parents[1] / "packages" / "tts-worker-voice-nano" / "tts_worker_voice_nano" / FOLDER / "nano"
 _WIDTH, _HEIGHT, _MIDDLE, _AMPLITUDE = 840, 250, 90, 60
 _MIN_HZ, _MAX_HZ = 100, 400
 _WINDOW, _STEP = 960, 480
@@ -50,24 +73,30 @@ class Span(NamedTuple):
 
 def utterance(*, plain: bool = False) -> str:
     """Return the text of ``SPANS``, with or without its markup."""
-    return " ".join(text if plain or not tag else f"{tag}{text}</prosody>" for text, tag in SPANS)
+    return " ".join(text if plain or not tag else f"{tag}{text}{_END_TAGS}" for text, tag in SPANS)
 
 
-def speak(model: HibariModel, text: str) -> tuple[Floats, list[WordTiming]]:
-    """Return the samples of a text and its words."""
+def load(voice: str) -> EngineShell[Any]:
+    """Return the engine of ``heart``, or of a voice with a model of CosyVoice that is installed or in this clone."""
+    if voice == VOICE:
+        return HibariEngine(HibariModel())
+    from tts_worker.engine.cosyvoice.loader import LoadOptions, load_engine
+
+    return load_engine(LoadOptions(installed_voices().get(voice, _NANO), device="cpu", threads=1))
+
+
+def speak(engine: EngineShell[Any], text: str) -> tuple[Floats, list[WordTiming]]:
+    """Return the samples of a text and its words, by the first voice of an engine."""
     key = UtteranceKey("expression", 1)
-    engine = HibariEngine(model)
-    engine.handle(Open(key, SynthesisParams(VOICE), credit_samples=60 * SAMPLE_RATE_HZ))
+    engine.handle(Open(key, SynthesisParams(engine.info.voices[0]), credit_samples=60 * SAMPLE_RATE_HZ))
     pipeline = TextPipeline()
     for segment in [*pipeline.feed(text), *pipeline.end()]:
         engine.handle(Text(key, segment))
     engine.handle(EndText(key))
     events = []
-    while key in engine.sequences:
+    while key in engine.sequences and (engine.has_work or engine.wait_for_work()):
         events += [event for event in engine.step(0.0) if isinstance(event, Audio)]
-    pcm = b"".join(event.pcm for event in events)
-    samples: Floats = np.frombuffer(pcm, "<i2").astype(np.float32)
-    return samples / np.float32(32768), [word for event in events for word in event.words]
+    return to_float(b"".join(event.pcm for event in events)), [word for event in events for word in event.words]
 
 
 def pitches_hz(samples: Floats) -> Floats:
@@ -123,19 +152,41 @@ def draw(samples: Floats, spans: list[Span], plain: list[Span]) -> str:
     )
 
 
+def figures(spans: list[Span], plain: list[Span]) -> list[dict[str, Any]]:
+    """Return what is measured of each sentence, as the voice has it and as it was asked to be."""
+    return [
+        {
+            "text": sentence,
+            "markup": re.sub("[<>]", "", tag.replace("><", ", ")),
+            "seconds": [round(each.seconds, 2) for each in (before, span)],
+            "lufs": [round(each.lufs, 1) for each in (before, span)],
+            "pitch_hz": [round(each.pitch_hz) for each in (before, span)],
+            "semitones": round(12 * float(np.log2(span.pitch_hz / before.pitch_hz)), 1),
+        }
+        for (sentence, tag), span, before in zip(SPANS, spans, plain, strict=True)
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure and draw an utterance that changes.")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the picture goes")
-    picture = parser.parse_args().picture
-    model = HibariModel()
-    samples, words = speak(model, utterance())
+    parser = argparse.ArgumentParser(description="Measure, record and draw an utterance that changes.")
+    parser.add_argument("--voice", default=VOICE, help="heart, or a voice of CosyVoice such as nano")
+    parser.add_argument("--picture", type=Path, help="SVG file to draw")
+    parser.add_argument("--recording", type=Path, help="audio file to write, such as .wav or .mp3")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args()
+    engine = load(options.voice)
+    samples, words = speak(engine, utterance())
     spans = measure(samples, words, utterance())
-    plain = measure(*speak(model, utterance(plain=True)), utterance(plain=True))
-    for (sentence, tag), span, before in zip(SPANS, spans, plain, strict=True):
-        asked = re.sub("<prosody |>", "", tag) or "as it is"
-        figures = f"{before.seconds:.2f} -> {span.seconds:.2f} s, {before.lufs:.1f} -> {span.lufs:.1f} LUFS"
-        print(f"{sentence} ({asked}): {figures}, {before.pitch_hz:.0f} -> {span.pitch_hz:.0f} Hz")
-    picture.write_text(draw(samples, spans, plain), "utf-8")
+    plain = measure(*speak(engine, utterance(plain=True)), utterance(plain=True))
+    result = figures(spans, plain)
+    if options.json:
+        print(json.dumps({"voice": options.voice, "sentences": result}))
+    else:
+        print(*(f"{name}: {value}" for each in result for name, value in each.items()), sep="\n")
+    if options.picture is not None:
+        options.picture.write_text(draw(samples, spans, plain), "utf-8")
+    if options.recording is not None:
+        Speech(to_pcm(samples), SAMPLE_RATE_HZ).save(options.recording)
 
 
 if __name__ == "__main__":

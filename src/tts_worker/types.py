@@ -710,6 +710,7 @@ class EngineInfo:
         control_tags: Tags in the text that it acts on, such as ``[laughter]``.
         phonemes: Phonemes that a lexicon, a ``<phoneme>`` tag or the text (``[AA1]``) can prescribe; empty for IPA.
         expressions: What it performs of an ``Expression``: "rate", "volume", "pitch", "style". It ignores the rest.
+        moods: The styles that it performs without instructions; it ignores others.
         capabilities: Optional features ("instruct": it follows ``SynthesisParams.instruct``; "speech_tokens": it
             renders ``Speech``).
         uninstructed: Those of ``voices`` that follow no instruction although the engine does, for lack of prompt audio.
@@ -731,6 +732,7 @@ class EngineInfo:
     control_tags: tuple[str, ...] = ()
     phonemes: tuple[str, ...] = ()
     expressions: tuple[str, ...] = ()
+    moods: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     uninstructed: tuple[str, ...] = ()
     extra: tuple[tuple[str, str], ...] = field(default=())
@@ -738,8 +740,8 @@ class EngineInfo:
     test_signal: bool = False
 
     def unsupported_expressions(self, *, follows_instructions: bool) -> tuple[str, ...]:
-        """Return those of ``EXPRESSIONS`` that a voice does not perform; for a style it must follow instructions."""
-        performed = {name for name in self.expressions if follows_instructions or name != "style"}
+        """Return those of ``EXPRESSIONS`` that a voice does not perform; a style takes moods or instructions."""
+        performed = {name for name in self.expressions if self.moods or follows_instructions or name != "style"}
         if any(tag[0] == "[" for tag in self.control_tags):
             performed.add("sound")
         return tuple(name for name in EXPRESSIONS if name not in performed)

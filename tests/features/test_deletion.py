@@ -34,7 +34,7 @@ CORE_TESTS = (
 """Tests that take little time and pass through most of the core: an engine, sessions, and a socket."""
 
 REMAINING = """
-import asyncio, importlib, json, os, pkgutil, sys, traceback
+import asyncio, gc, importlib, json, os, pkgutil, re, sys, traceback
 
 sys.modules.update(dict.fromkeys(("ray", "torch", "faster_whisper")))  # absent: they take seconds to import
 
@@ -96,9 +96,12 @@ def check(folder, absent):
     asyncio.run(serve(absent))
 
 import httpx, uvicorn
+re._MAXCACHE = 100_000  # so that the processes below find compiled what they compile
 import_features()  # for the libraries that they import, which the processes below share
 for name in [name for name in sys.modules if name.partition(".")[0] == "tts_worker"]:
     del sys.modules[name]
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     folder, absent = json.loads(line)
     process = os.fork()

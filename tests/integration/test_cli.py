@@ -23,11 +23,14 @@ import httpx
 import pytest
 import soundfile
 
+from tests.fakes.programs import Program
 from tts_worker.cli import all_commands, main
 from tts_worker.commands import doctor
 from tts_worker.finding import Finding, Status
 
-PROGRAM = [sys.executable, "-m", "tts_worker"]
+COMMAND = "-m", "tts_worker"
+PROGRAM = [sys.executable, *COMMAND]
+"""With a start of its own, for what depends on it: a terminal, and standard streams that are closed."""
 TONE = ["--engine", "tone"]
 
 
@@ -105,8 +108,8 @@ def test_say_rejects_invalid_arguments(
 
 def test_say_speaks_a_pipe_while_text_arrives() -> None:
     """Sentences at once, and words without punctuation when the writer pauses."""
-    command = [*PROGRAM, "say", "--flush-after-ms", "20", "--out", "-", "--quiet", *TONE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as say:
+    words = [*COMMAND, "say", "--flush-after-ms", "20", "--out", "-", "--quiet", *TONE]
+    with Program(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as say:
         assert say.stdin is not None
         assert say.stdout is not None
         sentence = "The first one is äußerst long."
@@ -201,8 +204,8 @@ def test_control_c_on_a_terminal_stops(player: Path, tmp_path: Path) -> None:
 def test_control_c_stops_and_reports_unspoken_text(player: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "speaker")
     install(player, f"exec /bin/cat > {tmp_path / 'speaker'}")
-    command = [*PROGRAM, "say", "Hello there, my friend. " * 200, *TONE]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as say, open(tmp_path / "speaker", "rb") as speaker:
+    words = [*COMMAND, "say", "Hello there, my friend. " * 200, *TONE]
+    with Program(*words, stderr=subprocess.PIPE) as say, open(tmp_path / "speaker", "rb") as speaker:
         assert len(speaker.read(9_600)) == 9_600
         say.send_signal(signal.SIGINT)
         _, messages = say.communicate(timeout=60)
@@ -214,9 +217,9 @@ def test_control_c_stops_and_reports_unspoken_text(player: Path, tmp_path: Path)
 
 
 @contextmanager
-def served(*args: str, environment: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [*PROGRAM, "serve", "--port", "0", *TONE, *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+def served(*args: str, environment: dict[str, str] | None = None) -> Iterator[tuple[Program, str]]:
+    words = [*COMMAND, "serve", "--port", "0", *TONE, *args]
+    with Program(*words, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().removeprefix("listening on ").strip()
@@ -276,8 +279,7 @@ sys.exit(main(["serve", "--port", "0", "--engine", "tone", "--set", "server.drai
 )
 def test_broken_drain_still_ends_the_process(action: str, limit_s: float, code: int) -> None:
     script = BREAKS_WHILE_DRAINING.format(action=action)
-    command = [sys.executable, "-c", script, str(limit_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Program("-c", script, str(limit_s), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline().startswith("listening on")
@@ -311,8 +313,8 @@ def test_serve_goes_on_without_a_reader_of_its_output(output: str) -> None:
         os.close(read_end)
     else:
         descriptor = os.open(output, os.O_WRONLY)
-    command = [*PROGRAM, "serve", "--port", "0", *TONE]
-    with subprocess.Popen(command, stdout=descriptor, stderr=subprocess.PIPE, text=True) as process:
+    words = [*COMMAND, "serve", "--port", "0", *TONE]
+    with Program(*words, stdout=descriptor, stderr=subprocess.PIPE, text=True) as process:
         os.close(descriptor)
         assert process.stderr is not None
         assert "standard output" in process.stderr.readline()

@@ -17,10 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.fakes import programs
+from tests.fakes.programs import Program
 from tests.fakes.recordings import SAID, speech, wav
 from tests.integration.stored_data import batch_request, tiny_bundle, voice_settings
 from tests.unit.cosyvoice.bundles import copy_of
@@ -30,28 +33,16 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-PROGRAM = [sys.executable, "-m", "tts_worker"]
-TONE = ["--engine", "tone"]
+PROGRAM = "-m", "tts_worker"
 FEW_BYTES = 16
 RECORDING = wav(speech(4, 16_000))
 # Python would write its own files, too.
 ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def limit_files(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-def run(folder: Path, *command: str, limit: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder`` whose files may have ``limit`` bytes."""
-    return subprocess.run(
-        [*PROGRAM, *command],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        preexec_fn=partial(limit_files, limit),
-    )
+def run(folder: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``folder``. ``options``: those of ``Program``."""
+    return programs.run(*PROGRAM, *command, cwd=folder, env=ENVIRONMENT, **options)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -114,8 +105,9 @@ def test_command_names_the_full_disk_and_succeeds_with_room(writer: Writer, tmp_
     writer.prepare(tmp_path)
     before = files_of(tmp_path)
     words = writer.command.split()
+    run_it = partial(run, tmp_path, *words, modules=programs.NETWORKS if writer.prepare is a_model else ())
 
-    done = run(tmp_path, *words, limit=FEW_BYTES)
+    done = run_it(file_limit=FEW_BYTES)
 
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert (done.returncode, len(errors), "Traceback" in done.stderr) == (2, 1, False), done.stderr
@@ -124,7 +116,7 @@ def test_command_names_the_full_disk_and_succeeds_with_room(writer: Writer, tmp_
     assert {name: left.get(name) for name in before} == before, "what was there is as it was"
     assert left.keys() - before.keys() == set(writer.leaves)
 
-    done = run(tmp_path, *words)
+    done = run_it()
 
     assert done.returncode == 0, done.stderr
     assert files_of(tmp_path).keys() - before.keys()
@@ -132,7 +124,7 @@ def test_command_names_the_full_disk_and_succeeds_with_room(writer: Writer, tmp_
 
 def test_command_names_a_full_standard_output() -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*PROGRAM, "completion", "bash"], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = programs.run(*PROGRAM, "completion", "bash", stdout=full)
     assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
 
 
@@ -143,7 +135,7 @@ def test_command_names_a_full_standard_output() -> None:
 class Served:
     """A worker whose disk can be filled. Its log, too, is a file."""
 
-    process: subprocess.Popen[bytes]
+    process: Program
     client: httpx.Client
     folder: Path
 
@@ -184,11 +176,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config.write_text(json.dumps(settings))
     with (
         open(folder / "log", "wb") as log,
-        subprocess.Popen(
-            [*PROGRAM, "serve", "--port", "0", "--config", str(config)],
+        Program(
+            *PROGRAM,
+            *("serve", "--port", "0", "--config", str(config)),
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=log,
+            modules=programs.NETWORKS,
         ) as process,
     ):
         try:
@@ -252,7 +246,7 @@ def test_voices_and_lexicons_are_deleted_on_a_full_disk(served: Served) -> None:
 def test_batch_command_names_the_full_disk_and_goes_on_with_room(served: Served, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("One.\nTwo.\n")
     words = ["batch", "texts.txt", "--voice", "anna", "--out", "out", "--url", str(served.client.base_url), "--quiet"]
-    done = run(tmp_path, *words, limit=FEW_BYTES)
+    done = run(tmp_path, *words, file_limit=FEW_BYTES)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "File too large" in done.stderr
     assert files_of(tmp_path).keys() == {"texts.txt"}

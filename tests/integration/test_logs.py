@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.conftest import serving, until
+from tests.fakes.programs import Program
 from tests.integration.test_websocket import dial
 from tts_worker.server.limits import ApiLimits
 
@@ -31,10 +31,10 @@ def logged(tmp_path: Path, *settings: str) -> Iterator[tuple[str, list[str]]]:
     """A worker in its own process. Yields its URL and a list that holds its output once the block has ended."""
     lines: list[str] = []
     words = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "tts_worker", "serve", "--port", "0", "--engine", "tone", *words]
+    command = ["-m", "tts_worker", "serve", "--port", "0", "--engine", "tone", *words]
     with (
         (tmp_path / "stderr").open("wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        Program(*command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
         try:

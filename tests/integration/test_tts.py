@@ -25,6 +25,7 @@ import tts_worker
 import tts_worker.client.tts
 from tests.behavior.transports import Setup, end_speech, faulty_worker, serve_worker
 from tests.conftest import Serving
+from tests.fakes import programs
 from tests.fakes.threaded_worker import ThreadedWorker, worker_in_thread
 from tts_worker import TTS, AsyncTTS, Speech, SpeechOptions, errors
 from tts_worker.client import Client
@@ -430,7 +431,7 @@ def test_examples_of_the_docstrings_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_program_ends_cleanly_without_close(config: str) -> None:
     program = f"import tts_worker; tts = tts_worker.TTS({config!r}); print(tts.speak('Hello.').outcome.value)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    result = programs.run("-c", program)
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
@@ -466,8 +467,7 @@ def test_async_program_ends_cleanly_without_close(
     scheme: str, program: str, config: str, two_servers: ThreadedWorker
 ) -> None:
     urls = {"ws": f"ws://{two_servers.address}", "grpc": f"grpc://{two_servers.grpc_address}", "local": config}
-    words = [sys.executable, "-c", program.replace("URL", repr(urls[scheme]))]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    result = programs.run("-c", program.replace("URL", repr(urls[scheme])))
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
@@ -488,7 +488,7 @@ next(live)
 live.stop()
 print(live.rest().outcome.value)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = programs.run("-c", program)
     assert (result.returncode, result.stdout, result.stderr) == (0, "stopped\n", "")
 
 

@@ -78,7 +78,7 @@ class Client:
 
 @asynccontextmanager
 async def dial(address: str, path: str = "/v1/stream", **options: Any) -> AsyncIterator[Client]:
-    options = {"close_timeout": 1, **options}  # unread audio keeps the client from seeing the closing handshake
+    options = {"close_timeout": 0.1, **options}  # unread audio keeps the client from seeing the closing handshake
     async with connect(f"ws://{address}{path}", compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each_case
 from tools.check_site import problems
 from tools.docs_site import PAGES, from_root, repository, version_of, within_site
 from tts_worker.version import __version__
@@ -77,7 +78,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in plain}
 
 
-@pytest.mark.parametrize("path", written(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@each_case("path", written())
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     lost = []
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(path))):

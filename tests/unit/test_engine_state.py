@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each_case
 from tests.fakes.assigned_booleans import assigned_booleans
 from tools.engine_simulator.stage_times import VirtualClock
 from tts_worker.engine import loop, process, shell
@@ -149,7 +150,7 @@ def test_engines_have_no_mutable_booleans() -> None:
     assert found == set(ALLOWED), "use a phase (engine/phases.py), a count, or the data that it follows from"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("body", "found"),
     [
         ("def __init__(self):\n  self.done = False", "C.done"),
@@ -188,7 +189,7 @@ def test_assigned_booleans_are_recorded_in_any_form() -> None:
     assert assigned == ["_Clock.late", "_Clock.early", "_Clock.either"]
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: type(next(iter(table))).__name__)
+@each_case("table", TABLES)
 def test_only_changes_of_the_table_are_legal(table: dict[Enum, frozenset[Enum]]) -> None:
     phases_of_table = list(type(next(iter(table))))
     assert [*table] == phases_of_table

@@ -12,11 +12,12 @@ import shlex
 import subprocess
 import textwrap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
 
+from tests.cases import each_case
 from tools.bench.__main__ import COMMANDS as BENCHMARKS
 from tts_worker.cli import all_commands
 from tts_worker.commands.doctor import all_extras
@@ -40,8 +41,8 @@ class Snippet(NamedTuple):
     text: str
 
 
-def snippets(*languages: str) -> list[Any]:
-    """The fenced blocks in one of ``languages`` as pytest parameters named by page and line."""
+def snippets(*languages: str) -> list[Snippet]:
+    """The fenced blocks in one of ``languages``."""
     found = []
     for page in PAGES:
         text = page.read_text("utf-8")
@@ -50,7 +51,7 @@ def snippets(*languages: str) -> list[Any]:
             line = text[: block.start()].count("\n") + 1
             snippet = Snippet(name, line, block[2], textwrap.dedent(block[3]))
             if snippet.language in languages:
-                found.append(pytest.param(snippet, id=f"{name}:{line}"))
+                found.append(snippet)
     return found
 
 
@@ -85,7 +86,7 @@ def top_level_names(module: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("snippet", snippets("python"))
+@each_case("snippet", snippets("python"))
 def test_python_snippet_compiles_and_imports(snippet: Snippet) -> None:
     for node in pasted(snippet):
         match node:
@@ -103,13 +104,13 @@ def test_python_snippet_compiles_and_imports(snippet: Snippet) -> None:
                 assert set(members) <= top_level_names(name), name
 
 
-@pytest.mark.parametrize("snippet", snippets(*SHELLS))
+@each_case("snippet", snippets(*SHELLS))
 def test_shell_snippet_parses(snippet: Snippet) -> None:
     parsed = subprocess.run(["bash", "-n"], input=snippet.text, capture_output=True, text=True)
     assert parsed.returncode == 0, parsed.stderr
 
 
-@pytest.mark.parametrize("snippet", snippets(*SHELLS))
+@each_case("snippet", snippets(*SHELLS))
 def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
     joined = re.sub(r"\\\n\s*", " ", snippet.text)
     for line in joined.splitlines():
@@ -130,13 +131,13 @@ def test_shell_snippet_uses_commands_that_exist(snippet: Snippet) -> None:
                 check_tool(words[2], words[3:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each_case("page", PAGES)
 def test_named_extras_exist(page: Path) -> None:
     named = re.findall(r"\bextras? `([a-z-]+)`", page.read_text("utf-8"))
     assert {*named} - {*all_extras(), "quality"} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each_case("page", PAGES)
 def test_named_settings_exist(page: Path) -> None:
     fields = {name: getattr(field.annotation, "model_fields", None) for name, field in Settings.model_fields.items()}
     named = re.findall(r"`([a-z]+)\.([a-z]+_[a-z_]+)[`:]", page.read_text("utf-8"))
@@ -166,7 +167,7 @@ def parse(module: str, words: list[str]) -> None:
     parser.parse_args(words)
 
 
-@pytest.mark.parametrize("snippet", snippets("yaml", "json"))
+@each_case("snippet", snippets("yaml", "json"))
 def test_data_snippet_is_valid(snippet: Snippet) -> None:
     if snippet.language == "json":
         for line in snippet.text.splitlines():

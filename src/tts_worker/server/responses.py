@@ -77,6 +77,7 @@ def voice_json(voice: VoiceDescription, default: str | None) -> dict[str, object
         "alignment": voice.info.alignment.value,
         "speed_range": voice.info.speed_range,
         "control_tags": voice.info.control_tags,
+        "moods": voice.info.moods,
         "phonemes": bool(voice.info.phonemes),
         **({} if stored is None else {"stored": stored}),
     }

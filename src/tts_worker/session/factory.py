@@ -331,7 +331,7 @@ class SessionFactory:
                 languages=(*voice.languages, *voice.info.languages),
                 by_word=voice.info.text_by_word,
                 control_tags=control_tags(voice.info.control_tags, voice.info.phonemes),
-                cuts_styles="style" in voice.info.expressions,
+                cuts_styles="style" in voice.info.expressions and not voice.info.moods,
                 alphabets=PHONEME_ALPHABETS if voice.info.phonemes else ("ipa",),
             )
             return TextPipeline(text, lexicons[voice.name], self._verbalizer(voice, params) if reads else None)

@@ -76,7 +76,8 @@ class ClauseSegmenter(Segmenter):
         """Return the spoken size that may be added without completing a segment, and that with a clause mark."""
         if self._waiting is not None:
             return 0, 0  # any character may complete one
-        return super().size_left()[0], self._clause_minimum - self._size
+        size = self._full_size()
+        return self._limit - size, self._clause_minimum - size
 
     def space_follows(self) -> None:
         """Emit the segments that a space or line break completes, before it is known which."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tts_worker.text.tables import rows, words
@@ -159,39 +159,48 @@ def bounded(expression: Expression) -> Expression:
     )
 
 
+def _value(attribute: str, written: str, neutral: float, value: Callable[[float, str, bool], float | None]) -> float:
+    """Return what an attribute of ``<prosody>`` asks for.
+
+    Args:
+        attribute: Its name in ``data/expressions.tsv``.
+        written: Its value.
+        neutral: What a value without a meaning asks for.
+        value: Takes a number, its unit in small letters, and whether it has a sign; returns None for no meaning.
+    """
+    named = _NAMED.get(("prosody", attribute, written.lower()))
+    found = _NUMBER.fullmatch(written) if named is None else None
+    if found is not None:
+        named = value(float(found["sign"] + found["number"]), found["unit"].lower(), found["sign"] != "")
+    return neutral if named is None else named
+
+
 def _rate(written: str) -> float:
     """Return the factor of ``slow``, ``80%``, ``-20%`` or ``0.8``."""
-    if (named := _NAMED.get(("prosody", "rate", written.lower()))) is not None:
-        return named
-    found = _NUMBER.fullmatch(written)
-    if found is None or found["unit"].lower() in ("db", "st"):
-        return 1.0
-    number = float(found["number"]) / (100 if found["unit"] else 1)
-    if not found["sign"]:
-        return number
-    return 1 + number if found["sign"] == "+" else 1 - number
+
+    def factor(number: float, unit: str, is_change: bool) -> float | None:
+        return None if unit in ("db", "st") else is_change + number / (100 if unit else 1)
+
+    return _value("rate", written, 1.0, factor)
 
 
 def _volume_db(written: str) -> float:
     """Return the decibels of ``soft``, ``+6dB`` or ``-3``, or of SSML 1.0's ``80`` of 100."""
-    if (named := _NAMED.get(("prosody", "volume", written.lower()))) is not None:
-        return named
-    found = _NUMBER.fullmatch(written)
-    if found is None or found["unit"].lower() == "st":
-        return 0.0
-    number = float(found["number"])
-    if found["unit"].lower() == "db":
-        return -number if found["sign"] == "-" else number
-    factor = number / 100 if not found["sign"] else 1 + (number if found["sign"] == "+" else -number) / 100
-    return 20 * math.log10(max(factor, 10 ** (_MIN_DB / 20)))
+
+    def decibels(number: float, unit: str, is_change: bool) -> float | None:
+        if unit in ("db", "st"):
+            return number if unit == "db" else None
+        return 20 * math.log10(max(is_change + number / 100, 10 ** (_MIN_DB / 20)))
+
+    return _value("volume", written, 0.0, decibels)
 
 
 def _semitones(written: str) -> float:
     """Return the semitones of ``low``, ``+2st`` or ``+10%``."""
-    if (named := _NAMED.get(("prosody", "pitch", written.lower()))) is not None:
-        return named
-    found = _NUMBER.fullmatch(written)
-    if found is None or found["unit"].lower() not in ("%", "st") or not found["sign"]:
-        return 0.0
-    change = float(found["number"]) * (1 if found["sign"] == "+" else -1)
-    return change if found["unit"].lower() == "st" else 12 * math.log2(max(1 + change / 100, 0.25))
+
+    def semitones(number: float, unit: str, is_change: bool) -> float | None:
+        if not is_change or unit not in ("%", "st"):
+            return None
+        return number if unit == "st" else 12 * math.log2(max(1 + number / 100, 0.25))
+
+    return _value("pitch", written, 0.0, semitones)

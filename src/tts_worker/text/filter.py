@@ -76,19 +76,15 @@ class TextFilter:
         self._out = out
         self._pauses = pauses
         self._expression = expression
-        self._cuts_styles = options.cuts_styles
-        self._control_tags = options.control_tags
-        self._alphabets = options.alphabets
+        self._options = options
         self._urls = UrlMode(options.urls)
-        self._markdown = markdown = options.markdown
         self._is_final = False
         self._patience: Patience | None = NO_PATIENCE  # of what is undecided
-        self._drop_reasoning = bool(options.drop_reasoning)
         self._in_english = primary_tag(options.language or "en") == "en"
-        self._line_mode = _Mode.LINE_START if markdown or options.drop_reasoning else _Mode.TEXT
+        self._line_mode = _Mode.LINE_START if options.markdown or options.drop_reasoning else _Mode.TEXT
         self._mode = self._line_mode
         self._readers: dict[_Mode, Callable[[int], int]] = {
-            _Mode.LINE_START: self._line_start if markdown else self._plain_line,
+            _Mode.LINE_START: self._line_start if options.markdown else self._plain_line,
             _Mode.SPELLED: self._spelled,
             _Mode.BLOCK: self._skip_block,
         }
@@ -107,8 +103,8 @@ class TextFilter:
         self._spelled_left = 0  # characters that an open <spell> tag may still spell
         self._closing_spelled = markup.CLOSING_SPELLED["spell"]
         has_urls = self._urls is not UrlMode.KEEP
-        has_tags = self._drop_reasoning or self._control_tags is not None
-        chars = markup.TEXT_MARKS if markdown else r"<\[" if has_tags else "<" * has_urls
+        has_tags = options.drop_reasoning or options.control_tags is not None
+        chars = markup.TEXT_MARKS if options.markdown else r"<\[" if has_tags else "<" * has_urls
         self._text_marks = markup.marks(markup.LINE_MARKS + chars, urls=has_urls)
         self._code_marks = markup.marks(markup.LINE_MARKS + markup.CODE_MARKS, urls=has_urls)
         self._marks = self._text_marks  # where plain text ends
@@ -117,7 +113,7 @@ class TextFilter:
             "\n": self._line_end,
             SOFT_SPACE: self._gap,
             "\\": self._escape,
-            "!": self._image if markdown else self._plain,
+            "!": self._image if options.markdown else self._plain,
             "&": self._entity,
             "[": self._bracket,
             "<": self._angle,
@@ -125,10 +121,8 @@ class TextFilter:
             "^": self._caret,
             "|": self._pipe,
             "#": self._closing_hashes,
-            "`": self._ticks,
-            "~": self._ticks,
-            "*": self._emphasis,
-            "_": self._emphasis,
+            **dict.fromkeys("`~", self._ticks),
+            **dict.fromkeys("*_", self._emphasis),
             **dict.fromkeys(markup.URL_LETTERS, self._url),
         }
 
@@ -137,10 +131,12 @@ class TextFilter:
     @property
     def patience(self) -> Patience | None:
         """Which text changes nothing that is pending; None if nothing is that a segment may end before."""
-        is_waiting = len(self._text) > 1
-        if self._skipped is not None and not is_waiting:
-            return _MAX_PATIENCE, self._skipped.marks
-        if (is_waiting and self._patience is not None) or self._mode is _Mode.SPELLED:
+        if len(self._text) == 1:  # nothing waits
+            if self._skipped is not None:
+                return _MAX_PATIENCE, self._skipped.marks
+        elif self._patience is not None:
+            return self._patience
+        if self._mode is _Mode.SPELLED:
             return self._patience
         return NO_PATIENCE if self._out.is_undecided else None
 
@@ -289,7 +285,7 @@ class TextFilter:
 
     def _cut_at_style(self, place: int) -> None:
         """End the segment at ``place`` if the style has changed and the engine has one for each segment."""
-        if self._cuts_styles and self._expression.take_style_change():
+        if self._options.cuts_styles and self._expression.take_style_change():
             self._pauses[self._offset(place)] = NO_PAUSE
             self._break(BREAK, place)
 
@@ -360,7 +356,7 @@ class TextFilter:
     def _hidden(self, at: int) -> int | None:
         """Read the beginning of reasoning or tool text, or a stray end of it; None if there is none at ``at``."""
         text = self._text
-        if not self._drop_reasoning or self._code or (text[at - 1] == "`" and not self._markdown):
+        if not self._options.drop_reasoning or self._code or (text[at - 1] == "`" and not self._options.markdown):
             return None
         block, end = reasoning.begin(text, at, is_final=self._is_final)
         if block is None:
@@ -370,7 +366,7 @@ class TextFilter:
 
     def _begins_call(self, at: int) -> bool:
         """Begin to skip a call in JSON at the start of a line; return whether there is one."""
-        begins = self._drop_reasoning and self._found(reasoning.begins_call, at)
+        begins = self._options.drop_reasoning and self._found(reasoning.begins_call, at)
         if begins:
             self._skip(JsonValue(), at, at)
         return bool(begins)
@@ -560,7 +556,7 @@ class TextFilter:
         tag = directions.direction(content)
         if tag is None:
             return None
-        if tag and self._control_tags is not None and tag in self._control_tags:
+        if tag and self._options.control_tags is not None and tag in self._options.control_tags:
             return self._speak(tag, first, last, tag)
         if not tag:
             self._expression.read_direction(content, self._offset(first))
@@ -612,10 +608,11 @@ class TextFilter:
 
     def _control_tag(self, at: int) -> int | None:
         """Pass on a tag that the engine acts on, after a "!" before it; None if there is none at ``at``."""
-        if self._control_tags is None or self._code:
+        tags = self._options.control_tags
+        if tags is None or self._code:
             return None
         place = at + (self._text[at] == "!")
-        length = self._found(self._control_tags.length_at, place)
+        length = self._found(tags.length_at, place)
         if not length:
             return None
         if place > at:
@@ -626,7 +623,7 @@ class TextFilter:
         """Read a control tag, link, image, footnote, direction or plain bracket."""
         if (end := self._control_tag(at)) is not None or (end := self._hidden(at)) is not None:
             return end
-        if not self._markdown:
+        if not self._options.markdown:
             return self._plain(at)
         text = self._text
         is_image = text[at] == "!"
@@ -686,7 +683,7 @@ class TextFilter:
             url = self._match("URL_PREFIX", at + 1)
             if url and text[url.end() - 1] != ":":
                 return self._begin_url(at, url.end())
-        if self._code or not self._markdown:
+        if self._code or not self._options.markdown:
             self._wait_for_url(at + 1)
             return self._plain(at)
         if (end := self._style(at)) is not None:
@@ -717,7 +714,7 @@ class TextFilter:
         self._cut_at_style(end - 1)
         if name == "break" and (pause_ms := markup.break_ms(values)) is not None:
             self._pause(pause_ms, end - 1)
-        elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._alphabets)) is not None:
+        elif name == "phoneme" and (phonemes := markup.phonemes_of(values, self._options.alphabets)) is not None:
             return self._replaced(end, name, phonemes=phonemes)
         elif name == "sub" and (alias := markup.alias_of(values)) is not None:
             return self._replaced(end, name, alias=alias)

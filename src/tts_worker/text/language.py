@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
-from tts_worker.text.tables import rows
+from tts_worker.text import tables
 
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd]")
 _CHINESE = re.compile("[\u4e00-\u9fff]")
@@ -23,10 +23,7 @@ _LATIN = re.compile("[A-Za-z\u00c0-\u024f]+")
 _HAN_LANGUAGES = ("zh", "yue", "ja")
 _OTHER_SCRIPTS = frozenset({*_HAN_LANGUAGES, "ko", "ru", "uk", "bg", "el", "ar", "he", "hi", "th"})
 _CYRILLIC_LANGUAGES = ("ru", "uk", "bg", "be", "kk", "ky", "mk", "mn", "sr", "tg", "tt")
-_COMMON_WORDS: dict[str, frozenset[str]] = {}
-for _kind, _language, _words in rows("languages"):
-    if _kind == "words":
-        _COMMON_WORDS[_language] = _COMMON_WORDS.get(_language, frozenset()) | frozenset(_words.split())
+_COMMON_WORDS = tables.words("common_words")
 _MARKS = re.compile("[¿¡ñßäöüãõçœêîûë]")
 _SYMBOLS = re.compile(
     "(?:(?<=[0-9°]) ?|(?<=[0-9] °))(?:[kcm]?m[23²³]?|[km]?g|[mc]?l|t|h|min|m?s|[CF]|[kM]?Wh?|V|[kMG]?Hz|[kKMGT]B)"
@@ -76,8 +73,7 @@ def _foreign_pattern(languages: tuple[str, ...]) -> re.Pattern[str] | None:
     tags = set(map(primary_tag, languages))
     if not tags or "mul" in tags:
         return None
-    scripts = (row for row in rows("languages") if row[0] == "script")
-    letters = "".join(ranges for _, ranges, readers in scripts if tags.isdisjoint(readers.split()))
+    letters = "".join(ranges for ranges, readers in tables.rows("scripts") if tags.isdisjoint(readers.split()))
     if not letters:
         return None
     word = f"[{letters}][{letters}\u0300-\u036f]*"

@@ -126,59 +126,46 @@ class Lexicon:
 def _entries(data: Mapping[object, object], name: str) -> Iterator[LexiconEntry]:
     chars = 0
     for key, value in data.items():
-        entry = _named_entry(key, value, name)
+        if not isinstance(key, str):
+            raise InvalidRequest(f"{name} has a key of type {_type_name(key)}; put it in quotes")
+        entry = _parse_entry(" ".join(key.split()), value, f"{name}[{key[:MAX_GRAPHEME_CHARS]!r}]")
         chars += len(entry.grapheme) + len(entry.alias or entry.phonemes or "")
         if chars > MAX_LEXICON_CHARS:
             raise InvalidRequest(f"{name} has too much text: at most {MAX_LEXICON_CHARS} characters are allowed")
         yield entry
 
 
-def _named_entry(key: object, value: object, name: str) -> LexiconEntry:
-    if not isinstance(key, str):
-        raise InvalidRequest(f"{name} has a key of type {_type_name(key)}; put it in quotes")
-    grapheme = " ".join(key.split())
-    try:
-        return _parse_entry(grapheme, value)
-    except _EntryError as problem:
-        raise InvalidRequest(f"{name}[{key[:MAX_GRAPHEME_CHARS]!r}]{problem}") from None
-
-
-class _EntryError(Exception):
-    """The fault of an entry, appended to its name in the message."""
-
-
-def _parse_entry(grapheme: str, value: object) -> LexiconEntry:
+def _parse_entry(grapheme: str, value: object, name: str) -> LexiconEntry:
     if not any(map(str.isalnum, grapheme)):
-        raise _EntryError(": a key needs a letter or a digit")
+        raise InvalidRequest(f"{name}: a key needs a letter or a digit")
     if len(grapheme) > MAX_GRAPHEME_CHARS:
-        raise _EntryError(f"...: a key has at most {MAX_GRAPHEME_CHARS} characters")
-    _check_characters(grapheme)
+        raise InvalidRequest(f"{name}...: a key has at most {MAX_GRAPHEME_CHARS} characters")
+    _check_characters(grapheme, name)
     case_sensitive = any(map(str.isupper, _INSIDE_A_WORD.findall(grapheme)))
     if isinstance(value, Mapping):
-        unknown = sorted(str(option) for option in value if option not in ("say", "case_sensitive"))
-        if unknown or "say" not in value:
-            raise _EntryError(" takes say and case_sensitive, and needs say")
+        if "say" not in value or not value.keys() <= {"say", "case_sensitive"}:
+            raise InvalidRequest(f"{name} takes say and case_sensitive, and needs say")
         explicit = value.get("case_sensitive", case_sensitive)
         if not isinstance(explicit, bool):
-            raise _EntryError(f".case_sensitive must be true or false, not {_type_name(explicit)}")
+            raise InvalidRequest(f"{name}.case_sensitive must be true or false, not {_type_name(explicit)}")
         case_sensitive = explicit
         value = value["say"]
     if not isinstance(value, str):
-        raise _EntryError(f" must be a spelling or /phonemes/, not {_type_name(value)}")
+        raise InvalidRequest(f"{name} must be a spelling or /phonemes/, not {_type_name(value)}")
     alias = " ".join(value.split())
     if len(alias) > MAX_ALIAS_CHARS:
-        raise _EntryError(f": the replacement has at most {MAX_ALIAS_CHARS} characters")
-    _check_characters(alias)
+        raise InvalidRequest(f"{name}: the replacement has at most {MAX_ALIAS_CHARS} characters")
+    _check_characters(alias, name)
     if len(alias) > 2 and alias[0] == alias[-1] == "/":
         return LexiconEntry(grapheme, phonemes=alias[1:-1], case_sensitive=case_sensitive)
     if not any(map(str.isalnum, alias)):
-        raise _EntryError(" needs something to say: a spelling, or phonemes between slashes")
+        raise InvalidRequest(f"{name} needs something to say: a spelling, or phonemes between slashes")
     return LexiconEntry(grapheme, alias=alias, case_sensitive=case_sensitive)
 
 
-def _check_characters(text: str) -> None:
+def _check_characters(text: str, name: str) -> None:
     if not (text.isascii() and text.isprintable()) and any(map(_is_filtered, text)):
-        raise _EntryError(" has a character that is never read aloud (emoji, control, zero-width)")
+        raise InvalidRequest(f"{name} has a character that is never read aloud (emoji, control, zero-width)")
 
 
 def _type_name(value: object) -> str:

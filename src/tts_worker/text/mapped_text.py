@@ -58,7 +58,7 @@ class MappedText:
         self.text = self.text[length:]
         if self.text and len(runs) == 1:  # as for most text
             return end + runs[0][1] - runs[0][0]
-        count = bisect_left(runs, (end,))  # runs that begin before
+        count = bisect_left(runs, (end,)) if self.text else len(runs)  # runs that begin before
         place, start, unit = runs[count - 1]
         if not self.text:
             self._end = _NOT_ADJACENT

@@ -30,11 +30,21 @@ log = logging.getLogger(__name__)
 _BLOCK_CHARS = 1024
 """Longer text is read in blocks: the stages copy what is left of a block with every segment."""
 
-_PLAIN = " A-Za-z0-9#*_`~()'\"/%@=+{}^\u00c0-\u024f\u4e00-\u9fff"
+_PLAIN = " A-Za-z0-9#*_`~()'\"/%@=+{}^\\[\u00c0-\u024f\u4e00-\u9fff"
 _CLAUSE_MARKS = ",;:|-"
-_STOPS = f".!?&{_CLAUSE_MARKS}"
-_MARKS = re.compile(rf"[^{_PLAIN}{_STOPS}]|[{_STOPS}][^A-EGI-LN-VX-Za-egi-ln-vx-z0-9]")
-"""What may complete a segment that is not too long. Stops before letters are in a word, unless a URL may follow."""
+
+
+def _marks(plain: str, stops: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"[^{plain}](?:(?<![&\]{stops}])|(?<=[{stops}])[^A-EGI-LN-VX-Za-egi-ln-vx-z0-9]|(?<=\])[^(]|(?<=&)#)"
+    )
+
+
+_MARKS = _marks(_PLAIN, f".!?{_CLAUSE_MARKS}")
+"""What may complete a segment that is not too long. Stops before letters are in a word, unless a URL may follow. A
+bracket decides nothing before it is closed and the next character is known; the target of a link never does."""
+_SENTENCE_MARKS = _marks(_PLAIN + _CLAUSE_MARKS, ".!?")
+"""Those that do so whatever the size of the segment."""
 _WORD_END = re.compile("[^A-Za-z0-9]")
 _HELD_CHARS = 2
 """A space and a digit that the stages before the segmenter may hold."""
@@ -67,12 +77,12 @@ class TextPipeline:
         self._filter = TextFilter(readable, options, pauses, self._expression)
         self._verbalizer = verbalizer
         self._languages = options.languages
-        self._by_word = readable.after_letters = options.by_word or bool(lexicon)
+        readable.after_letters = options.by_word or bool(lexicon)
         # An entry that the text completes may replace a word by a longer one.
         self._margin = options.first_max_chars // 2 if lexicon else 0
         self._unread = ""
         self._quiet_chars = 0  # length up to which unread text without ``_marks`` completes no segment
-        self._marks = _MARKS
+        self._marks = self._segment_marks = _WORD_END if options.by_word or lexicon else _MARKS
         self._clause_size_left = 0  # size of unread text from which a clause mark may complete a segment
         self._parts: list[str] = []  # of the text that is read
         self._length = 0
@@ -96,7 +106,7 @@ class TextPipeline:
         place = len(self._unread) - 1  # a mark may be the last character so far
         self._unread = unread = self._unread + delta
         if len(unread) <= self._quiet_chars:  # as for most deltas
-            mark = self._marks.search(unread, place if place > 0 else 0)
+            mark = self._marks.search(unread, place)
             if mark is None or not self._may_complete(mark):
                 return []
         self._read()
@@ -177,21 +187,20 @@ class TextPipeline:
         text = mark.string
         if mark[0][0] not in _CLAUSE_MARKS or spoken_size(text) >= self._clause_size_left:
             return True
-        return any(found[0][0] not in _CLAUSE_MARKS for found in self._marks.finditer(text, mark.end() - 1))
+        return _SENTENCE_MARKS.search(text, mark.end() - 1) is not None
 
     def _find_quiet(self) -> None:
         """Find which text may follow without completing a segment."""
-        self._clause_size_left = 0
         if (patience := self._filter.patience) is not None:
             self._quiet_chars, self._marks = patience
+            self._clause_size_left = 0
             return
         size_left, clause_left = self._segmenter.size_left()
-        self._quiet_chars = min(_BLOCK_CHARS, (size_left - self._margin) // MAX_SIZE - _HELD_CHARS)
-        if self._lexicon is not None and self._lexicon.is_matching:
-            self._quiet_chars = 0
-        self._marks = _WORD_END if self._by_word else _MARKS
-        if not self._by_word:
-            self._clause_size_left = clause_left - _HELD_CHARS * MAX_SIZE
+        chars = (size_left - self._margin) // MAX_SIZE - _HELD_CHARS
+        is_matching = self._lexicon is not None and self._lexicon.is_matching
+        self._quiet_chars = 0 if is_matching else chars if chars < _BLOCK_CHARS else _BLOCK_CHARS
+        self._marks = marks = self._segment_marks
+        self._clause_size_left = clause_left - _HELD_CHARS * MAX_SIZE if marks is _MARKS else 0
 
     def _finish(self, boundary: Boundary) -> list[Segment]:
         if self._lexicon is not None:

@@ -70,11 +70,15 @@ class Segmenter(ABC):
 
     def size_left(self) -> tuple[int, int]:
         """Return the spoken size that may be added without completing a segment, and that with a clause mark."""
+        left = self._limit - self._full_size()
+        return left, left
+
+    def _full_size(self) -> int:
+        """Return the size of all pending text."""
         length = len(self.source.text)
         if length > self._sized:
             self._set_size(self._size + self._size_of(self._sized, length), length)
-        left = self._limit - self._size
-        return left, left
+        return self._size
 
     def finish(self, boundary: Boundary, end: int) -> None:
         """Emit all pending text (FLUSH or END). The segment ranges to ``end``, the length of the original text."""

@@ -7,7 +7,7 @@ text. Pure functions over strings and integers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tts_worker.text.characters import breaks_before, cluster_end, is_opener, is_spoken
 from tts_worker.types import Receipt, Segment, Word, WordTiming
@@ -50,15 +50,8 @@ def spoken_words(segment: Segment) -> tuple[SpokenWord, ...]:
     for run in _runs(segment):
         if not run.is_audible:
             if words:  # the pause of this punctuation belongs to the preceding word
-                last = words[-1]
-                words[-1] = SpokenWord(
-                    last.start_char,
-                    last.end_char,
-                    last.spoken_start,
-                    run.spoken_end,
-                    text[last.spoken_start : run.spoken_end],
-                )
                 spoken = run.spoken_end
+                words[-1] = replace(words[-1], spoken_end=spoken, text=text[words[-1].spoken_start : spoken])
             continue
         if words or text[spoken : run.spoken_start].isspace():
             spoken = run.spoken_start

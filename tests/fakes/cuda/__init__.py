@@ -29,17 +29,15 @@ _COMPOSITIONS = _Compositions()
 
 
 @contextmanager
-def claimed_cuda(kind: type[Tensor] = Tensor, *, fused: bool = True) -> Iterator[None]:
-    """Let tensors of ``kind`` claim to be on CUDA.
+def claimed_cuda(*, fused: bool = True) -> Iterator[None]:
+    """Let all tensors claim to be on CUDA.
 
     Args:
-        kind: Class of the tensors.
         fused: Use fused operators, which compute their compositions.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "is_cuda", True, raising=False)
-        if kind is Tensor:  # of others PyTorch computes the shapes only, and launches nothing
-            patch.setattr(ops, "import_module", lambda name: _COMPOSITIONS)
+        patch.setattr(Tensor, "is_cuda", True, raising=False)
+        patch.setattr(ops, "import_module", lambda name: _COMPOSITIONS)
         patch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
         patch.setattr(kernels, "triton_problem", str)
         if fused:

@@ -1,8 +1,8 @@
-"""The official networks as fake tensors that claim to be on CUDA: counts kernel launches without a device.
+"""The official networks as tensors without values that claim to be on CUDA: counts kernel launches without a device.
 
-A fake tensor has a shape and no values, so the networks have their official sizes, and whatever needs a value on the
-host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture. The networks
-have few of their equal layers: ``at_full_depth`` adds the launches of the others.
+A tensor of the device "meta" has a shape and no values, so the networks have their official sizes, and whatever needs a
+value on the host raises. ``FakeCudaRunner`` counts the launches of every computation that a CUDA graph would capture.
+The networks have few of their equal layers: ``at_full_depth`` adds the launches of the others.
 
     with fake_cuda():
         networks = fake_networks("cosyvoice3", layers=2)
@@ -23,9 +23,8 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -43,6 +42,8 @@ from tts_worker.engine.cosyvoice.loader import load_networks
 from tts_worker.engine.cosyvoice.networks import kv_cache
 
 T = TypeVar("T")
+
+META = torch.device("meta")
 
 _NO_LAUNCH = frozenset(
     {
@@ -76,7 +77,7 @@ class _Shape:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def empty(self) -> Tensor:
-        return torch.empty(self.sizes, dtype=self.dtype)
+        return torch.empty(self.sizes, dtype=self.dtype, device=META)
 
 
 _result_shapes: dict[Hashable, Any] = {}
@@ -147,7 +148,7 @@ class LaunchCounter(TorchDispatchMode):
         """Count an operator."""
         read = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         written = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
-        if not written or all(tensor.device.type == "meta" for tensor in written):
+        if not written:
             return
         self.launches += launches
         self.operators[name] += launches
@@ -177,7 +178,7 @@ class FusedFunctions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = dict(kwargs or {})
-        # Fake tensors are on the CPU already, so that a copy to any device could be one to the host.
+        # All of a computation is on one device, so that a copy to any device could be one to the host.
         names_device = any(isinstance(each, str | torch.device) for each in (*args, *kwargs.values()))
         if func in self._HOST or (func is Tensor.to and names_device):
             raise HostAccess(f"{func.__name__} in a captured computation: a graph does not repeat it")
@@ -198,7 +199,7 @@ def count(compute: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[T, Laun
     """Return what ``compute`` returns, and its counts.
 
     Raises:
-        HostAccess: It exchanges data with the host. Reading the value of a fake tensor raises an error of PyTorch.
+        HostAccess: It exchanges data with the host. Reading a value, which there is not, raises an error of PyTorch.
     """
     counter = LaunchCounter()
     with counter, FusedFunctions(counter):
@@ -231,11 +232,11 @@ class _FakeCopy:
     ready = True
 
     def wait(self) -> Tensor:
-        raise HostAccess("a fake tensor has no values")
+        raise HostAccess("the tensor has no values")
 
 
 class FakeCudaStream(HostStream):
-    """A stream of fake tensors."""
+    """A stream of tensors without values."""
 
     def to_device(self, rows: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         width = [len(row) for row in rows if isinstance(row, Sequence)][:1]
@@ -245,16 +246,12 @@ class FakeCudaStream(HostStream):
         return _FakeCopy()
 
 
-@lru_cache
-def _mode() -> FakeTensorMode:
-    return FakeTensorMode()
-
-
 @contextmanager
 def fake_cuda(*, fused: bool = True) -> Iterator[None]:
-    """Create fake tensors that claim to be on CUDA inside the context.
+    """Create tensors without values that claim to be on CUDA inside the context.
 
-    Their ``device`` remains the CPU: this build of PyTorch cannot index tensors of another device, not even fake ones.
+    Their ``device`` is "meta". PyTorch's fake tensors, which name CUDA, compute in Python and take several times as
+    long.
 
     Args:
         fused: Use fused operators (``acceleration.kernels``).
@@ -263,36 +260,24 @@ def fake_cuda(*, fused: bool = True) -> Iterator[None]:
     def allocate(shape: list[int], dtype: torch.dtype, device: object, checked: bool) -> Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def convert(self: nn.Module, fn: Callable[[Tensor], Tensor]) -> nn.Module:
-        for module in self.modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    parameter.data = fn(parameter.data)
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else fn(buffer)
-        return self
-
     with ExitStack() as stack:
-        stack.enter_context(patch.object(nn.Module, "_apply", convert))  # the original cannot replace fake parameters
-        stack.enter_context(claimed_cuda(FakeTensor, fused=fused))
+        stack.enter_context(claimed_cuda(fused=fused))
         stack.enter_context(patch.object(kv_cache, "_allocate", allocate))  # maps memory itself on a CPU
         stack.enter_context(patch.object(Networks, "check", lambda self: None))  # reads values
         stack.enter_context(patch.object(networks, "fingerprint", lambda weights: ""))  # reads values, too
-        stack.enter_context(_mode())
+        stack.enter_context(META)
         stack.enter_context(torch.no_grad())
         yield
 
 
 class _FakeBundle:
-    """A bundle of fake weights."""
+    """A bundle of weights without values."""
 
     def __init__(self, config: CosyVoiceConfig) -> None:
         self.config = config
 
     def load_weights(self, part: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        with unset_fake_temporarily():  # building the networks of fake tensors takes many times as long
-            shapes = expected_shapes(self.config, part)
-        return {key: torch.empty(shape, dtype=dtype) for key, shape in shapes.items()}
+        return {key: torch.empty(shape, dtype=dtype) for key, shape in expected_shapes(self.config, part).items()}
 
 
 def _with_layers(config: CosyVoiceConfig, layers: int) -> CosyVoiceConfig:
@@ -325,29 +310,4 @@ def fake_networks(family: str, *, layers: int | None = None, half: bool = True) 
     """
     config = shallow_config(tiny_bundle(family).config) if layers is None else _with_layers(full_config(family), layers)
     bundle: Any = _FakeBundle(replace(config, flow=replace(config.flow, steps=1)))
-    claim = patch.object(Tensor, "is_cuda", property(lambda tensor: True))
-    with unset_fake_temporarily(), torch.device("meta"), claim:
-        loaded = load_networks(bundle, torch.device("meta"), half=half)
-    for part in (loaded.lm, loaded.flow, loaded.hift):
-        _become_fake(part)
-    return loaded
-
-
-def _become_fake(network: nn.Module) -> None:
-    """Replace tensors of the device "meta" by fake ones; to compute with fake tensors takes many times as long."""
-    fake: dict[int, Tensor] = {}
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(replaced, value))
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in fake:
-            same = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            fake[id(value)] = nn.Parameter(same, requires_grad=False) if isinstance(value, nn.Parameter) else same
-        return fake[id(value)]
-
-    for module in network.modules():
-        for values in (module._parameters, module._buffers, module.__dict__):
-            for name, value in values.items():
-                values[name] = replaced(value)
+    return load_networks(bundle, META, half=half)

@@ -1,4 +1,4 @@
-"""Flow and vocoder on CUDA, by fake tensors: no host access in a captured pass, and few kernel launches."""
+"""Flow and vocoder on CUDA, by tensors without values: no host access in a captured pass, and few kernel launches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.fakes.cuda.launches import (
+    META,
     FakeCudaRunner,
     FakeCudaStream,
     LaunchCounter,
@@ -67,7 +68,7 @@ def test_vocoder_chunk_launches_few_kernels(family: str) -> None:
     with fake_cuda():
         networks = fake_networks(family, layers=1)
         runner = FakeCudaRunner()
-        window = VocoderWindows(networks.hift, FakeCudaStream(), runner, [WINDOW_FRAMES], torch.device("cpu"))
+        window = VocoderWindows(networks.hift, FakeCudaStream(), runner, [WINDOW_FRAMES], META)
         window.capture(1)
 
     # In a window that is not full, the vocoder that is not causal hides the padding from every layer.

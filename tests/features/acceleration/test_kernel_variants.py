@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fakes.cuda.launches import FakeCudaStream, fake_cuda, fake_networks, once_per_shapes
+from tests.fakes.cuda.launches import META, FakeCudaStream, fake_cuda, fake_networks, once_per_shapes
 from tests.unit.cosyvoice.networks import FAMILIES, full_config
 from tts_worker.engine.cosyvoice import ops
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool
@@ -108,7 +108,10 @@ def used_variants(family: str, *, half: bool) -> set[Variant]:
         networks = fake_networks(family, layers=1, half=half)
         flow, hift = networks.chunked_flow, networks.hift
         runner, stream = EagerRunner(fixed_shapes=True), FakeCudaStream()
-        with patch.object(torch.cuda, "device_of", lambda tensor: stream):
+        with (
+            patch.object(torch.cuda, "device_of", lambda tensor: stream),
+            patch.object(ops, "import_module", import_module),
+        ):
             if family == "cosyvoice3":  # the language model of both
                 Decoder(networks, slots=4, max_tokens=LM_TOKENS, stream=stream, runner=runner).capture(2)
             pool = FlowPool(
@@ -118,7 +121,7 @@ def used_variants(family: str, *, half: bool) -> set[Variant]:
             if half:  # the vocoder does not depend on it
                 dims = networks.config.flow
                 sizes = {size for stride in STRIDES for size in window_sizes(hift, dims, first_tokens=8, stride=stride)}
-                VocoderWindows(hift, stream, runner, sorted(sizes), CPU).capture(1)
+                VocoderWindows(hift, stream, runner, sorted(sizes), META).capture(1)
     return launched
 
 

@@ -75,7 +75,7 @@ REQUEST: dict[str, Any] = {"model_id": "sonic-3", "voice": {"mode": "id", "id": 
 @asynccontextmanager
 async def dial(address: str, query: str = "", **options: Any) -> AsyncIterator[Client]:
     url = f"ws://{address}/tts/websocket?cartesia_version=2025-04-16{query}"
-    options = {"close_timeout": 1, **options}  # unread audio keeps the client from seeing the closing handshake
+    options = {"close_timeout": 0.1, **options}  # unread audio keeps the client from seeing the closing handshake
     async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)
 

@@ -74,7 +74,7 @@ class Client:
 
 @asynccontextmanager
 async def dial(address: str, query: str = "", path: str = "/v1/speak", **options: Any) -> AsyncIterator[Client]:
-    options = {"close_timeout": 1, **options}
+    options = {"close_timeout": 0.1, **options}
     url = f"ws://{address}{path}?model=aura-2-thalia-en{query}"
     async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)

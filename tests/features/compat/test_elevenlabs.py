@@ -78,7 +78,7 @@ async def dial(
     address: str, path: str = "tone/multi-stream-input", query: str = "", **options: Any
 ) -> AsyncIterator[Client]:
     url = f"ws://{address}/v1/text-to-speech/{path}?model_id=x&output_format=pcm_24000{query}"
-    options = {"close_timeout": 1, **options}  # unread audio keeps the client from seeing the closing handshake
+    options = {"close_timeout": 0.1, **options}  # unread audio keeps the client from seeing the closing handshake
     async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield Client(socket)
 

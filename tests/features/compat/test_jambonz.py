@@ -25,7 +25,7 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 @asynccontextmanager
 async def dial(address: str, query: str = "voice=tone&language=en", **options: Any) -> AsyncIterator[ClientConnection]:
-    options = {"close_timeout": 1, **options}
+    options = {"close_timeout": 0.1, **options}
     url = f"ws://{address}/jambonz?{query}"
     async with connect(url, compression=None, max_size=None, open_timeout=60, **options) as socket:
         yield socket

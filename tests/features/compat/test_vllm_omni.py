@@ -67,7 +67,7 @@ class Client:
 @asynccontextmanager
 async def dial(address: str, **config: Any) -> AsyncIterator[Client]:
     url = f"ws://{address}/v1/audio/speech/stream"
-    async with connect(url, compression=None, max_size=None, open_timeout=60, close_timeout=1) as socket:
+    async with connect(url, compression=None, max_size=None, open_timeout=60, close_timeout=0.1) as socket:
         client = Client(socket)
         if config:
             await client.send("session.config", **config)

@@ -135,7 +135,7 @@ class Socket:
         headers = self.key(key)
         try:
             async with connect(
-                url, additional_headers=headers, compression=None, max_size=None, open_timeout=60, close_timeout=1
+                url, additional_headers=headers, compression=None, max_size=None, open_timeout=60, close_timeout=0.1
             ) as socket:
                 for message in self.first(voice):
                     await socket.send(json.dumps(message))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import anyio
@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from tests.behavior.recording_client import RecordingClient
 from tests.behavior.transports import Setup, faulty_worker
 from tests.conftest import until
+from tests.fakes.programs import Program
 from tests.fakes.proxy import Proxy, run_proxy
 from tests.fakes.redis import REAL_REDIS, embedded_redis, eventually, free_port, real_redis
 from tts_worker.client import Client, ClientSettings, SessionOptions, connect
@@ -250,32 +251,8 @@ async def test_workers_of_other_protocol_versions_are_ignored(fleet: Fleet) -> N
 
 
 @asynccontextmanager
-async def serve_process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """``tts-worker serve`` with the tone engine; the process is killed after the test."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tts_worker",
-        "serve",
-        "--engine",
-        "tone",
-        "--port",
-        "0",
-        *words,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-@asynccontextmanager
-async def serving_process(fleet: Fleet, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``tts-worker serve`` in the fleet; it is ready on entry."""
+async def serving_process(fleet: Fleet, name: str) -> AsyncIterator[Program]:
+    """Run ``tts-worker serve`` with the tone engine in the fleet; it is ready on entry, and killed after the test."""
     settings = {
         "grpc.enabled": "true",
         "grpc.port": "0",
@@ -285,11 +262,15 @@ async def serving_process(fleet: Fleet, name: str) -> AsyncIterator[asyncio.subp
         "server.drain_s": "100",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    async with serve_process(*words) as process:
+    command = ("-m", "tts_worker", "serve", "--engine", "tone", "--port", "0", *words)
+    with Program(*command, stdout=PIPE, stderr=DEVNULL) as process:
         assert process.stdout is not None
-        while (line := await process.stdout.readline()) != b"ready\n":
-            assert line, "it ended"
-        yield process
+        try:
+            while (line := await asyncio.to_thread(process.stdout.readline)) != b"ready\n":
+                assert line, "it ended"
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -> None:
@@ -304,7 +285,7 @@ async def test_sigterm_deletes_the_entry_and_finishes_utterances(fleet: Fleet) -
         await fleet.wait_listed("served", present=False)
         assert (await recorder.wait_ended(key)).outcome is Outcome.DONE
         with anyio.fail_after(60):  # less than drain_s: it does not wait for the idle session
-            assert await process.wait() == 0
+            assert await asyncio.to_thread(process.wait) == 0
         assert await silent.next() is None
 
 
@@ -333,7 +314,7 @@ async def test_rolling_restart_fails_no_call(fleet: Fleet) -> None:
             old[name].terminate()
             await fleet.wait_listed(name, present=False)
             with anyio.fail_after(60):
-                assert await old[name].wait() == 0
+                assert await asyncio.to_thread(old[name].wait) == 0
             await stack.enter_async_context(serving_process(fleet, name))
             await fleet.wait_listed(name)
         restarted = True

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import each_case
 from tts_worker.errors import InvalidRequest
 from tts_worker.features.lexicons.pls import read_pls
 from tts_worker.text.lexicon import MAX_ENTRIES, Lexicon
@@ -30,7 +31,7 @@ def grapheme(text: str) -> str:
     return f"<grapheme>{escape(text)}</grapheme>"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "entries"),
     [
         (pls(), {}),
@@ -75,7 +76,7 @@ def test_lexemes_become_entries(file: bytes, entries: dict[str, Any]) -> None:
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "complaint"),
     [
         (b"", "line 1: not valid XML"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.cases import each_case
 from tests.unit.cosyvoice.bundles import FAMILIES, fullsize, official_config, qwen_of, tiny, yaml_of
 from tts_worker.engine.cosyvoice.bundle.config import DEFAULT_TOKENS_PER_WEIGHT, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.bundle.weights import PARTS, expected_shapes
@@ -116,7 +117,7 @@ def test_training_sections_are_ignored() -> None:
     assert config_of("cosyvoice3", ("allowed_special: 'all'\n", training)) == config_of("cosyvoice3")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "old", "new", "complaint"),
     [
         ("cosyvoice2", "!new:cosyvoice.llm.llm.Qwen2LM", "!new:os.system", "llm: is the class 'system'"),

@@ -9,8 +9,7 @@ import shlex
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
+from tests.cases import each_case
 from tools.reference.compat import Compat
 from tts_worker.cli import all_commands
 
@@ -20,7 +19,7 @@ TYPED = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for l
 OURS = [line for line in TYPED if line.startswith("tts-worker ")]
 
 
-@pytest.mark.parametrize("line", OURS)
+@each_case("line", OURS)
 def test_documented_command_parses(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     assert words[0] in all_commands()

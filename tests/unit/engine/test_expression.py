@@ -1,4 +1,4 @@
-"""CPU voices perform the rate, volume and pitch of a span, without a click or a jump where it begins."""
+"""CPU voices perform the rate, volume, pitch and mood of a span, without a click or a jump where it begins."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from tests.fakes.reading import read
-from tts_worker.audio.pcm import Floats
+from tts_worker.audio.pcm import Floats, to_float
 from tts_worker.engine.cpu.hibari.engine import HibariEngine
 from tts_worker.engine.cpu.hibari.model import HibariModel
+from tts_worker.engine.cpu.hibari.moods import MOODS, mood_of, with_mood
+from tts_worker.text.tables import words
 from tts_worker.types import (
     SAMPLE_RATE_HZ,
     Audio,
+    Command,
     Credit,
     EndText,
     Express,
@@ -152,6 +155,97 @@ def test_pause_inside_a_span_is_exact_to_the_sample(hibari_model: HibariModel) -
 
     assert np.array_equal(speak(hibari_model, text, hold).samples, speak(hibari_model, text).samples)
     assert len(held) > 2
+
+
+def heights(samples: Floats) -> Floats:
+    """Return the pitch of the voiced parts, in semitones."""
+    found = pitches_hz(samples)
+    return np.asarray(12 * np.log2(found[~np.isnan(found)]), np.float32)
+
+
+def spread(samples: Floats) -> float:
+    return float(np.subtract(*np.percentile(heights(samples), [90, 10])))
+
+
+def test_moods_change_rate_level_pitch_and_range(plain: Speech, hibari_model: HibariModel) -> None:
+    wrong = []
+    for name, mood in MOODS.items():
+        spoken = speak(hibari_model, f"<emotion value='{name}'/>{SENTENCE}")
+        changes = {
+            # Durations have steps of 25 ms, so that a small change of the rate has an effect on few phonemes.
+            "rate": (np.log(len(plain.samples) / len(spoken.samples)), np.log(mood.rate), 0.12),
+            # A change of the pitch or of its range changes the level by up to a decibel.
+            "level": (level_db(spoken.samples) - level_db(plain.samples), mood.volume_db, 1.5),
+            "pitch": (
+                float(np.median(heights(spoken.samples)) - np.median(heights(plain.samples))),
+                mood.pitch_semitones,
+                0.6,
+            ),
+            "range": (spread(spoken.samples) / spread(plain.samples) - 1, mood.pitch_range - 1, 0.2),
+        }
+        for what, (got, wanted, tolerance) in changes.items():
+            if abs(got - wanted) > tolerance or got * wanted < 0:
+                wrong.append(f"{name}: {what} {got:.2f}, not {wanted:.2f}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_mood_adds_to_prosody_and_an_unknown_one_changes_nothing(plain: Speech, hibari_model: HibariModel) -> None:
+    quiet, sad = Expression(0.8, -6.0, -1.0, "say it sadly"), MOODS["sad"]
+    assert with_mood(quiet) == (0.8 * sad.rate, -6 + sad.volume_db, -1 + sad.pitch_semitones, "say it sadly")
+    unknown = speak(hibari_model, f"<emotion value='sarcastic'/>{SENTENCE}")
+    assert np.array_equal(unknown.samples, plain.samples)
+    known = {mood_of(word) for word in words("directions")["delivery"]}
+    assert known >= set(MOODS.values()), "a direction such as [happy] must not be read"
+
+
+def test_mood_begins_in_the_middle_of_a_phrase(plain: Speech, hibari_model: HibariModel) -> None:
+    text = SENTENCE.replace(SPAN, f"[excited] {SPAN}")
+    spoken = speak(hibari_model, text)
+    before, span = spoken.parts
+    assert semitones_between(plain.parts[0], before) == pytest.approx(0, abs=0.2)
+    assert np.median(heights(span)) > np.median(heights(plain.parts[1])) + 0.4
+    assert spread(span) > 1.1 * spread(plain.parts[1])
+    assert [text[word.start_char : word.end_char] for word in spoken.words] == SENTENCE.split()
+
+
+def change_while_it_speaks(model: HibariModel, *commands: Command) -> tuple[bytes, list[WordTiming], int]:
+    """Send ``commands`` after the first audio; return the audio, its words, and the samples before the commands."""
+    engine = HibariEngine(model)
+    engine.handle(Open(KEY, SynthesisParams("heart"), credit_samples=60 * SAMPLE_RATE_HZ))
+    for segment in read(SENTENCE):
+        engine.handle(Text(KEY, segment))
+    engine.handle(EndText(KEY))
+    pcm, timings = b"", []
+
+    def step() -> None:
+        nonlocal pcm
+        for event in engine.step(0.0):
+            if isinstance(event, Audio):
+                pcm += event.pcm
+                timings.extend(event.words)
+
+    while not pcm:
+        step()
+    before = len(pcm) // 2
+    for command in commands:
+        engine.handle(command)
+        if isinstance(command, Hold):
+            step()
+            assert len(pcm) == 2 * before
+    while KEY in engine.sequences:
+        step()
+    return pcm, timings, before
+
+
+def test_pause_beside_a_change_of_the_session_is_exact_to_the_sample(plain: Speech, hibari_model: HibariModel) -> None:
+    """In either order: the words from the next one on change, and RESUME goes on at the next sample."""
+    express = Express(KEY, Expression(rate=0.7, volume_db=-9, pitch_semitones=3, style="sad"))
+    changed, timings, before = change_while_it_speaks(hibari_model, express)
+    assert 0 < before < timings[-1].start_sample
+    assert np.array_equal(to_float(changed)[: before - 1200], plain.samples[: before - 1200])
+    assert len(changed) // 2 > 1.2 * len(plain.samples)
+    for commands in ((express, Hold(KEY), Release(KEY)), (Hold(KEY), express, Release(KEY))):
+        assert change_while_it_speaks(hibari_model, *commands) == (changed, timings, before), commands
 
 
 @pytest.mark.parametrize("at_s", [0.0, 0.3, 1.5])

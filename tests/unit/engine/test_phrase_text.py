@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import each_case
 from tts_worker.engine.cpu.hibari.model import AMERICAN, BRITISH, HibariModel
 from tts_worker.engine.cpu.phrases.arpabet import phonemes_of_arpabet
 from tts_worker.engine.cpu.phrases.british import british_phonemes
@@ -112,7 +113,7 @@ def test_british_words_get_british_phonemes(text: str, words: dict[str, str], hi
     assert {text[a:b]: phonemes for a, b, phonemes in result.words} == words
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("american", "british"),
     [
         ("həlˈO wˈɜɹld", "həlˈQ wˈɜːld"),  # the phonemes of the American dictionary, and those of the British one

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 
 from tts_worker.front_end.alignment import align_words
 
@@ -30,7 +31,7 @@ def source_words(source: str, target: str) -> list[tuple[str, str]]:
     return [(word, source[a:b]) for word, (a, b) in zip(target.split(), source_ranges(source, target), strict=True)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "target", "expected"),
     [
         ("hello world", "hello world", ["hello", "world"]),

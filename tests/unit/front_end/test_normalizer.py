@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.errors import MissingExtra
 from tts_worker.front_end.normalizer import Normalize, load_normalizer, needs_rewriting, normalize_segment
@@ -132,7 +133,7 @@ def test_skipped_text_is_unchanged_by_the_rules(wetext: Normalize, language: str
     assert wetext(text, language) == text
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "at 10:30",

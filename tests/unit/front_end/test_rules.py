@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 
 from tts_worker.front_end.normalizer import LANGUAGES, load_normalizer, needs_rewriting, normalize_segment
 from tts_worker.front_end.rules import FrontEnd, shape
@@ -69,7 +70,7 @@ def joined(segments: Sequence[Segment]) -> str:
     return text
 
 
-@pytest.mark.parametrize(("text", "reference"), [(text, without) for text, without, _ in GOLDEN])
+@each_case(("text", "reference"), [(text, without) for text, without, _ in GOLDEN])
 def test_rules_without_wetext_equal_the_reference(text: str, reference: str) -> None:
     assert joined(spoken_segments([text])) == OTHERWISE.get(text, reference)
 

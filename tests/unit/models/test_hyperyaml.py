@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import each_case
 from tts_worker.errors import BundleError
 from tts_worker.models.bundles.hyperyaml import load_hyperyaml
 from tts_worker.models.bundles.yaml_reader import Tagged
@@ -244,7 +245,7 @@ def bomb() -> str:
     return "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "complaint"),
     [
         (bomb(), "anchors"),

@@ -30,6 +30,7 @@ from tests.unit.streaming.engines import (
 )
 from tests.unit.streaming.test_engine import ResourceUsage, assert_pcm_close
 from tts_worker.audio.pcm import to_pcm
+from tts_worker.engine.cosyvoice.audio.prosody import Prosody
 from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import to_int16
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
@@ -460,15 +461,15 @@ def test_device_int16_conversion_matches_host() -> None:
 @pytest.mark.parametrize("cuts", [(7,), (1, 1, 5), (30, 2, 1, 17), (50, 50)])
 def test_resampling_does_not_depend_on_mel_splits(speed: float, cuts: tuple[int, ...]) -> None:
     mel = torch.randn(1, 4, sum(cuts), generator=torch.Generator().manual_seed(1))
-    whole = MelResampler(speed)
-    pieces = MelResampler(speed)
-    expected = whole.push(mel, True)
+    prosody = Prosody.steady(speed)
+    expected = MelResampler().push(mel, True, prosody)
+    pieces = MelResampler()
     parts = mel.split(list(cuts), dim=2)
-    out = torch.cat([pieces.push(part, n == len(cuts) - 1) for n, part in enumerate(parts)], dim=2)
-    assert out.shape[2] == MelResampler.output_frames(sum(cuts), speed)
+    out = torch.cat([pieces.push(part, n == len(cuts) - 1, prosody) for n, part in enumerate(parts)], dim=2)
+    size = int(sum(cuts) / speed)
+    assert out.shape[2] == size
     assert torch.equal(out, expected)
     if speed in (0.5, 1.0):  # without a remainder, the result equals linear interpolation
-        size = MelResampler.output_frames(sum(cuts), speed)
         plain = torch.nn.functional.interpolate(mel, size=size, mode="linear")
         assert torch.allclose(out, plain, atol=1e-6)
 

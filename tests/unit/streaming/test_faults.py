@@ -30,6 +30,7 @@ from tests.unit.streaming.engines import (
     tokenizer,
     voice,
 )
+from tts_worker.engine.cosyvoice.audio.prosody import Prosody
 from tts_worker.engine.cosyvoice.audio.renderer import MelResampler
 from tts_worker.engine.cosyvoice.bundle.networks import Networks
 from tts_worker.engine.cosyvoice.components import Components
@@ -259,12 +260,12 @@ def test_failed_resampling_does_not_advance_state(monkeypatch: pytest.MonkeyPatc
     push = MelResampler.push
     calls = 0
 
-    def fails(self: MelResampler, mel: Tensor, final: bool) -> Tensor:
+    def fails(self: MelResampler, mel: Tensor, final: bool, prosody: Prosody) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == 2:  # the second member of a batch
             raise torch.OutOfMemoryError("out of memory")
-        return push(self, mel, final)
+        return push(self, mel, final, prosody)
 
     monkeypatch.setattr(MelResampler, "push", fails)
     outputs = synthesize_crowd(EagerRunner(), EagerRunner(), config, params)

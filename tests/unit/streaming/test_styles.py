@@ -23,8 +23,8 @@ from tts_worker.types import (
 @pytest.mark.parametrize("family", ["cosyvoice2", "cosyvoice3"])
 def test_engine_speaks_every_style(family: str) -> None:
     subject = engine(family)
-    assert subject.info.unsupported_expressions(follows_instructions=True) == ("rate", "volume", "pitch")
-    assert "style" in subject.info.unsupported_expressions(follows_instructions=False)
+    assert subject.info.unsupported_expressions(follows_instructions=True) == ()
+    assert subject.info.unsupported_expressions(follows_instructions=False) == ("style",)
     text = "Well then [happy] this is good news, [sad] and it is over."
     key = UtteranceKey("styles", 1)
     segments = read(text, TextOptions(cuts_styles=True))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.cases import each_case
 
 from tts_worker.text.decoding import TextDecoder
 
 GRIN = "\U0001f600"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("deltas", "expected"),
     [
         (["a", "b"], ["a", "b", ""]),

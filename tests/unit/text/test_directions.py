@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.control_tags import ControlTags
@@ -39,7 +39,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@each_case("direction", DIRECTIONS)
 def test_direction_is_not_read(direction: str) -> None:
     assert spoken(f"{direction} Well then.") == "Well then."
     assert spoken(f"Well {direction} then") == "Well then"
@@ -47,12 +47,12 @@ def test_direction_is_not_read(direction: str) -> None:
     assert spoken(f"Oh {direction}, well.") == "Oh, well."
 
 
-@pytest.mark.parametrize("words", WORDS)
+@each_case("words", WORDS)
 def test_ordinary_bracketed_words_are_read(words: str) -> None:
     assert spoken(f"Well {words} then") == f"Well {words} then"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("direction", "tag"),
     [
         *(("[laughs]", "[laughter]"), ("[chuckles softly]", "[laughter]"), ("[sighs]", "[sigh]")),
@@ -74,7 +74,7 @@ def test_voice_without_the_sound_drops_it() -> None:
     assert spoken("Well [laughs] then", options) == "Well then"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tag", "pause_ms"),
     [
         *(("[pause]", 500), ("[short pause]", 250), ("[long pause]", 1500), ("[long-pause]", 1500), ("[beat]", 500)),
@@ -89,7 +89,7 @@ def test_pause_is_a_silence(tag: str, pause_ms: int) -> None:
     assert second.text == "there."
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("I ^^really^^ mean ^^it^^.", "I really mean it."),
@@ -110,7 +110,7 @@ def test_text_of_directions(text: str, expected: str) -> None:
 
 
 def test_without_markdown_directions_stay() -> None:
-    text = "[laughs] and <<warm>> and ^^so^^ [pause]"
+    text = "[laughs] [[sigh]] and <<warm>> and <<slow>> and ^^so^^ [pause]"
     assert spoken(text, TextOptions(markdown=False)) == text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere
 
 from tts_worker.text.options import TextOptions
@@ -18,7 +19,7 @@ def expression_of(text: str, word: str, options: TextOptions | None = None) -> E
     return segment.expression_at(at)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("attributes", "expected"),
     [
         ('rate="slow"', Expression(rate=0.8)),
@@ -96,7 +97,7 @@ def test_cuts_do_not_change_expressions(parts: list[str]) -> None:
     read_cut_anywhere("".join(parts))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("control", "expected"),
     [
         ('<speed ratio="0.8"/>', Expression(rate=0.8)),

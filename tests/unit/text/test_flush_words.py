@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases import each_case
 
 from tts_worker.text.lexicon import Lexicon
 from tts_worker.text.options import TextOptions
@@ -43,7 +44,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "spoken"), CASES)
+@each_case(("text", "spoken"), CASES)
 def test_complete_words_are_spoken(text: str, spoken: str) -> None:
     pipeline = TextPipeline()
     assert " ".join(segment.text for segment in pipeline.feed(text) + pipeline.flush_words()) == spoken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.text.language import LanguageDetector, foreign_runs
 
@@ -10,7 +11,7 @@ V2 = ("zh", "en", "ja", "ko", "yue")
 V3 = ("zh", "en", "ja", "ko", "yue", "de", "es", "fr", "it", "ru")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "language"),
     [
         ("I paid $100 at 10:30.", "en"),
@@ -42,7 +43,7 @@ def test_neutral_text_follows_the_previous_segment() -> None:
     assert [detector.detect(text) for text in ("我在", "10:30", "I paid", "$5")] == ["zh", "zh", "en", "en"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("texts", "language"),
     [
         (("Сегодня тепло.", "25 °C."), "ru"),
@@ -68,7 +69,7 @@ def test_english_is_not_taken_for_another_language(text: str) -> None:
     assert LanguageDetector(("mul",)).detect(text) == "en"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("languages", "explicit", "text", "language"),
     [
         (V2, "zh-CN", "10:30", "zh"),
@@ -96,7 +97,7 @@ def test_explicit_language_applies_if_the_script_allows(
     assert LanguageDetector(languages, explicit).detect(text) == language
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "languages", "foreign"),
     [
         ("你好，世界。", ["en"], ["你好", "世界"]),

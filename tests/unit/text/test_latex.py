@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.latex import spoken as formula_words
@@ -81,7 +82,7 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize(("formula", "words"), FORMULAS)
+@each_case(("formula", "words"), FORMULAS)
 def test_formula_is_read_as_words(formula: str, words: str) -> None:
     assert formula_words(formula) == words
 
@@ -94,7 +95,7 @@ def test_delimiters_hold_a_formula(before: str, after: str, formula: str, words:
     assert spoken(f"Hence {before}{formula}{after}, so it is.").replace("|", " ") == f"Hence {words}, so it is."
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (r"It is \frac{7}{10} here", "It is seven tenths here"),
@@ -113,7 +114,7 @@ def test_bare_command_is_read_as_words(text: str, expected: str) -> None:
     assert spoken(text) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "$5 and $10",

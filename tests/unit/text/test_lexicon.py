@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.errors import InvalidRequest
 from tts_worker.text.lexicon import MAX_ALIAS_CHARS, MAX_ENTRIES, MAX_GRAPHEME_CHARS, Lexicon
@@ -20,7 +21,7 @@ def spoken(text: str, lexicon: Lexicon, cut: int | None = None) -> str:
     return " ".join(segment.text for segment in segments)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("Use Nginx's config, nginx2 or my_nginx.", "Use engine x's config, nginx2 or my_nginx."),
@@ -102,7 +103,7 @@ def test_merging_no_lexicons_is_empty() -> None:
     assert spoken("as it is", Lexicon.merged()) == "as it is"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "message"),
     [
         (["a"], "voice.lexicon must be a mapping"),

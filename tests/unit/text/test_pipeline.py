@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.errors import IllegalCommand, InvalidRequest
 from tts_worker.text.options import TextOptions
@@ -51,7 +52,7 @@ def test_last_segment_ranges_to_the_end_of_the_text() -> None:
     assert [segment.end for segment in pipeline.feed("Hello 🎉 ") + pipeline.end()] == [8]
 
 
-@pytest.mark.parametrize("text", ["", " \n", "🎉👨‍👩‍👧", "```\ncode", "https://x.com", "...!?", "**", "<br>"])
+@each_case("text", ["", " \n", "🎉👨‍👩‍👧", "```\ncode", "https://x.com", "...!?", "**", "<br>"])
 def test_text_without_speech_makes_no_segment(text: str) -> None:
     pipeline = TextPipeline()
     assert pipeline.feed(text) + pipeline.flush() + pipeline.end() == []
@@ -122,7 +123,7 @@ LATENCIES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "segment"), LATENCIES)
+@each_case(("text", "segment"), LATENCIES)
 def test_segment_is_emitted_by_the_deciding_character(text: str, segment: str) -> None:
     """The character before it leaves the boundary open."""
     pipeline = TextPipeline()

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 
 from tts_worker.text.reading.chinese import rewrites
 from tts_worker.text.reading.verbalizer import Verbalizer
@@ -365,9 +366,7 @@ def test_what_precedes_stays_unchanged(before: str, text: str) -> None:
     assert all(first[1] <= second[0] for first, second in pairwise(found))
 
 
-@pytest.mark.parametrize(
-    "text", ["1-", "1:", "1/", "1,", "1.", "-", "a-1", "a.b@", "1 ", "￥", "电话1 ", "1²", "no.", "1,111"]
-)
+@each_case("text", ["1-", "1:", "1/", "1,", "1.", "-", "a-1", "a.b@", "1 ", "￥", "电话1 ", "1²", "no.", "1,111"])
 def test_time_is_linear_in_hostile_text(text: str) -> None:
     def seconds(chars: int) -> float:
         began = time.process_time()
@@ -375,7 +374,8 @@ def test_time_is_linear_in_hostile_text(text: str) -> None:
         return time.process_time() - began
 
     seconds(1_600)
-    assert min(seconds(16_000) for _ in range(2)) < 30 * min(seconds(1_600) for _ in range(3)) + 0.05
+    limit_s = 30 * min(seconds(1_600) for _ in range(3)) + 0.05
+    assert any(seconds(16_000) < limit_s for _ in range(2))
 
 
 # -- segments ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.text.reading import chinese, tables, worldwide
 from tts_worker.text.reading.rules import Grammar
@@ -26,7 +27,7 @@ def entries(path: Path) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each_case("path", FILES)
 def test_no_line_is_lost(path: Path) -> None:
     """A second line for the same written form in a table would silently replace the first."""
     found = entries(path)
@@ -34,7 +35,7 @@ def test_no_line_is_lost(path: Path) -> None:
     assert sum(map(len, load(path.stem).values())) == len(found)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each_case("path", FILES)
 def test_lines_have_two_columns_without_stray_spaces(path: Path) -> None:
     for line in path.read_text("utf-8").splitlines():
         assert line.count("\t") <= 1, line

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import each_case
 from tests.fakes.reading import read, read_cut_anywhere, spoken
 
 from tts_worker.text.control_tags import ControlTags
@@ -77,13 +78,13 @@ def test_hidden_text_becomes_a_space(hidden: str, options: TextOptions) -> None:
     assert spoken(f"Well, {hidden} then", options) == "Well, then"
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
+@each_case("hidden", HIDDEN)
 def test_hidden_text_before_a_line_leaves_its_markdown(hidden: str) -> None:
     assert spoken(f"{hidden}\n\n# Title\nHello") == "Title|Hello"
     assert spoken(f"{hidden}- one\n- two") == "one|two"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (
@@ -114,7 +115,7 @@ def test_tags_in_code_spans_are_text(options: TextOptions) -> None:
     assert "end it" in spoken("the `<think>` tag and `</think>` end it", options)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "call",
     [
         CALL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.cases import each_case
 
 from tts_worker.text.options import TextOptions
 from tts_worker.text.pipeline import TextPipeline
@@ -123,7 +124,7 @@ CASES: list[tuple[str, list[tuple[str, Boundary]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), CASES)
+@each_case(("text", "expected"), CASES)
 def test_segments(text: str, expected: list[tuple[str, Boundary]]) -> None:
     pipeline = TextPipeline()
     segments = pipeline.feed(text) + pipeline.end()
@@ -268,7 +269,7 @@ ABBREVIATED: list[tuple[str, str]] = [
 """Language, and one sentence."""
 
 
-@pytest.mark.parametrize(("language", "text"), ABBREVIATED)
+@each_case(("language", "text"), ABBREVIATED)
 def test_sentences_go_on_after_abbreviations_of_their_language(language: str, text: str) -> None:
     pipeline = TextPipeline(TextOptions(language=language))
     assert [segment.text for segment in pipeline.feed(text) + pipeline.end()] == [text]
@@ -290,7 +291,7 @@ SENTENCES: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("language", "sentences"), SENTENCES)
+@each_case(("language", "sentences"), SENTENCES)
 def test_sentences_end_after_abbreviations_of_their_language(language: str, sentences: list[str]) -> None:
     pipeline = TextPipeline(TextOptions(language=language))
     assert [segment.text for segment in pipeline.feed(" ".join(sentences)) + pipeline.end()] == sentences

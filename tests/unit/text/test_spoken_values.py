@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases import each_case
 
 from tools.reading_values import KINDS, Written, make_example
 from tools.spoken_values import Form, Value, heard_values
@@ -17,7 +18,7 @@ def value(number: str, *units: str, form: Form = Form.CARDINAL, is_tolerance: bo
     return Value(Fraction(number), frozenset(units or ("",)), form, is_tolerance)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "values"),
     [
         ("Nothing here, and no number.", []),

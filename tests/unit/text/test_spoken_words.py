@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.cases import each_case
 
 from tts_worker.text.spoken_words import split_spoken, spoken_words
 from tts_worker.types import Boundary, Segment, Span, WordTiming
@@ -91,7 +91,7 @@ WORDS = (
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("position", "fully_played", "spoken"),
     [
         (0, False, ""),

@@ -181,7 +181,9 @@ class AudioRunner:
             if segment is None or segment.due_chunk is None:
                 continue
             chunk = segment.due_chunk
-            request = RenderRequest(segment.state, chunk, tuple(segment.tokens[: chunk.known]))
+            segment.plan(chunk, sequence.generator.expression)
+            tokens = tuple(segment.tokens[: chunk.known])
+            request = RenderRequest(segment.state, chunk, tokens, prosody=segment.prosody)
             jobs.append(ChunkJob(sequence, segment, request))
         self._start_flow(jobs)
 
@@ -195,7 +197,7 @@ class AudioRunner:
         jobs = []
         for sequence, ids in zip(tokens.members, tokens.ids.unbind(1), strict=True):
             segment = sequence.generator.audio_segments[0]
-            request = RenderRequest(segment.state, segment.first_chunk, (), ids)
+            request = RenderRequest(segment.state, segment.first_chunk, (), ids, segment.prosody)
             jobs.append(ChunkJob(sequence, segment, request))
         self._start_flow(jobs)
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from tts_worker.engine.cosyvoice.audio.prosody import SPEED_RANGE
 from tts_worker.engine.cosyvoice.audio_runner import AudioChunk, AudioResult, AudioRunner, MelChunk, PromptChunk
 from tts_worker.engine.cosyvoice.bundle.config import V1
 from tts_worker.engine.cosyvoice.components import Components
@@ -48,8 +49,6 @@ from tts_worker.types import (
 )
 
 log = logging.getLogger(__name__)
-
-SPEED_RANGE = (0.5, 2.0)
 
 _WARM_UP = "warm-up"  # session of the warm-up utterance
 _WARM_UP_REST_TOKENS = 11
@@ -90,7 +89,7 @@ class CosyVoiceEngine(EngineShell[CosyVoiceSequence]):
                 device=str(device),
                 control_tags=V1_CONTROL_TAGS if config.family == V1 else CONTROL_TAGS,
                 phonemes=phonemes(config.tokenizer_version),
-                expressions=("style",) if settings.text_mode is TextMode.CLAUSE else (),
+                expressions=("rate", "volume", "pitch", *(["style"] if settings.text_mode is TextMode.CLAUSE else [])),
                 capabilities=("instruct", "speech_tokens"),
                 uninstructed=components.voice_cache.uninstructed,
                 extra=(

@@ -265,7 +265,7 @@ class CosyVoiceSequence(EngineSequence):
         if segment.base_sample is None:
             segment.base_sample = self.output.rendered_samples
         words = segment.take_words(chunk)
-        pcm = segment.resample(pcm, final=chunk.final)
+        pcm = segment.finish(pcm, final=chunk.final)
         if chunk.final and self.generator.truncated is not None and len(self.generator.audio_segments) == 1:
             pcm = to_pcm(fade_out(to_float(pcm), _END_FADE_SAMPLES))
         self.output.render(

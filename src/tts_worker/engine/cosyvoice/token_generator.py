@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tts_worker.engine.cosyvoice.audio.chunks import CLOSING_BOUNDARIES, GridPlan, SegmentPhase
-from tts_worker.engine.cosyvoice.audio.renderer import MelResampler, RenderState, chunk_pages
+from tts_worker.engine.cosyvoice.audio.renderer import RenderState, chunk_pages
 from tts_worker.engine.cosyvoice.audio.segment import AudioSegment
 from tts_worker.engine.cosyvoice.bundle.config import V3, CosyVoiceConfig
 from tts_worker.engine.cosyvoice.execution.settings import StreamingConfig, TextMode
@@ -107,7 +107,7 @@ class TokenGenerator:
         run: The current run of the language model.
         run_in_slot: The run that the decoder has started in its slot; another one than ``run`` before that.
         phase: How far the text is known.
-        expression: How the session speaks; its style counts where the text has none.
+        expression: How the session speaks, from the next chunk on; its style counts where the text has none.
         truncated: Why the utterance was truncated; ``None`` if it was not.
     """
 
@@ -260,8 +260,13 @@ class TokenGenerator:
 
     @property
     def is_before_first_chunk(self) -> bool:
-        """Whether the next run is the first one, and its ids do not depend on text that may still arrive."""
-        return not self._runs_started and not self.audio_segments and not self._interleaved
+        """Whether the next run is the first one, its ids do not depend on text that may still arrive, and its audio
+        does not depend on where its words are.
+        """
+        if self._runs_started or self.audio_segments or self._interleaved:
+            return False
+        expressions = [self.expression, *(each for segment in self._text_segments for _, each in segment.expressions)]
+        return all(each._replace(style="") == NEUTRAL for each in expressions)
 
     def first_chunk_needs(self) -> tuple[int, int, int]:
         """Return the tokens and pages of the first chunk, and the estimated pages of its audio segment."""
@@ -308,13 +313,13 @@ class TokenGenerator:
         audio_segment = self._open_audio_segment()
         if audio_segment is None:
             assert self.voice is not None
-            speed = self.params.speed
             seed = derive_seed(self.params.seed, self._audio_segments_started)
             audio_segment = AudioSegment(
-                RenderState(self.voice, seed, None if speed == 1.0 else MelResampler(speed)),
+                RenderState(self.voice, seed),
                 self._spec.config,
                 pace=self.voice.pace if self._last_aligner is None else self._last_aligner.later_pace,
                 stride=self._spec.settings.stride_chunks,
+                speed=self.params.speed,
             )
             self._audio_segments_started += 1
             self._last_aligner = audio_segment.aligner

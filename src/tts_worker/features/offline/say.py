@@ -253,7 +253,7 @@ def _prepare(
     by_reference: bool,
 ) -> Speak:
     """Prepare speech of the streaming engine: everything that needs no weights."""
-    from tts_worker.engine.cosyvoice.engine import SPEED_RANGE
+    from tts_worker.engine.cosyvoice.audio.prosody import SPEED_RANGE
     from tts_worker.engine.cosyvoice.voices.audio_frontend import PromptFrontend
     from tts_worker.features.offline.engine import load_offline_engine, speak, voice_in_mode
 

@@ -5,10 +5,11 @@ parts:
 
 - What is spoken for the part of the match in guillemets, or for all of it: words; what a table has for it or for the
   group "name", ``<STREETS>``; what a function returns for it, ``{year}``, or for a group, ``{y:year}``; or ``_`` for a
-  space. ``month={month}; y={year}`` speaks for two groups, each by itself. A rule does not apply where a function
+  space. ``month={month}; y={year}`` speaks for those of two groups that match. A rule does not apply where a function
   returns nothing. ``@month day`` leaves all of it to the function ``read_month_day``, which gets the match.
 - What every match has one of: words in small letters, signs, the words of ``<STREETS>``, or as many digits as "3+"
-  says; "*" where nothing is known. Most segments have little of it, so that few patterns are searched for.
+  says; "SIGN" is any that is no punctuation. "DIGIT" is one thing more that every match has. Most segments have little
+  of it, so that few patterns are searched for. "ACROSS" means that a match may begin in the segment before.
 - The pattern. In it ``<STREETS>`` is one of the names of a table or the pattern of a definition, and ``<call dial>`` is
   one of these words, which may begin with a capital.
 
@@ -18,7 +19,7 @@ A line that begins with "# " is a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,20 +39,22 @@ class Rule(NamedTuple):
         pattern: What it finds.
         read: What is spoken for a match.
         needs: What every match has one of, see ``features``.
+        has_digit: Whether every match has a digit.
         looks_back: Whether a match may begin before the token, with words that decide how it is read.
     """
 
     pattern: re.Pattern[str]
     read: Read
     needs: frozenset[str | int]
+    has_digit: bool
     looks_back: bool
 
 
-ANY = "*any"
-"""Requirement of a rule that may apply to any text."""
-_FEATURE = re.compile(r"[a-z]+|[^a-z\s]")
 _WORD = re.compile("[a-z]+")
-_SIGN = re.compile(r"[^A-Za-z\s]")
+_SIGN = re.compile(r"[^A-Za-z\s.]|\.(?=\S)")
+_MARK = re.compile(r"[^A-Za-z\s.,;:!?'’()]|\.(?=\S)")
+"""What a text has to which a rule without words applies."""
+_PUNCTUATION = frozenset(".,;:!?…—“”\"()'’‘-–«»0123456789")
 _DIGIT = re.compile(r"\d")
 _GROUP = re.compile(r"(\w+)=([^;]*)(?:; |\Z)")
 _TABLE = "([A-Z_]+)"
@@ -143,7 +146,7 @@ class Grammar:
         self._tables = tables
         self._readings = readings
         self._patterns = {name: _alternatives(table) for name, table in tables.items()}
-        self._words = {name: {_FEATURE.findall(word.lower())[0] for word in table} for name, table in tables.items()}
+        self._words = {name: {_rarest(word.lower()) for word in table} for name, table in tables.items()}
         for name, pattern in named_patterns(definitions).items():
             self._patterns[name] = self.pattern(pattern)
             self._words[name] = set(re.findall("[a-z]+", pattern.lower()))
@@ -153,28 +156,22 @@ class Grammar:
         joined = re.sub("\n +", "", written).replace("«", "(?P<part>").replace("»", ")")
         return re.sub("(?<!P)<([A-Za-z_ ]+)>", lambda name: self._patterns.get(name[1]) or _one_of(name[1]), joined)
 
-    def rules(self, written: str, across: Collection[str] = ()) -> tuple[Rule, ...]:
-        """Return the rules of a text.
-
-        Args:
-            written: The rules.
-            across: What is spoken by those whose token may begin in the segment before.
-        """
+    def rules(self, written: str) -> tuple[Rule, ...]:
+        """Return the rules of a text."""
         rules: list[Rule] = []
         for line in paragraphs(written):
             spoken, needs, pattern = re.split("  +|\n +", line, maxsplit=2)
             read = self._reading(f"read {spoken[1:]}") if spoken[0] == "@" else self._reads(spoken)
             compiled = re.compile(self.pattern(pattern))
+            required = frozenset(self._requirements(needs))
             looks_back = "part" in compiled.groupindex and not _BEGINS_WITH_PART.match(compiled.pattern)
-            looks_back = looks_back or spoken in across
-            rules.append(Rule(compiled, read, frozenset(self._requirements(needs)), looks_back))
+            flags = "DIGIT" in required, looks_back or "ACROSS" in required
+            rules.append(Rule(compiled, read, required - {"DIGIT", "ACROSS"}, *flags))
         return tuple(rules)
 
     def _requirements(self, column: str) -> Iterator[str | int]:
         for need in column.split():
-            if need == "*":
-                yield ANY
-            elif need[1:] and need[-1] in ">+":
+            if need[1:] and need[-1] in ">+":
                 yield from self._words[need[1:-1]] if need[0] == "<" else [int(need[:-1])]
             else:
                 yield need
@@ -190,10 +187,15 @@ class Grammar:
         groups = [(group, template(words, forms)) for group, words in _GROUP.findall(spoken) or [("", spoken)]]
 
         def speak(match: re.Match[str]) -> Iterator[Rewrite]:
+            found: list[Rewrite] = []
             for group, words in groups:
                 span = match.span(group) if group else part_span(match)
-                if (said := words(match, span)) is not None:
-                    yield *span, said
+                if span[0] < 0:
+                    continue
+                if (said := words(match, span)) is None:
+                    return
+                found.append((*span, said))
+            yield from found
 
         return speak
 
@@ -220,16 +222,18 @@ class RuleSet:
         for place, rule in enumerate(self.rules):
             for need in rule.needs:
                 self._of.setdefault(need, []).append(place)
+        self._with_digit = frozenset(place for place, rule in enumerate(self.rules) if rule.has_digit)
 
     def find_rewrites(self, text: str, first: int) -> list[Rewrite]:
         """Return the rewrites of ``text`` from ``first`` on, in order. Of two that overlap the earlier rule wins."""
         found: list[Rewrite] = []
         taken = bytearray(len(text) + 1)
-        places = {place for feature in features(text, first) for place in self._of.get(feature, ())}
-        for place in sorted(places):
-            pattern, read, _, looks_back = self.rules[place]
-            for match in pattern.finditer(text, 0 if looks_back else first):
-                for start, end, spoken in read(match):
+        needs = self._of.keys() & features(text, first)
+        places = {place for need in needs for place in self._of[need]}
+        for place in sorted(places if _DIGIT.search(text, first) else places - self._with_digit):
+            rule = self.rules[place]
+            for match in rule.pattern.finditer(text, 0 if rule.looks_back else first):
+                for start, end, spoken in rule.read(match):
                     start = max(first, start)
                     if start < end and not any(taken[start:end]):
                         taken[start:end] = b"\1" * (end - start)
@@ -237,10 +241,23 @@ class RuleSet:
         return set_apart(text, sorted(found))
 
 
+def _rarest(name: str) -> str:
+    """Return the part of a name that fewest texts have: a sign, or the longest word."""
+    parts: list[str] = re.findall("[a-z]+|[^a-z ]", name)
+    return max(parts, key=lambda part: (not part.isalpha() and part not in ".'", len(part)))
+
+
 def features(text: str, first: int = 0) -> set[str | int]:
-    """Return the words of ``text``, its signs from ``first`` on, and every number of digits up to what it has there."""
-    digits = len(_DIGIT.findall(text, first))
-    return {ANY, *_WORD.findall(text.lower()), *_SIGN.findall(text[first:].lower()), *range(1, digits + 1)}
+    """Return the words of ``text``, and from ``first`` on its signs and every number of digits up to what it has.
+
+    A period counts only before another character: most texts end with one.
+    """
+    found: set[str | int] = set(_WORD.findall(text.lower()))
+    if _MARK.search(text, first):
+        signs = set(_SIGN.findall(text, first))
+        digits = len(_DIGIT.findall(text, first))
+        found.update(map(str.lower, signs), range(1, digits + 1), () if signs <= _PUNCTUATION else ("SIGN",))
+    return found
 
 
 def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
@@ -249,6 +266,8 @@ def set_apart(text: str, found: Iterable[Rewrite]) -> list[Rewrite]:
     for start, end, spoken in found:
         spoken = spoken.strip()
         before = result[-1][2] if result and result[-1][1] == start else text[max(0, start - 1) : start]
+        if text[end : end + 1] == ".":
+            spoken = spoken.removesuffix(".")
         is_followed = _AFTER_WORDS.match(text, end) is not None
         if not spoken:
             spoken = " " if before[-1:].isalnum() and text[end : end + 1] not in _ENDS else ""

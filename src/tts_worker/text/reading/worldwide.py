@@ -103,6 +103,7 @@ class Reader:
             for rule in (own.items() if common == "<LANGUAGE>" else [(common, reading)])
         ]
         readings = {name: getattr(self, name) for name in dir(self) if name.startswith("read_")}
+        readings |= {"cardinal": words.cardinal, "spell": words.spell}
         self._scanner = Scanner(_COMMON["NAMED"]["START"], rules, named, readings)
 
     def rewrites(self, text: str, first: int) -> list[Rewrite]:
@@ -254,9 +255,6 @@ class Reader:
         is_part = before[-1:].isascii() and (before[-1:].isalpha() or re.search(r"[A-Z]-\Z", before))
         return self._words.spell(match[0]) if is_part or self._code_before.search(before) else None
 
-    def read_spelled(self, match: re.Match[str]) -> str:
-        return self._words.spell(match[0])
-
     # -- ordinals -----------------------------------------------------------------------------------------------------
 
     def read_ordinal(self, match: re.Match[str]) -> str | None:
@@ -293,9 +291,6 @@ class Reader:
         patterns = self._patterns
         endings = {"n": "ordinal n", "": "ordinal e", "r": "ordinal r"}
         return next((ending for ending, name in endings.items() if re.fullmatch(patterns[name], article)), None)
-
-    def read_german_decade(self, match: re.Match[str]) -> str:
-        return self._words.cardinal(match["n"]) + "er"
 
     def read_german_year(self, match: re.Match[str]) -> str | None:
         before = match.string[max(0, match.start() - 40) : match.start()]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each_case
+
 RESULTS = Path(__file__).parents[4] / "bench" / "results"
 BENCHMARKS = RESULTS.parents[1] / "docs" / "benchmarks.md"
 ROWS = {
@@ -24,7 +26,7 @@ def test_every_result_file_is_explained() -> None:
     assert sorted(ROWS) == sorted(file.name for file in RESULTS.glob("*.json"))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each_case("name", ROWS)
 def test_every_result_names_its_engine(name: str) -> None:
     """A figure without its engine misleads: the tone engine costs almost nothing."""
     record: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
@@ -47,6 +49,8 @@ def test_every_result_names_its_engine(name: str) -> None:
     elif "speech_study" in command:
         assert figures["bundle"] == "nano"
         expected = "the voice nano"
+    elif "tools.expression" in command:
+        expected = f"the voice {figures['voice']}"
     elif "watermark_study" in command:
         assert [*figures["attacks"]] == ["heart", "am_michael", "nano"]
         expected = "the voices of the CPU engine, and nano"

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tts_worker.engine.cosyvoice.audio.chunks import Chunk
 from tts_worker.engine.cosyvoice.audio.flow_pool import FlowPool, FlowPrompt, FlowState, UnpagedPool, chunk_inputs
+from tts_worker.engine.cosyvoice.audio.prosody import STEADY, Prosody, Stretch
 from tts_worker.engine.cosyvoice.audio.vocoder_windows import (
     VocoderWindows,
     WindowInput,
@@ -51,51 +53,59 @@ class MelResampler:
     """Changes the pace: resamples mel frames linearly in time, as they arrive.
 
     Positions do not depend on how the input was split. The reference resamples the whole mel in the same way.
-
-    Attributes:
-        speed: Pace; 2 gives half as many frames.
     """
 
-    def __init__(self, speed: float) -> None:
-        self.speed = speed
+    def __init__(self) -> None:
         self._cached_mel: Tensor | None = None  # input frames that later outputs need
         self._cached_start = 0  # absolute index of the first cached frame
         self._emitted_frames = 0
 
-    @staticmethod
-    def output_frames(frames: int, speed: float) -> int:
-        """Return the number of output frames of ``frames`` input frames."""
-        return int(frames / speed)
-
-    def push(self, mel: Tensor, final: bool) -> Tensor:
+    def push(self, mel: Tensor, final: bool, prosody: Prosody) -> Tensor:
         """Add input frames and return the output frames that are complete.
 
         Args:
             mel: Input frames, ``[1, mel, n]``.
             final: Whether no more input follows.
+            prosody: The pace of all frames so far.
 
         Returns:
             Output frames, ``[1, mel, m]``.
         """
+        if not prosody.changes_pace:
+            if mel.shape[2]:
+                self._emitted_frames += mel.shape[2]
+                self._cached_mel, self._cached_start = mel[:, :, -1:], self._emitted_frames - 1
+            return mel
         cached = mel if self._cached_mel is None else torch.cat([self._cached_mel, mel], dim=2)
         start = self._cached_start
         total = start + cached.shape[2]
-        end = self.output_frames(total, self.speed)
+        end = int(prosody.output_frames(total))
         if not final:  # interpolation needs the next input frame
-            while end and (end - 0.5) * self.speed - 0.5 > total - 1:
+            while end and _position(prosody.stretch_at(end - 1), end - 1) > total - 1:
                 end -= 1
         end = max(end, self._emitted_frames)
-        position = (torch.arange(self._emitted_frames, end, device=mel.device) + 0.5).double() * self.speed - 0.5
-        position = position.clamp(min=0.0, max=max(0.0, float(total - 1)))
+        positions = [
+            _position(stretch, torch.arange(first, last, device=mel.device).double())
+            for stretch, first, last in prosody.pieces(self._emitted_frames, end)
+        ]
+        position = torch.cat(positions or [mel.new_zeros(0)]).clamp(min=0.0, max=max(0.0, float(total - 1)))
         left = position.floor().long()
         weight = (position - left).to(mel.dtype)
         right = (left + 1).clamp(max=total - 1)
         out = cached[:, :, left - start] * (1 - weight) + cached[:, :, right - start] * weight
         self._emitted_frames = end
-        needed = max(start, min(int(max(0.0, (end + 0.5) * self.speed - 0.5)), total - 1))
+        needed = max(start, min(int(max(0.0, _position(prosody.stretch_at(end), end))), total - 1))
         self._cached_mel = cached[:, :, needed - start :]
         self._cached_start = needed
         return out
+
+
+Position = TypeVar("Position", float, Tensor)
+
+
+def _position(stretch: Stretch, output_frame: Position) -> Position:
+    """Return the input frames, with fractions, of output frames of a stretch."""
+    return (output_frame + 0.5 - stretch.start) * stretch.speed - 0.5 + stretch.frame
 
 
 @dataclass(eq=False)
@@ -105,14 +115,14 @@ class RenderState:
     Attributes:
         voice: The voice.
         seed: Seed of the vocoder's noise.
-        resampler: Changes the pace; ``None`` at normal pace.
+        resampler: Changes the pace.
         flow: Cache of the flow; ``None`` before the first pass and after a fault.
         hift: Cache of the vocoder.
     """
 
     voice: FlowPrompt
     seed: int
-    resampler: MelResampler | None = None
+    resampler: MelResampler = field(default_factory=MelResampler)
     flow: FlowState | PartState | None = None
     hift: HiftState | WindowState | None = None
 
@@ -138,12 +148,14 @@ class RenderRequest:
         chunk: The chunk.
         tokens: The tokens; empty if the host has not read them.
         ids: The tokens on the device ``[n]``, if the host has not read them.
+        prosody: How all frames of the segment are spoken, up to the end of the chunk.
     """
 
     state: RenderState
     chunk: Chunk
     tokens: tuple[int, ...]
     ids: Tensor | None = None
+    prosody: Prosody = STEADY
 
 
 @dataclass(frozen=True)
@@ -276,8 +288,7 @@ class Renderer:
     def restart(self, state: RenderState) -> None:
         """Drop all that was computed for ``state``: its first chunk is rendered from other tokens."""
         self.close(state)
-        if state.resampler is not None:
-            state.resampler = MelResampler(state.resampler.speed)
+        state.resampler = MelResampler()
 
     # -- tokens to mel ------------------------------------------------------------------------------------------------
 
@@ -317,7 +328,7 @@ class Renderer:
         # Copies, so that a fault in the middle of the batch leaves all resamplers unchanged.
         resamplers = [copy(request.state.resampler) for request in requests]
         frames = [
-            mel if resampler is None else resampler.push(mel, request.chunk.final)
+            resampler.push(mel, request.chunk.final, request.prosody)
             for request, mel, resampler in zip(requests, frames, resamplers, strict=True)
         ]
         for request, resampler in zip(requests, resamplers, strict=True):
@@ -392,7 +403,7 @@ class Renderer:
         for request, mel in zip(requests, mels, strict=True):
             state = request.state.hift
             assert not isinstance(state, HiftState)
-            inputs.append(WindowInput(state, request.state.seed, mel, request.chunk.final))
+            inputs.append(WindowInput(state, request.state.seed, mel, request.chunk.final, request.prosody))
         samples, counts, next_states = windows.run(inputs)
         self.vocoder_frames = windows.frames
         pending = self._streams.vocoder.to_host(samples)
@@ -421,9 +432,11 @@ class Renderer:
             groups.setdefault(shape, []).append(i)
         chunks: dict[int, RenderedChunk] = {}
         for shape, members in groups.items():
-            seeds = [requests[i].state.seed for i in members]
             samples, next_states = self._run_vocoder_batch(
-                shape, [states[i] for i in members], seeds, torch.cat([mels[i] for i in members])
+                shape,
+                [states[i] for i in members],
+                [requests[i] for i in members],
+                torch.cat([mels[i] for i in members]),
             )
             pending = self._streams.vocoder.to_host(samples)
             for row, i in enumerate(members):
@@ -432,7 +445,7 @@ class Renderer:
         return [chunks[i] for i in range(len(requests))], states
 
     def _run_vocoder_batch(
-        self, shape: VocoderShape, states: Sequence[HiftState], seeds: Sequence[int], mel: Tensor
+        self, shape: VocoderShape, states: Sequence[HiftState], requests: Sequence[RenderRequest], mel: Tensor
     ) -> tuple[Tensor, list[HiftState]]:
         """Run streams of equal shape as one batch. Returns int16 samples ``[B, n]`` and the next states."""
         self.vocoder_frames += mel.shape[0] * (mel.shape[2] + states[0].cached_mel.shape[2])
@@ -445,11 +458,13 @@ class Renderer:
             shape.emitted_frames,
             torch.cat([state.tail for state in states if state.tail is not None]) if shape.tail else None,
         )
+        seeds = [request.state.seed for request in requests]
         noise = HashedNoise(self._streams.vocoder.to_device(seeds), not hift.dims.causal)
+        pitch_factors = _pitch_factors(requests, states, shape.cached_mel + shape.frames)
 
         def vocode(mel: Tensor) -> Tensors:  # the shapes are those of the streams, so it is never captured
             nonlocal after
-            audio, after = hift.stream(mel, after, noise, shape.final)
+            audio, after = hift.stream(mel, after, noise, shape.final, pitch_factors)
             return (to_int16(audio),)
 
         (samples,) = self._runner.run(("vocoder", len(states), shape), vocode, (mel,))
@@ -470,3 +485,14 @@ class Renderer:
         """Capture the vocoder for every window size and batch size."""
         if self._windows is not None:
             self._windows.capture(batch, compiler)
+
+
+def _pitch_factors(requests: Sequence[RenderRequest], states: Sequence[HiftState], frames: int) -> Tensor | None:
+    """Return the factors of the pitch of ``frames`` cached and new frames of each stream ``[B, n]``; None if 1."""
+    if not any(request.prosody.changes("pitch_semitones") for request in requests):
+        return None
+    starts = [int(state.start) for state in states]
+    rows = [
+        request.prosody.pitch_factors(start, start + frames) for request, start in zip(requests, starts, strict=True)
+    ]
+    return torch.from_numpy(np.stack(rows)).to(states[0].start.device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tts_worker.audio.pcm import FULL_SCALE
+from tts_worker.engine.cosyvoice.audio.prosody import SPEED_RANGE, STEADY, Prosody
 from tts_worker.engine.cosyvoice.execution.graph_runner import (
     Compiler,
     GraphRunner,
@@ -25,7 +26,6 @@ from tts_worker.engine.cosyvoice.execution.streams import ExecutionStream
 from tts_worker.engine.cosyvoice.networks.dims import AnyFlowDims
 from tts_worker.engine.cosyvoice.networks.hift import BLEND_FRAMES, HashedNoise, Hift, WindowRow
 
-SLOWEST_SPEED = 0.5
 VOCODER_TOLERANCE = 0.02
 """Largest difference of a compiled window: the excitation multiplies a difference of the pitch a hundredfold."""
 
@@ -62,12 +62,14 @@ class WindowInput:
         seed: Seed of its noise.
         mel: New frames, ``[1, mel, n]``.
         final: Whether no more follow.
+        prosody: How all frames so far are spoken.
     """
 
     state: WindowState | None
     seed: int
     mel: Tensor
     final: bool
+    prosody: Prosody = STEADY
 
 
 def window_sizes(hift: Hift, flow: AnyFlowDims, *, first_tokens: int, stride: int) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ def window_sizes(hift: Hift, flow: AnyFlowDims, *, first_tokens: int, stride: in
     exact = {min(first_tokens, flow.chunk_tokens) * flow.frames_per_token, chunk, regular, cached + stride * chunk}
     longest_tokens = stride * flow.chunk_tokens + flow.lookahead_tokens
     # The resampler may keep a few frames for the next chunk.
-    longest = cached + int(longest_tokens * flow.frames_per_token / SLOWEST_SPEED) + 4
+    longest = cached + int(longest_tokens * flow.frames_per_token / SPEED_RANGE[0]) + 4
     steps = -(-(longest - regular) // _STEP_FRAMES)
     larger = (regular + -(-(longest - regular) * step // steps) for step in range(1, steps + 1))
     return tuple(sorted({*exact, *larger}))
@@ -149,7 +151,7 @@ class VocoderWindows:
             cached = state.mel.shape[2]
             mel[i, :, :cached] = state.mel[0]
             mel[i, :, cached : cached + item.mel.shape[2]] = item.mel[0]
-        samples, f0, phase, tail = self._run_rows(mel, states, [item.seed for item in inputs], plan)
+        samples, f0, phase, tail = self._run_rows(mel, states, inputs, plan)
         next_states = []
         for i, (row, state, item) in enumerate(zip(plan, states, inputs, strict=True)):
             if not counts[i]:
@@ -170,29 +172,31 @@ class VocoderWindows:
         return samples[: len(inputs)], counts, next_states
 
     def _run_rows(
-        self, mel: Tensor, states: Sequence[WindowState], seeds: Sequence[int], plan: Sequence[WindowRow]
+        self, mel: Tensor, states: Sequence[WindowState], streams: Sequence[WindowInput], plan: Sequence[WindowRow]
     ) -> Tensors:
         """Run the windows ``mel [B, mel, W]``; rows after the last stream are padding. Returns copies."""
         rows, _, size = mel.shape
-        inputs = self._inputs(mel, states, seeds, plan)
+        inputs = self._inputs(mel, states, streams, plan)
         ends = self._hift.dims.causal or any(row.frames < size for row in plan)
         self.frames += rows * size
         samples, *after = self._runner.run(("vocoder", rows, size, ends), self._compute(ends), inputs)
         return samples, *(tensor.clone() for tensor in after)  # a graph reuses its output buffers
 
     def _inputs(
-        self, mel: Tensor, states: Sequence[WindowState], seeds: Sequence[int], plan: Sequence[WindowRow]
+        self, mel: Tensor, states: Sequence[WindowState], streams: Sequence[WindowInput], plan: Sequence[WindowRow]
     ) -> Tensors:
         """Return the inputs of ``_compute`` for the windows ``mel [B, mel, W]``."""
         rows, _, size = mel.shape
         padding = rows - len(states)
-        f0 = mel.new_zeros(rows, size)
-        for i, state in enumerate(states):
-            f0[i, : state.f0.shape[1]] = state.f0[0]
+        f0 = mel.new_ones(rows, size)
+        for row, state, item in zip(f0, states, streams, strict=False):
+            if item.prosody.changes("pitch_semitones"):
+                row[:] = torch.from_numpy(item.prosody.pitch_factors(state.start, state.start + size))
+            row[: state.f0.shape[1]] = state.f0[0]
         no_tail = mel.new_zeros(1, self._tail_samples)
         tails = [no_tail if state.tail is None else state.tail for state in states]
         # One upload: seed and start, then the row of the plan.
-        sent = [[seed, state.start, *_fields(row)] for seed, state, row in zip(seeds, states, plan, strict=True)]
+        sent = [[item.seed, state.start, *_fields(row)] for item, state, row in zip(streams, states, plan, strict=True)]
         sent += [[0, 0, *_fields(self._padding_row(size))]] * padding
         return (
             mel,

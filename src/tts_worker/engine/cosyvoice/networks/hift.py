@@ -638,8 +638,10 @@ class Hift(nn.Module):
         return self.decode(mel, source), source
 
     @torch.inference_mode()
-    def stream(self, mel: Tensor, state: HiftState, noise: Noise, final: bool) -> tuple[Tensor, HiftState]:
-        """Continue with ``mel [B, mel, T]``.
+    def stream(
+        self, mel: Tensor, state: HiftState, noise: Noise, final: bool, pitch_factors: Tensor | None = None
+    ) -> tuple[Tensor, HiftState]:
+        """Continue with ``mel [B, mel, T]``, whose pitch, and that of the cached frames, is scaled if asked ``[B, n]``.
 
         Exact for the causal vocoder. The other vocoder has a longer look-ahead than ``held`` frames, so the audio of
         the held frames is cross-faded into its final version once that is known.
@@ -657,6 +659,8 @@ class Hift(nn.Module):
             return mel.new_zeros(mel.shape[0], 0), replace(state, cached_mel=mel)
         first = max(0, known - predictor.left)
         new_f0 = predictor(mel[:, :, first:], final)[:, known - first :]
+        if pitch_factors is not None:
+            new_f0 = new_f0 * pitch_factors[:, known : known + new_f0.shape[1]]
         f0 = torch.cat([state.cached_f0, new_f0], dim=1)  # [B, n - ahead]
         source = self.m_source.from_noise(f0, state.phase, state.start, noise)
         emitted = state.emitted_frames
@@ -701,7 +705,7 @@ class Hift(nn.Module):
 
         Args:
             mel: ``[B, mel, W]``: the cached frames, the new ones, then zeros.
-            f0: ``[B, W]`` final pitch of the first ``known`` frames, then anything.
+            f0: ``[B, W]`` final pitch of the first ``known`` frames, then the factor of what is predicted.
             phase: ``[B, H]`` float64, cycles / frame before the window.
             tail: ``[B, BLEND_FRAMES*frame]`` end of the previous window for the cross-fade; causal: ``[B, 0]``.
             rows: ``[B, 6]``, the fields of ``WindowRow``.
@@ -720,7 +724,7 @@ class Hift(nn.Module):
         stream_ends = StreamEnds(frames) if ends else None
         mask = None if stream_ends is None or dims.causal else stream_ends.mask(mel, 1)
         position = torch.arange(size, device=mel.device)
-        f0 = torch.where(position < known[:, None], f0, self.f0_predictor(mel, True, mask))
+        f0 = torch.where(position < known[:, None], f0, self.f0_predictor(mel, True, mask) * f0)
         if mask is not None:
             f0 = f0 * mask[:, 0]  # the phase then stays where the stream ends
         audio = self.decode(mel, self.m_source.from_noise(f0, phase, start, noise), True, stream_ends)
@@ -729,9 +733,7 @@ class Hift(nn.Module):
         if not dims.causal:
             sample = sample[: tail.shape[1]]
             weight = ((sample + 1) / (fade[:, None] + 1)).clamp(max=1.0)  # [B, samples], 1 after the cross-fade
-            out[:, : tail.shape[1]] = torch.where(
-                sample < fade[:, None], tail * (1 - weight) + out[:, : tail.shape[1]] * weight, out[:, : tail.shape[1]]
-            )
+            out[:, : tail.shape[1]] = tail * (1 - weight) + out[:, : tail.shape[1]] * weight
             tail = audio.gather(1, (end[:, None] * frame + sample).clamp(max=size * frame - 1))
         cycles = self.m_source.cycles_per_sample(f0).double() * (position < drop[:, None])[:, :, None]
         return out, f0, phase + cycles.sum(1), tail

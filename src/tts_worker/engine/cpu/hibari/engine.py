@@ -8,12 +8,13 @@ import numpy as np
 
 from tts_worker.engine.cpu.hibari.expression import express
 from tts_worker.engine.cpu.hibari.model import VOICE, HibariModel, Spectra
+from tts_worker.engine.cpu.hibari.moods import MOODS, with_mood
 from tts_worker.engine.cpu.hibari.speech import HibariSynthesis
 from tts_worker.engine.cpu.phrases.engine import PhraseEngine
 from tts_worker.engine.cpu.phrases.expression import SPEED_RANGE, slowest_speed, speeds_of
 from tts_worker.engine.cpu.phrases.network import PhraseNetwork
 from tts_worker.engine.cpu.phrases.text import MAX_PHONEMES, Phrase
-from tts_worker.types import Alignment, EngineInfo, Segment, SynthesisParams
+from tts_worker.types import Alignment, EngineInfo, Expression, Segment, SynthesisParams
 
 LANGUAGE = "en"
 
@@ -29,6 +30,9 @@ class _HibariNetwork(PhraseNetwork[Spectra]):
         # Slow speech is longer: fewer phonemes take the network the same time.
         limit = round(MAX_PHONEMES * min(1.0, slowest_speed(segment, params.speed)))
         return phonemizer.phonemize(segment, limit)
+
+    def perform(self, expression: Expression) -> Expression:
+        return with_mood(expression)
 
     def predict(self, phrase: Phrase, params: SynthesisParams) -> Spectra:
         spectra = self._model.predict(phrase.ids, speeds_of(phrase, params.speed), params.voice)
@@ -60,7 +64,8 @@ class HibariEngine(PhraseEngine[Spectra]):
                 alignment=Alignment.MEASURED,
                 max_utterances=max_utterances,
                 speed_range=SPEED_RANGE,
-                expressions=("rate", "volume", "pitch"),
+                expressions=("rate", "volume", "pitch", "style"),
+                moods=tuple(MOODS),
                 extra=(("model", "hibari-tts 0.2.1"),),
             ),
             _HibariNetwork(model),

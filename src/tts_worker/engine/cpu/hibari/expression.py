@@ -1,14 +1,16 @@
-"""Pitch and volume of the spans of a phrase, as changes of its spectra."""
+"""Pitch, volume and mood of the spans of a phrase, as changes of its spectra."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tts_worker.audio.pcm import Floats
-from tts_worker.engine.cpu.hibari.model import HARMONIC, HARMONIC_PHASE, Spectra
+from tts_worker.engine.cpu.hibari.model import FREE, HARMONIC, HARMONIC_PHASE, NOISE, Spectra
+from tts_worker.engine.cpu.hibari.moods import mood_of
 from tts_worker.engine.cpu.hibari.vocoder import BINS, WINDOW_SAMPLES
 from tts_worker.engine.cpu.phrases.expression import per_id, smoothed
 from tts_worker.engine.cpu.phrases.text import Phrase
@@ -17,13 +19,35 @@ from tts_worker.types import SAMPLE_RATE_HZ
 _BIN_HZ = SAMPLE_RATE_HZ / WINDOW_SAMPLES
 _DB_PER_SEMITONE = 0.5
 """What speech loses by a higher pitch, for it has fewer harmonics. Measured; a lower one changes the level by less."""
+_OCTAVES = np.log2(np.clip(np.arange(BINS) * _BIN_HZ, 1000, 8000) / 1000).astype(np.float32)
+"""Of each bin above 1 kHz, at most three."""
+_MIN_HZ = 60.0  # below, the network glides between voiced and unvoiced
+_MAX_HEIGHT = 7.0  # semitones of a contour around its median; beyond lie errors of the pitch
+_LOG_PER_DB = np.log(10) / 20
 
 
 def express(spectra: Spectra, phrase: Phrase) -> Spectra:
-    """Return ``spectra`` with the pitch and the volume of the expressions of ``phrase``; the rate is in them."""
-    semitones, volume_db = (
-        smoothed(np.repeat(per_id(phrase, name), spectra.duration_frames)) for name in ("pitch_semitones", "volume_db")
-    )
+    """Return ``spectra`` with the pitch, the volume and the mood of the expressions of ``phrase``.
+
+    The rate is in them. The range of the pitch is that around its median in the phrase.
+    """
+
+    def frames(values: Iterable[float]) -> Floats:
+        return smoothed(np.repeat(per_id(phrase, values), spectra.duration_frames))
+
+    moods = [mood_of(each.style) for each in phrase.expressions]
+    semitones = frames(each.pitch_semitones for each in phrase.expressions)
+    volume_db = frames(each.volume_db for each in phrase.expressions)
+    voiced = np.flatnonzero(spectra.f0_hz > _MIN_HZ)
+    if len(voiced) and any(mood.pitch_range != 1 for mood in moods):
+        height = 12 * np.log2(spectra.f0_hz[voiced])
+        height = np.clip(height - np.median(height), -_MAX_HEIGHT, _MAX_HEIGHT)
+        widening = frames(mood.pitch_range for mood in moods)[voiced] - 1
+        semitones[voiced] += widening * height
+    if any(mood.tilt_db for mood in moods):
+        tilt = frames(mood.tilt_db * _LOG_PER_DB for mood in moods)[:, None] * _OCTAVES
+        for part in (HARMONIC, NOISE, FREE):
+            spectra.parts[:, part] += tilt
     shifted = np.flatnonzero((semitones != 0) & (spectra.f0_hz > 0))
     _interpolate_harmonics(spectra.parts, spectra.f0_hz, shifted)
     return replace(

@@ -45,7 +45,8 @@ class KokoroSynthesis(PhraseSynthesis[KokoroSpeech]):
         self.total_samples = end - start
         samples = speech.samples
         if phrase.expressions:
-            volume_db = np.interp(np.arange(len(samples)), speech.ends, per_id(phrase, "volume_db"))
+            levels_db = per_id(phrase, (each.volume_db for each in phrase.expressions))
+            volume_db = np.interp(np.arange(len(samples)), speech.ends, levels_db)
             samples = samples * np.power(10, volume_db / 20, dtype=np.float32)
         self._samples = fade_out(fade_in(samples[start:end], FADE_SAMPLES), FADE_SAMPLES)
         self._words = word_times(phrase, speech.ends, power, start, end)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -17,35 +17,44 @@ _SMOOTHING_FRAMES = 7
 """A change takes 90 ms: neither a click nor a jump."""
 
 
-def expressed(phrase: Phrase, segment: Segment, outer: Expression, begun: int = 0) -> Phrase:
+def expressed(
+    phrase: Phrase,
+    segment: Segment,
+    outer: Expression,
+    perform: Callable[[Expression], Expression],
+    begun: int = 0,
+) -> Phrase:
     """Return ``phrase`` with the expressions that the text of ``segment`` gives its words.
 
     Args:
         phrase: The phrase.
         segment: Its segment.
         outer: The expression of the session.
+        perform: Adds what the voice makes of a style (``PhraseNetwork.perform``).
         begun: Number of words that keep their expression.
     """
     former = (phrase.expressions or (NEUTRAL,) * len(phrase.words))[:begun]
     words = phrase.words[begun:]
-    expressions = (*former, *(segment.expression_at(word.start_char).within(outer) for word in words))
+    expressions = (*former, *(perform(segment.expression_at(word.start_char).within(outer)) for word in words))
     return replace(phrase, expressions=expressions if any(each != NEUTRAL for each in expressions) else ())
 
 
-def per_id(phrase: Phrase, name: Literal["rate", "volume_db", "pitch_semitones"]) -> Floats:
-    """Return a value of the expression of each phoneme id ``[L] float32``. Spaces and marks belong to the word before.
+def per_id(phrase: Phrase, values: Iterable[float]) -> Floats:
+    """Return a value of each phoneme id ``[L] float32`` from those of the words. Spaces and marks have the last one.
 
-    The pads, and marks before the first word, have its expression.
+    The pads, and marks before the first word, have its value.
     """
     starts = [word.first_id for word in phrase.words]
     words = np.searchsorted(starts, np.arange(len(phrase.ids)), side="right") - 1
-    values = np.array([getattr(each, name) for each in phrase.expressions], np.float32)
-    return values[np.maximum(words, 0)]
+    return np.fromiter(values, np.float32)[np.maximum(words, 0)]
 
 
 def speeds_of(phrase: Phrase, speed: float) -> float | Floats:
     """Return the speed of each phoneme id ``[L]``, or one for all, if the utterance has ``speed``."""
-    return np.clip(speed * per_id(phrase, "rate"), *SPEED_RANGE) if phrase.expressions else speed
+    if not phrase.expressions:
+        return speed
+    speeds: Floats = np.clip(speed * per_id(phrase, (each.rate for each in phrase.expressions)), *SPEED_RANGE)
+    return speeds
 
 
 def slowest_speed(segment: Segment, speed: float) -> float:

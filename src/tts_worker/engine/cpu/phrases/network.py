@@ -11,7 +11,7 @@ import numpy as np
 
 from tts_worker.audio.pcm import Floats
 from tts_worker.engine.cpu.phrases.text import Phrase
-from tts_worker.types import SAMPLE_RATE_HZ, Segment, SynthesisParams, WordTiming
+from tts_worker.types import SAMPLE_RATE_HZ, Expression, Segment, SynthesisParams, WordTiming
 
 P = TypeVar("P")
 """What the network predicts for a phrase."""
@@ -91,6 +91,10 @@ class PhraseSynthesis(ABC, Generic[P]):
 
 class PhraseNetwork(ABC, Generic[P]):
     """A network that turns a phrase into audio, with the text processing that it needs."""
+
+    def perform(self, expression: Expression) -> Expression:
+        """Return ``expression`` with the rate, volume and pitch of its style, if the voice performs styles."""
+        return expression
 
     @abstractmethod
     def phrases(self, segment: Segment, params: SynthesisParams) -> Iterator[Phrase | None]:

@@ -139,10 +139,10 @@ class PhraseSequence(EngineSequence, Generic[P]):
             phrase = self.synthesis.phrase
             begun = self.synthesis.first_unbegun_word
             if begun < len(phrase.words):
-                self.synthesis.phrase = expressed(phrase, self._segment, expression, begun)
+                self.synthesis.phrase = expressed(phrase, self._segment, expression, self._network.perform, begun)
                 self.suspend()
         elif self._next_phrase is not None:
-            self._next_phrase = expressed(self._next_phrase, self._segment, expression)
+            self._next_phrase = expressed(self._next_phrase, self._segment, expression, self._network.perform)
 
     def _enter(self, phase: PhrasePhase) -> None:
         self.phase = change_phase(self.phase, phase, TRANSITIONS)
@@ -266,7 +266,9 @@ class PhraseSequence(EngineSequence, Generic[P]):
             if self._next_phrase is not None:
                 self._skip_words_before(self._next_phrase)
                 if self._segment is not None and (self._segment.expressions or self._expression != NEUTRAL):
-                    self._next_phrase = expressed(self._next_phrase, self._segment, self._expression)
+                    self._next_phrase = expressed(
+                        self._next_phrase, self._segment, self._expression, self._network.perform
+                    )
                 self._enter(PhrasePhase.READY)
 
     def _skip_words_before(self, phrase: Phrase | None) -> None:

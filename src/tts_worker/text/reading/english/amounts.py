@@ -12,17 +12,6 @@ from tts_worker.text.span_rewriting import Rewrite
 
 # -- money ------------------------------------------------------------------------------------------------------------
 
-_DETERMINER = re.compile(
-    r"\b(?:[Aa]n?|[Tt]he|[Yy]our|[Mm]y|[Oo]ur|[Hh]is|[Hh]er|[Tt]heir|[Tt]h(?:is|at)|[Ee]ach|[Ee]very"
-    r"|[Aa]nother|[Oo]ne|new) \Z"
-)
-_NOUN = re.compile(
-    r"[ ](?!(?:a|an|about|after|and|are|at|before|between|by|each|extra|for|from|if|in|is|it|less|more|of|off|on|or"
-    r"|over|per|plus|she|so|than|that|the|then|they|this|to|today|tomorrow|total|until|was|we|were|which|while|will|with|worth"
-    r"|you|your|he|I|back|minus|now|again|when|owed|due|paid|spent|left|has|had|goes|came)\b)(?:[a-z]|[A-Z]{2,}\b)|-[a-z]"
-)
-"""What follows an amount that is an adjective: "a $5 fee"; a noun, or an adjective before it."""
-
 
 def _currency(currency: str) -> str:
     name = " ".join(currency.split())
@@ -48,6 +37,8 @@ def _amount(written: str, name: str, magnitude: str = "") -> str:
     if decimals is None or not has_cents:
         if decimals is not None and not decimals.strip("0"):
             written, decimals = whole or "0", None
+        elif decimals is not None and len(decimals) > 2:  # "$1.2320" is a price, no measurement
+            written = written.rstrip("0")
         return f"{number(written) if decimals else cardinal(whole)} {name if written == '1' else plural(name)}"
     parts = [f"{cardinal(whole)} {name if whole == '1' else plural(name)}"] if whole else []
     if hundredths := int(decimals[:2].ljust(2, "0")):
@@ -65,8 +56,7 @@ def read_money(match: re.Match[str]) -> Iterator[Rewrite]:
     sign = "minus " if match["sign"] else ""
     if not last:
         words = _amount(first, name, magnitude)
-        is_adjective = _DETERMINER.search(match.string, 0, match.start()) and _NOUN.match(match.string, match.end())
-        if is_adjective or re.match("-[a-z]", match.string[match.end() :]):
+        if match["compound"] is not None or None not in (match["determined"], match["noun"]):
             several = plural(name)
             words = words.removesuffix(several) + name if words.endswith(several) else words  # "a five dollar fee"
         yield *match.span(), sign + words
@@ -92,10 +82,6 @@ def read_behind(match: re.Match[str]) -> Iterator[Rewrite]:
 
 _OPENING_QUOTE = re.compile(r"(?:^|[\s(—])[\"“]")
 _CLOSING_QUOTE = re.compile(r"[^\s(\d][\"”](?=[\s.,;:!?)—]|$)|\d[.,!?][\"”]")
-_ARTICLE = re.compile(r"\b[Aa]n? \Z")
-_MEASURED = re.compile(
-    r"\.? (?!(?:of|in|on|at|and|or|per|from|to|for|away|ago|a|the|than|when|while|if|with|before)\b)[a-z]+(?<!s)\b"
-)
 
 
 def _unit(written: str) -> str:
@@ -113,8 +99,7 @@ def read_unit(match: re.Match[str]) -> Iterator[Rewrite]:
     is_fraction = re.search(r"\d[\d.,]*\Z", amount) is None or "/" in amount
     is_mixed = is_fraction and re.search(r"\d ?\Z", match.string[: match.start()]) is not None
     is_one = amount == "1" or (is_fraction and not is_mixed) or match["join"] == "-" or match["compound"] is not None
-    if not is_one and _ARTICLE.search(match.string, 0, match.start()):
-        is_one = _MEASURED.match(match.string, match.end()) is not None  # "a 50 m pool"
+    is_one = is_one or None not in (match["article"], match["measured"])  # "a 50 m pool"
     if not is_fraction:
         yield *match.span("amount"), number(amount)
     yield *part_span(match), name if is_one else plural(name)

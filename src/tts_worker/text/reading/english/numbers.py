@@ -76,9 +76,16 @@ def fraction(above: int, below: int) -> str:
     return f"{cardinal(str(above))} {name if above == 1 else several}"
 
 
-def vulgar(sign: str) -> str:
-    above, below = unicodedata.normalize("NFKC", sign).split("\u2044")
+def vulgar(written: str) -> str:
+    """Return "¾" or "3/4" as a fraction."""
+    above, below = re.split("[/\u2044]", unicodedata.normalize("NFKC", written))
     return fraction(int(above), int(below))
+
+
+def added(written: str) -> str:
+    """Return the fraction of a mixed number: "a half" of "2 1/2", "an eighth", "three quarters"."""
+    words = vulgar(written.strip(" -"))
+    return ("an " if words[4:10] == "eighth" else "a ") + words[4:] if words.startswith("one ") else words
 
 
 def read_fraction(match: re.Match[str]) -> Iterator[Rewrite]:
@@ -88,20 +95,12 @@ def read_fraction(match: re.Match[str]) -> Iterator[Rewrite]:
         yield *part_span(match), fraction(above, below)
 
 
-def read_mixed(match: re.Match[str]) -> Iterator[Rewrite]:
-    """Read "2 1/2" and "2½" as "two and one half"."""
-    sign = match.groupdict().get("sign")
-    words = vulgar(sign) if sign else fraction(int(match["above"]), int(match["below"]))
-    if words.startswith("one "):
-        words = ("an " if words[4:10] == "eighth" else "a ") + words[4:]
-    yield *match.span("whole"), cardinal(match["whole"])
-    yield *match.span("part"), f" and {words}"
+def spoon(written: str) -> str:
+    return TABLES["SPOONS"][written.lower()]
 
 
-def read_spoon(match: re.Match[str]) -> Iterator[Rewrite]:
-    name = TABLES["SPOONS"][match["name"].lower()]
-    is_one = re.fullmatch(r"1|[½⅓⅔¼¾⅛⅜⅝⅞]|\d/\d|(?:of )?an?", match["amount"].lower())
-    yield *part_span(match), name if is_one else plural(name)
+def spoons(written: str) -> str:
+    return plural(spoon(written))
 
 
 # -- ranges and lists -------------------------------------------------------------------------------------------------

@@ -62,26 +62,21 @@ def formula(written: str) -> str:
     return " ".join(filter(None, words)).rstrip(",")
 
 
-def read_power(match: re.Match[str]) -> Iterator[Rewrite]:
-    """Read "x²" as "x squared", "10⁶" and "10^6" as "ten to the sixth", "x^n" as "x to the N"."""
-    power = match["power"].strip("^*{}() ").translate(_SUPERSCRIPTS)
-    digits = power.lstrip("-+−")
-    if power in ("2", "3"):
-        words = "squared" if power == "2" else "cubed"
-    elif digits.isdecimal():
-        sign = "minus " if power[0] in "-−" else ""
-        words = f"to the {sign}{ordinal(digits) if not sign else short_number(digits)}"
-    else:
-        words = f"to the {power.upper() if len(power) == 1 else power}"
-    yield *match.span("power"), f" {words}"
+def power(written: str) -> str:
+    """Read the exponent of "x²" as "squared", of "10⁶" and "10^6" as "to the sixth", of "x^n" as "to the N"."""
+    exponent = written.strip("^*{}() ").translate(_SUPERSCRIPTS)
+    if exponent in ("2", "3"):
+        return "squared" if exponent == "2" else "cubed"
+    if exponent.lstrip("-+−").isdecimal():
+        return f"to the {signed_ordinal(exponent)}"
+    return f"to the {exponent.upper() if len(exponent) == 1 else exponent}"
 
 
-def read_exponent(match: re.Match[str]) -> Iterator[Rewrite]:
-    """Read "1e6" and "3.2E-8" as "one times ten to the sixth" and so on."""
-    power = match["power"].strip("()").translate(_SUPERSCRIPTS).lstrip("+")
-    digits = power.lstrip("-−").lstrip("0") or "0"
-    words = f"minus {short_number(digits)}" if power[0] in "-−" else ordinal(digits)
-    yield *match.span("part"), f" times ten to the {words}"
+def signed_ordinal(written: str) -> str:
+    """Return an exponent: "sixth", "minus six"."""
+    exponent = written.strip("()").translate(_SUPERSCRIPTS)
+    digits = exponent.lstrip("-+−").lstrip("0") or "0"
+    return f"minus {short_number(digits)}" if exponent[0] in "-−" else ordinal(digits)
 
 
 # -- what is left -----------------------------------------------------------------------------------------------------
@@ -107,8 +102,3 @@ def read_sign(match: re.Match[str]) -> Iterator[Rewrite]:
     elif not name and plain != sign and plain.isalnum() and sign != "™":
         name = number(plain) if plain.isdecimal() else plain
     yield *match.span(), name
-
-
-def read_slash(match: re.Match[str]) -> Iterator[Rewrite]:
-    around = match.string[match.start() - 1], match.string[match.end()]
-    yield *match.span(), " " if all(char.isupper() or char.isdigit() for char in around) else " slash "

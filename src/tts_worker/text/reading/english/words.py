@@ -6,20 +6,12 @@ import re
 
 from tts_worker.text.markup import letter_name
 from tts_worker.text.reading.digit_groups import groups_of
+from tts_worker.text.reading.tables import load
 
-ONES = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
-)
-TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SCALES = (
-    *("", " thousand", " million", " billion", " trillion", " quadrillion", " quintillion", " sextillion"),
-    *(" septillion", " octillion", " nonillion", " decillion"),
-)
-_ORDINALS = {
-    **{"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"},
-    "twelve": "twelfth",
-}
+_ENGLISH = load("en")
+ONES = list(_ENGLISH["ONES"])
+TENS = ["", "", *_ENGLISH["TENS"]]
+SCALES = ["", *(f" {name}" for name in _ENGLISH["SCALES"])]
 _MAX_BARE_DIGITS = 12
 """Longer numbers without separators are read digit by digit, as listeners cannot take in their value."""
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+|[1-9]\d?(?:,\d\d)+,\d{3}")  # the second is Indian: 1,50,000
@@ -49,7 +41,7 @@ def ordinal(number: int | str) -> str:
     words = cardinal(str(number))
     cut = max(words.rfind("-"), words.rfind(" ")) + 1
     last = words[cut:]
-    return words[:cut] + (_ORDINALS.get(last) or (f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th"))
+    return words[:cut] + (_ENGLISH["ORDINALS"].get(last) or (f"{last[:-1]}ieth" if last[-1] == "y" else f"{last}th"))
 
 
 def year(digits: str) -> str:
